@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each sets up its own .venv first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(VENV)/.ready-core
+	$(BIN)/vitrail demo --force
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/ty check
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready-bench
+	$(BIN)/python benchmarks/forward.py
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "vitrail needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-core: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[test]"
+	@touch $@ $(VENV)/.ready-core
+
+$(VENV)/.ready-bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[bench]"
+	@touch $@ $(VENV)/.ready-test $(VENV)/.ready-core

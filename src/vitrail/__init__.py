@@ -1,0 +1,43 @@
+"""Vitrail: the Vision Transformer, whole.
+
+    vitrail.create("ViT-B/16", classes=10)      a model by its published name
+    vitrail.load(path), vitrail.save(bundle, path)
+    vitrail.Classifier(path).predict(pictures)
+    vitrail.look(model, images)                 what passes by inside, attention included
+
+`import vitrail` is instant: torch is imported by the first of these that is used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.classifier import Classifier
+    from vitrail.images.preprocess import Preprocess
+    from vitrail.models.create import create
+    from vitrail.models.look import look
+    from vitrail.weights.bundle import Bundle, load, save
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["Bundle", "Classifier", "Preprocess", "create", "load", "look", "save"]
+
+_HOMES = {
+    "Bundle": "vitrail.weights.bundle",
+    "Classifier": "vitrail.classifier",
+    "Preprocess": "vitrail.images.preprocess",
+    "create": "vitrail.models.create",
+    "load": "vitrail.weights.bundle",
+    "look": "vitrail.models.look",
+    "save": "vitrail.weights.bundle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

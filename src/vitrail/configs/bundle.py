@@ -1,0 +1,39 @@
+"""What can be known of a bundle without torch: whether it is one, and which model it holds."""
+
+from pathlib import Path
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.zoo import FAMILIES
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.storage import MANIFEST, read_json
+
+FORMAT = 1
+
+
+def check_folder(path: Path) -> Path:
+    """`path`, if a bundle is there to be read."""
+    if not path.exists():
+        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.")
+    if not path.is_dir():
+        raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
+    if not (path / MANIFEST).exists() and not (path / "config.json").exists():
+        raise UsageError(f"Bundle must be a folder that vitrail wrote, got {str(path)!r} without {MANIFEST}.")
+    return path
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model's configuration. A format newer than ours is refused before anything else is read."""
+    path = folder / "config.json"
+    fields = read_json(path)
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise DamagedError(f"{str(path)!r} is damaged: it does not state its format. Restore it from a copy.")
+    version = fields.pop("format")
+    if version > FORMAT:
+        raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
+    family = fields.pop("family", None)
+    if family not in FAMILIES:
+        raise DamagedError(f"{str(path)!r} names the family {family!r}, which this vitrail does not have.")
+    try:
+        return FAMILIES[family].from_json(fields)
+    except UsageError as error:
+        raise DamagedError(f"{str(path)!r} is not a model that works: {error}") from None

@@ -1,0 +1,242 @@
+"""The Vision Transformer in numbers (arXiv 2010.11929): its settings, their rules, and what they cost."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.configs.base import ModelConfig
+from vitrail.errors import UsageError
+from vitrail.settings import Pair, check_number, check_whole
+
+Position = Literal["none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d"]
+Placement = Literal["once", "every", "shared"]
+ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTConfig(ModelConfig):
+    """A Vision Transformer. The defaults are ViT-B/16 as the paper describes it."""
+
+    family: ClassVar[str] = "vit"
+
+    patch: Pair = (16, 16)
+    """Height and width of a patch in pixels."""
+    stride: Pair | None = None
+    """Step from patch to patch; none means the patch size, so that patches do not overlap."""
+    padding: Pair = (0, 0)
+    """Zeros added on each side before the picture is cut into patches."""
+    width: int = 768
+    """Width D of a token."""
+    depth: int = 12
+    """Number L of encoder blocks."""
+    heads: int = 12
+    """Number k of attention heads; each is D / k wide."""
+    mlp: int = 3072
+    """Width of the hidden layer of the MLP in each block."""
+    registers: int = 0
+    """Extra learned tokens without a position that attention may use as scratch space (arXiv 2309.16588)."""
+    pool: Literal["cls", "gap", "map"] = "cls"
+    """What the head reads: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
+    representation: Literal["none", "tanh", "gelu"] = "none"
+    """Hidden layer of the head, for pre-training; fine-tuning drops it (section 3.1)."""
+    position: Position = "learned-1d"
+    """How a token knows where its patch was."""
+    position_at: Placement | None = None
+    """Where position enters (Table 8): once at the input, in every layer, or in every layer with one shared table.
+    None means the usual place: once for tables that are added, every layer for relative and rope-2d."""
+    class_position: bool = True
+    """Whether [CLS] has a learned position of its own, as in the paper; later models leave it out."""
+    wrap: bool = False
+    """Let relative and rope-2d positions wrap around the edges, which makes them exactly shift-equivariant."""
+    resize_rule: ResizeRule = "google"
+    """Whose interpolation changes the grid of learned positions; published checkpoints differ."""
+    attention: Literal["global", "local", "strided"] = "global"
+    """Which patches a patch may look at: all, a square window, or the strided pattern of Sparse Transformers."""
+    attention_span: int | None = None
+    """Radius of the local window in patches (default 1: 3x3), or the stride (default: one row of the grid)."""
+    norm: Literal["layer", "batch"] = "layer"
+    """LayerNorm per token over D, or BatchNorm per feature over images and tokens."""
+    norm_order: Literal["pre", "post"] = "pre"
+    """Normalise before each sub-layer and once at the end (ViT), or after each residual sum (the original encoder)."""
+    norm_epsilon: float = 1e-6
+    """Added to the variance; published checkpoints differ (1e-6 Google and timm, 1e-12 Hugging Face)."""
+    activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
+    """Non-linearity between the two layers of the MLP: exact GELU, its tanh approximation, or ReLU."""
+    qkv_bias: bool = True
+    """Whether queries, keys and values have a bias."""
+    layer_scale: float | None = None
+    """Initial value of a learned scale per feature on each residual branch (CaiT); none leaves it out."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature after embedding, attention and each MLP layer, in training."""
+    drop_path: float = 0.0
+    """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_pair("patch", low=1, high=4096)
+        self._set_pair("padding", low=0, high=4096)
+        if self.stride is not None:
+            self._set_pair("stride", low=1, high=4096)
+        self._check_choices(
+            (
+                "pool", "representation", "position", "position_at", "resize_rule",
+                "attention", "norm", "norm_order", "activation",
+            )
+        )  # fmt: skip
+        self._check_flags(("class_position", "wrap", "qkv_bias"))
+        check_whole("width", self.width, low=1, high=65_536)
+        check_whole("depth", self.depth, low=1, high=1000)
+        check_whole("heads", self.heads, low=1, high=4096)
+        check_whole("mlp", self.mlp, low=1, high=1_048_576)
+        check_whole("registers", self.registers, low=0, high=4096)
+        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
+        check_number("dropout", self.dropout, low=0, below=1)
+        check_number("drop_path", self.drop_path, low=0, below=1)
+        if self.layer_scale is not None:
+            check_number("layer_scale", self.layer_scale, low=0, below=1e6)
+        if self.attention_span is not None:
+            check_whole("attention_span", self.attention_span, low=1, high=65_536)
+        self._check_grid()
+        self._check_width()
+        self._check_position()
+
+    # What the settings mean
+
+    @property
+    def step(self) -> Pair:
+        """Pixels from one patch to the next."""
+        return self.stride or self.patch
+
+    @property
+    def grid(self) -> Pair:
+        """Rows and columns of patches."""
+        sides = zip(self.resolution, self.padding, self.patch, self.step, strict=True)
+        rows, columns = ((side + 2 * pad - patch) // step + 1 for side, pad, patch, step in sides)
+        return rows, columns
+
+    @property
+    def patches(self) -> int:
+        """Number N of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: [CLS] and registers."""
+        return int(self.pool == "cls") + self.registers
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence that the encoder sees."""
+        return self.prefix + self.patches
+
+    @property
+    def placement(self) -> Placement:
+        """`position_at`, with the usual place filled in."""
+        return self.position_at or ("every" if self.position in ("relative", "rope-2d") else "once")
+
+    @property
+    def span(self) -> int:
+        """`attention_span`, with its default filled in."""
+        return self.attention_span or (self.grid[1] if self.attention == "strided" else 1)
+
+    @property
+    def positioned_class(self) -> bool:
+        """Whether a learned table has a row for [CLS]."""
+        return self.pool == "cls" and self.class_position
+
+    # What they cost
+
+    @property
+    def parameters(self) -> int:
+        d, m = self.width, self.mlp
+        embed = self.patch[0] * self.patch[1] * self.channels * d + d
+        prefix = self.prefix * d
+        qkv = 3 * d * d + (3 * d if self.qkv_bias else 0)
+        mlp = 2 * d * m + m + d
+        norms = 4 * d
+        scales = 0 if self.layer_scale is None else 2 * d
+        blocks = self.depth * (norms + qkv + d * d + d + mlp + scales)
+        final_norm = 2 * d if self.norm_order == "pre" else 0
+        pool = d + 4 * (d * d + d) + 2 * d + mlp if self.pool == "map" else 0
+        representation = 0 if self.representation == "none" else d * d + d
+        head = d * self.classes + self.classes
+        return embed + prefix + self._position_parameters + blocks + final_norm + pool + representation + head
+
+    @property
+    def macs(self) -> int:
+        d, m, n = self.width, self.mlp, self.tokens
+        embed = self.patches * self.patch[0] * self.patch[1] * self.channels * d
+        block = n * (4 * d * d + 2 * d * m) + 2 * n * n * d
+        pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
+        representation = 0 if self.representation == "none" else d * d
+        return embed + self.depth * block + pool + representation + d * self.classes
+
+    @property
+    def _position_parameters(self) -> int:
+        rows, columns = self.grid
+        tables = self.depth if self.placement == "every" else 1
+        if self.position == "learned-1d":
+            return tables * (self.patches + self.positioned_class) * self.width
+        if self.position == "learned-2d":
+            return tables * ((rows + columns) * self.width // 2 + self.positioned_class * self.width)
+        if self.position == "relative":
+            return tables * self.heads * self.relative_offsets
+        return 0
+
+    @property
+    def relative_offsets(self) -> int:
+        """Entries of a relative table per head: every offset between two patches, and three for the prefix tokens
+        (from a patch to them, from them to a patch, among them)."""
+        rows, columns = self.grid
+        offsets = rows * columns if self.wrap else (2 * rows - 1) * (2 * columns - 1)
+        return offsets + (3 if self.prefix else 0)
+
+    # Rules
+
+    def _check_grid(self) -> None:
+        for side, size, pad, patch, step in zip(
+            ("height", "width"), self.resolution, self.padding, self.patch, self.step, strict=True
+        ):
+            if size + 2 * pad < patch:
+                raise UsageError(
+                    f"Resolution must be at least one patch, got {side} {size} with patch {patch}."
+                    " Choose a larger resolution or a smaller patch."
+                )
+            if (size + 2 * pad - patch) % step:
+                lower = size - (size + 2 * pad - patch) % step
+                kind = f"patch {patch}" if self.stride is None else f"patch {patch}, stride {step}, padding {pad}"
+                raise UsageError(
+                    f"Resolution must divide into whole patches, got {side} {size} with {kind}."
+                    f" Use {lower} or {lower + step}."
+                )
+
+    def _check_width(self) -> None:
+        if self.width % self.heads:
+            raise UsageError(
+                f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
+                " Change one of the two."
+            )
+        divisor = {"learned-2d": 2, "sincos-1d": 2, "sincos-2d": 4}.get(self.position, 1)
+        if self.width % divisor:
+            raise UsageError(f"Width must be a multiple of {divisor} for position {self.position}, got {self.width}.")
+        if self.position == "rope-2d" and self.width // self.heads % 4:
+            raise UsageError(
+                f"Width / heads must be a multiple of 4 for position rope-2d, got {self.width} / {self.heads}"
+                f" = {self.width // self.heads}."
+            )
+
+    def _check_position(self) -> None:
+        inside = self.position in ("relative", "rope-2d")
+        allowed = {"none": ("once",), "relative": ("every", "shared"), "rope-2d": ("every",)}.get(
+            self.position, ("once", "every", "shared")
+        )
+        if self.placement not in allowed:
+            raise UsageError(
+                f"Position at must be {' or '.join(allowed)} for position {self.position}, got {self.position_at!r}."
+            )
+        if self.wrap and not inside:
+            raise UsageError(f"Wrap must go with position relative or rope-2d, got position {self.position}.")
+        if self.attention == "global" and self.attention_span is not None:
+            raise UsageError(
+                f"Attention span must go with attention local or strided, got span {self.attention_span}"
+                " with attention global."
+            )

@@ -1,0 +1,38 @@
+"""Errors that a user meets: one line that says the rule, the value and what to do."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+class VitrailError(Exception):
+    """Something that exists is damaged or failed."""
+
+    exit_code = 1  # of the command line
+
+
+class UsageError(VitrailError, ValueError):
+    """Wrong use: an unknown name, a path that does not exist, an impossible setting."""
+
+    exit_code = 2
+
+
+class DamagedError(VitrailError):
+    """A file that exists does not hold what it should."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'ViT-B/16'?"`, or an empty string where nothing is near."""
+    plain = {_plain(name): name for name in known}
+    near = difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)
+    return f" Did you mean {plain[near[0]]!r}?" if near else ""
+
+
+# Other libraries spell the sizes out: vit_base_patch16_224 is ViT-B/16.
+_SIZE_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g"}
+
+
+def _plain(name: str) -> str:
+    """A spelling without case, separators and others' words, to compare names by."""
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if not re.fullmatch(r"\d{3}|in21k|in1k", word)]
+    return "".join(_SIZE_WORDS.get(word, word.removeprefix("patch")) for word in words)

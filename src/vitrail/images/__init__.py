@@ -1,0 +1,1 @@
+"""Pictures: from files to the tensors that models read."""

@@ -1,0 +1,1 @@
+"""The models: one file shows one architecture, and nothing of training, files or figures."""

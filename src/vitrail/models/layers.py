@@ -1,0 +1,191 @@
+"""The parts that Vision Transformers are made of.
+
+Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q queries, F = C*P*P flattened patch.
+State-dict names are timm's, the vocabulary that published checkpoints share.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.settings import Pair
+
+
+def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:
+    """Cut images into patches that do not overlap and flatten each: (B, N, C*P*P), in raster order."""
+    batch, channels, height, width = images_BCHW.shape
+    rows, columns = height // patch[0], width // patch[1]
+    cells = images_BCHW.reshape(batch, channels, rows, patch[0], columns, patch[1])
+    return cells.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch[0] * patch[1])
+
+
+def unpatchify(patches_BNF: Tensor, grid: Pair, patch: Pair) -> Tensor:
+    """The inverse of `patchify`."""
+    batch, _, flat = patches_BNF.shape
+    channels = flat // (patch[0] * patch[1])
+    cells = patches_BNF.reshape(batch, *grid, channels, *patch)
+    return cells.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, grid[0] * patch[0], grid[1] * patch[1])
+
+
+class PatchEmbed(nn.Module):
+    """x_p E of eq. 1: cut the picture into patches, flatten each, project it with one matrix."""
+
+    def __init__(self, *, channels: int, width: int, patch: Pair, stride: Pair, padding: Pair) -> None:
+        super().__init__()
+        # The matrix E is stored as the kernel of the strided convolution it equals: the form of published checkpoints.
+        self.proj = nn.Conv2d(channels, width, patch, stride, padding)
+        self.patch, self.stride, self.padding = patch, stride, padding
+
+    def flatten(self, images_BCHW: Tensor) -> Tensor:
+        """The flattened patches x_p, (B, N, F)."""
+        if self.stride == self.patch and self.padding == (0, 0):
+            return patchify(images_BCHW, self.patch)
+        return F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride).transpose(1, 2)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return F.linear(self.flatten(images_BCHW), self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel."""
+
+    def __init__(self, *, width: int, heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        """`rope` turns queries and keys by their position; `bias` is added to the logits (or masks them, if boolean).
+        With `queries`, only the first so many tokens ask; all of them are still looked at."""
+        q_BHQK, k_BHNK, v_BHNK = self._qkv(x_BND, rope, queries)
+        if bias is not None and queries is not None:
+            bias = bias[..., :queries, :]
+        y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias)
+        return self.proj(y_BHQK.transpose(1, 2).flatten(2))
+
+    def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """The attention A = softmax(q k^T / sqrt(K)) of eq. 6 that the fused kernel never writes down."""
+        q_BHNK, k_BHNK, _ = self._qkv(x_BND, rope)
+        logits_BHNN = q_BHNK @ k_BHNK.transpose(-2, -1) / math.sqrt(q_BHNK.shape[-1])
+        if bias is not None:
+            is_mask = bias.dtype == torch.bool
+            logits_BHNN = logits_BHNN.masked_fill(~bias, -torch.inf) if is_mask else logits_BHNN + bias
+        return logits_BHNN.softmax(-1)
+
+    def _qkv(self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        width = x_BND.shape[-1]
+        if queries is None:
+            q, k, v = self.qkv(x_BND).chunk(3, dim=-1)
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
+            q = F.linear(x_BND[:, :queries], weight[:width], q_bias)
+            k, v = F.linear(x_BND, weight[width:], kv_bias).chunk(2, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        if rope is not None:
+            q, k = rotate(q, rope[:, :queries]), rotate(k, rope)
+        return q, k, v
+
+
+def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:
+    """Turn each pair of features (i, i + K/2) by the angle of its token; `rope` is cosines and sines, (2, N, K/2)."""
+    a, b = x_BHNK.chunk(2, dim=-1)
+    cos, sin = rope
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class MLP(nn.Module):
+    """Two layers with one non-linearity between them (section 3.1), the same for every token."""
+
+    def __init__(self, *, width: int, hidden: int, activation: str, dropout: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        hidden_BNM = activate(self.fc1(x_BND), self.activation)
+        return self.drop(self.fc2(self.drop(hidden_BNM)))
+
+
+class AttentionPool(nn.Module):
+    """Attention pooling (the MAP head of arXiv 2106.04560): one learned query asks all tokens, then an MLP."""
+
+    def __init__(self, *, width: int, heads: int, hidden: int, activation: str, norm: nn.Module) -> None:
+        super().__init__()
+        self.heads = heads
+        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = norm
+        self.mlp = MLP(width=width, hidden=hidden, activation=activation, dropout=0.0)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        query = self.q(self.latent).expand(x_BND.shape[0], -1, -1)
+        key, value = self.kv(x_BND).chunk(2, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
+        y_B1D = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
+
+
+class LayerScale(nn.Module):
+    """A learned factor per feature on a residual branch (arXiv 2103.17239, eq. 4)."""
+
+    def __init__(self, width: int, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.gamma = nn.Parameter(torch.full((width,), value))
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return x_BND * self.gamma
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): in training, skip the branch for a random part of the images."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return x_BND
+        keep = 1 - self.probability
+        return x_BND * x_BND.new_empty(x_BND.shape[0], 1, 1).bernoulli_(keep).div_(keep)
+
+
+class TokenBatchNorm(nn.BatchNorm1d):
+    """BatchNorm in LayerNorm's place: statistics per feature over images and tokens, not per token over features."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(0, -2)).view_as(input)
+
+
+def make_norm(kind: str, width: int, epsilon: float) -> nn.Module:
+    return nn.LayerNorm(width, eps=epsilon) if kind == "layer" else TokenBatchNorm(width, eps=epsilon)
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """The non-linearity `kind` of a tensor that nobody else holds.
+
+    Where no gradient will ask for the input it is overwritten: a fresh output as large as the MLP's hidden layer costs
+    more in page faults than the function itself.
+    """
+    in_place = not (torch.is_grad_enabled() and x.requires_grad)
+    match kind:
+        case "relu":
+            return F.relu(x, inplace=in_place)
+        case "tanh":
+            return x.tanh_() if in_place else x.tanh()
+        case "gelu" | "gelu-tanh":
+            approximate = "tanh" if kind == "gelu-tanh" else "none"
+            gelu = torch.ops.aten.gelu_ if in_place else F.gelu
+            return gelu(x, approximate=approximate)
+    raise ValueError(kind)

@@ -1,0 +1,33 @@
+"""Looking at a model while it works. The model runs its usual way; what it shows is written down beside it."""
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel, Seen
+
+
+@torch.no_grad()
+def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None) -> Seen:
+    """Run `model` on a batch of preprocessed `images` and return what passed by.
+
+    `layers` are the blocks to watch, from 0 (negative: from the last); default all. Attention is recomputed for them
+    from the same tokens that the fused kernel got, so the kernel stays on, the logits are bit-identical, and memory
+    grows only with the layers asked for. The model is looked at in evaluation mode and left as it was.
+    """
+    depth = getattr(model.config, "depth", 0)
+    chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
+    for layer in chosen:
+        if not -depth <= layer < depth:
+            raise UsageError(f"Layer must be from 0 to {depth - 1} (or -1 to {-depth} from the end), got {layer}.")
+    seen = Seen(frozenset(layer % depth for layer in chosen))
+    was_training = model.training
+    model.eval()
+    try:
+        model(images, seen)
+    finally:
+        model.train(was_training)
+    return seen

@@ -1,0 +1,114 @@
+"""Where a patch was: fixed encodings, relative offsets, rotary angles, attention masks, and changing the grid.
+
+Everything here is a pure function of the grid, so models at another resolution compute it anew; only learned tables
+need `resize_grid`. Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, K head width.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.configs.vit import ResizeRule, ViTConfig
+from vitrail.settings import Pair
+
+# Wavelengths from 2 pi to 10,000 * 2 pi, as in "Attention Is All You Need" (section 3.5).
+_SINCOS_BASE = 10_000.0
+# Grids are tens of patches wide, not thousands of words long: the base that RoPE for ViT uses (arXiv 2403.13298).
+_ROPE_BASE = 100.0
+
+
+def sincos_1d(positions: Tensor, width: int) -> Tensor:
+    """Sinusoids of `width / 2` wavelengths for each position: (len(positions), width), sines first."""
+    octaves = torch.arange(width // 2, dtype=torch.float64, device=positions.device) / (width // 2)
+    angles = positions.double()[:, None] * _SINCOS_BASE**-octaves
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def grid_coordinates(grid: Pair, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Row and column of every patch in raster order, each (N,)."""
+    index = torch.arange(grid[0] * grid[1], device=device)
+    return index // grid[1], index % grid[1]
+
+
+def sincos_grid(kind: str, grid: Pair, width: int, device: torch.device | None = None) -> Tensor:
+    """The fixed table (N, D): by raster index (`sincos-1d`), or half by row and half by column (`sincos-2d`)."""
+    if kind == "sincos-1d":
+        return sincos_1d(torch.arange(grid[0] * grid[1], device=device), width)
+    rows, columns = grid_coordinates(grid, device)
+    return torch.cat([sincos_1d(rows, width // 2), sincos_1d(columns, width // 2)], dim=1)
+
+
+def rope_table(config: ViTConfig, device: torch.device | None = None) -> Tensor:
+    """Cosines and sines (2, T, K/2): half of the angles turn with the row, half with the column; prefix tokens stay.
+
+    With `wrap`, every frequency is rounded to a whole number of turns around the grid, so that the last patch of a row
+    is followed by the first.
+    """
+    frequencies = config.width // config.heads // 4
+    octaves = torch.arange(frequencies, dtype=torch.float64, device=device) / frequencies
+    angles = []
+    for side, coordinate in zip(config.grid, grid_coordinates(config.grid, device), strict=True):
+        speed = _ROPE_BASE**-octaves
+        if config.wrap:
+            turn = 2 * math.pi / side
+            speed = (speed / turn).round().clamp(min=1) * turn
+        angles.append(coordinate.double()[:, None] * speed)
+    turns = F.pad(torch.cat(angles, dim=1), (0, 0, config.prefix, 0))
+    return torch.stack([turns.cos(), turns.sin()])
+
+
+def relative_index(config: ViTConfig, device: torch.device | None = None) -> Tensor:
+    """For each pair of tokens (T, T), which entry of the relative table speaks of it.
+
+    Patches share an entry when they have the same offset (modulo the grid with `wrap`); the last three entries are for
+    patch to prefix, prefix to patch and prefix to prefix.
+    """
+    h, w = config.grid
+    rows, columns = grid_coordinates(config.grid, device)
+    down, right = rows[:, None] - rows, columns[:, None] - columns
+    patches = (down % h) * w + right % w if config.wrap else (down + h - 1) * (2 * w - 1) + right + w - 1
+    if not config.prefix:
+        return patches
+    index = torch.empty(config.tokens, config.tokens, dtype=torch.long, device=device)
+    last = config.relative_offsets - 1
+    index[:] = last
+    index[config.prefix :, : config.prefix] = last - 2
+    index[: config.prefix, config.prefix :] = last - 1
+    index[config.prefix :, config.prefix :] = patches
+    return index
+
+
+def attention_mask(config: ViTConfig, device: torch.device | None = None) -> Tensor:
+    """Who may look at whom, (T, T) boolean. Prefix tokens see and are seen by all."""
+    rows, columns = grid_coordinates(config.grid, device)
+    if config.attention == "local":
+        near = torch.maximum((rows[:, None] - rows).abs(), (columns[:, None] - columns).abs()) <= config.span
+    else:
+        # Sparse Transformers (arXiv 1904.10509, section 4.2), without causality: a run of neighbours in raster order,
+        # and every span-th patch; with the default span, the row around a patch and its column.
+        raster = torch.arange(config.patches, device=device)
+        lag = (raster[:, None] - raster).abs()
+        near = (lag < config.span) | (lag % config.span == 0)
+    return F.pad(near, (config.prefix, 0, config.prefix, 0), value=True)
+
+
+def resize_grid(table_hwD: Tensor, grid: Pair, rule: ResizeRule) -> Tensor:
+    """A learned table on another grid: (h, w, D) -> (h', w', D), by the arithmetic of the library that `rule` names.
+
+    The four differ by several per cent of the table's size, so a checkpoint gives another model under another rule.
+    """
+    if table_hwD.shape[:2] == grid:
+        return table_hwD.clone()
+    planes_1Dhw = table_hwD.permute(2, 0, 1)[None].float()
+    match rule:
+        case "google":  # scipy.ndimage.zoom(order=1): linear, corner to corner
+            resized = F.interpolate(planes_1Dhw, grid, mode="bilinear", align_corners=True)
+        case "torchvision":
+            resized = F.interpolate(planes_1Dhw, grid, mode="bicubic", align_corners=True)
+        case "huggingface":
+            resized = F.interpolate(planes_1Dhw, grid, mode="bicubic", align_corners=False)
+        case "timm":
+            resized = F.interpolate(planes_1Dhw, grid, mode="bicubic", align_corners=False, antialias=True)
+    return resized[0].permute(1, 2, 0).to(table_hwD.dtype)

@@ -1,0 +1,1 @@
+"""Models on disk: our own bundle, and one file for each foreign vocabulary."""

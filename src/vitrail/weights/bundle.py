@@ -1,0 +1,153 @@
+"""The bundle, format 1: a folder with everything that a model needs to be used, and nothing that can run code.
+
+config.json         format, family, and every setting of the model
+model.safetensors   its tensors, and no metadata: equal weights are equal bytes
+preprocess.json     what happens to pixels before the model sees them
+labels.json         the name of each class, or null
+provenance.json     where it comes from: data, scores, licences, versions
+README.md           the model card
+manifest.json       SHA-256 of every file above
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitrail.configs.bundle import FORMAT, check_folder, read_config
+from vitrail.errors import DamagedError, UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.storage import read_json, verify, whole_folder, write_json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A model with what its use needs. The parts are checked against each other."""
+
+    model: AnyModel
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None = None
+    """The name of each class, in the order of the logits."""
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Anything that JSON can hold about where this comes from."""
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        if self.preprocess.resolution != config.resolution:
+            raise UsageError(
+                f"Preprocessing must give the model's resolution {config.resolution}, got {self.preprocess.resolution}."
+            )
+        if self.preprocess.channels != config.channels:
+            raise UsageError(
+                f"Preprocessing must give the model's {config.channels} channels, got {self.preprocess.channels}."
+            )
+        if self.labels is not None:
+            object.__setattr__(self, "labels", _checked_labels(self.labels, config.classes))
+
+
+def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
+    """Write `bundle` to the folder `path`, whole or not at all. An existing path is refused unless `force`."""
+    config = bundle.model.config
+    with whole_folder(Path(path), force=force) as folder:
+        write_json(folder / "config.json", {"format": FORMAT, "family": config.family, **config.to_json()})
+        write_json(folder / "preprocess.json", bundle.preprocess.to_json())
+        write_json(folder / "labels.json", bundle.labels)
+        write_json(folder / "provenance.json", bundle.provenance)
+        (folder / "README.md").write_text(_model_card(bundle), encoding="utf-8")
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bundle.model.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+
+
+def load(path: str | Path) -> Bundle:
+    """Read a bundle back. Every file is checked against the manifest, every tensor against the model."""
+    folder = check_folder(Path(path))
+    config = read_config(folder)
+    verify(folder)
+    with torch.device("meta"):
+        model = build(config)
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise DamagedError(f"{str(folder / 'model.safetensors')!r} cannot be read ({error}).") from None
+    fill(model, tensors, source=str(folder / "model.safetensors"))
+    labels = read_json(folder / "labels.json")
+    try:
+        return Bundle(
+            model=model.eval(),
+            preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
+            labels=None if labels is None else tuple(labels),
+            provenance=read_json(folder / "provenance.json"),
+        )
+    except (UsageError, TypeError) as error:
+        raise DamagedError(f"{str(folder)!r} is not a bundle that works: {error}") from None
+
+
+def fill(model: AnyModel, tensors: dict[str, Tensor], source: str) -> None:
+    """Give `model` its parameters. A tensor that is missing, left over or of another shape is named and refused."""
+    expected = model.state_dict()
+    problems = [
+        *(f"{name} is missing" for name in expected.keys() - tensors.keys()),
+        *(f"{name} is unknown" for name in tensors.keys() - expected.keys()),
+        *(
+            f"{name} has shape {tuple(tensors[name].shape)} instead of {tuple(expected[name].shape)}"
+            for name in expected.keys() & tensors.keys()
+            if tensors[name].shape != expected[name].shape
+        ),
+    ]
+    if problems:
+        shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise DamagedError(f"{source!r} does not fit {model.config.name or model.config.family}: {shown}.")
+    model.load_state_dict(tensors, assign=True)
+    model.fill_tables()
+
+
+def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+    labels = tuple(labels)
+    if len(labels) != classes:
+        raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
+    seen: set[str] = set()
+    for label in labels:
+        if not isinstance(label, str) or not label:
+            raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
+        if label in seen:
+            raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
+        seen.add(label)
+    return labels
+
+
+def _model_card(bundle: Bundle) -> str:
+    """What a stranger reads first; the front matter is what model hubs read."""
+    info = bundle.model.config.info()
+    provenance = bundle.provenance
+    height, width = info["resolution"]
+    lines = [
+        "---",
+        "library_name: vitrail",
+        "pipeline_tag: image-classification",
+        f"license: {provenance.get('licence', 'unknown')}",
+        f"tags: [image-classification, {info['family']}]",
+        "---",
+        f"# {info['name'] or info['family']}",
+        "",
+        f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one picture of"
+        f" {height} x {width} pixels with {info['channels']} channel(s), {info['classes']:,} classes.",
+        "",
+        "```python",
+        "import vitrail",
+        'print(vitrail.Classifier("path/to/this/folder").predict(["picture.png"]))',
+        "```",
+        "",
+        "## Where it comes from",
+        "",
+        *(f"- {key.replace('_', ' ')}: {value}" for key, value in provenance.items()),
+    ]
+    if not provenance:
+        lines.append("Nothing is recorded.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,28 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("vitrail", derandomize=True, deadline=None, database=None, max_examples=40)
+hypothesis.settings.load_profile("vitrail")
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real weights and photos, where they are: $VITRAIL_SHARED, else ../shared beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    folder = Path(os.environ.get("VITRAIL_SHARED", beside)) / "data"
+    if not folder.is_dir():
+        pytest.skip("needs real weights and photos: set VITRAIL_SHARED to the folder that holds data/")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,71 @@
+"""The published implementations, imported in spite of their dependencies, and their names for our parameters."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+
+_declared = []
+
+
+def import_peer(name):
+    """Import timm, transformers or torchvision, or skip the test with the reason why that fails."""
+    if not _declared:
+        # torchvision's wheel carries no operators for a CPU build of torch, and timm imports torchvision.
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(library)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except Exception as error:
+        return pytest.skip(f"peer {name} is not usable here: {error}")
+
+
+def to_huggingface(tensors):
+    """Our names to those of transformers' ViTForImageClassification (as of version 5)."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        if ".attn.qkv." in name:
+            layer, leaf = name.split(".")[1], name.rpartition(".")[2]
+            for part, chunk in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[f"vit.layers.{layer}.attention.{part}_proj.{leaf}"] = chunk
+            continue
+        for ours, theirs in (
+            ("blocks.", "vit.layers."),
+            ("attn.proj", "attention.o_proj"),
+            ("norm1", "layernorm_before"),
+            ("norm2", "layernorm_after"),
+            ("cls_token", "vit.embeddings.cls_token"),
+            ("pos_embed", "vit.embeddings.position_embeddings"),
+            ("patch_embed.proj", "vit.embeddings.patch_embeddings.projection"),
+            ("head.", "classifier."),
+        ):
+            name = name.replace(ours, theirs)
+        renamed["vit.layernorm" + name[4:] if name.startswith("norm.") else name] = tensor
+    return renamed
+
+
+def to_torchvision(tensors):
+    """Our names to those of torchvision's VisionTransformer."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for ours, theirs in (
+            ("blocks.", "encoder.layers.encoder_layer_"),
+            ("attn.qkv.", "self_attention.in_proj_"),
+            ("attn.proj", "self_attention.out_proj"),
+            ("norm1", "ln_1"),
+            ("norm2", "ln_2"),
+            ("mlp.fc1", "mlp.0"),
+            ("mlp.fc2", "mlp.3"),
+            ("cls_token", "class_token"),
+            ("pos_embed", "encoder.pos_embedding"),
+            ("patch_embed.proj", "conv_proj"),
+            ("head.", "heads.head."),
+        ):
+            name = name.replace(ours, theirs)
+        renamed["encoder.ln" + name[4:] if name.startswith("norm.") else name] = tensor
+    return renamed

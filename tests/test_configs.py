@@ -1,0 +1,189 @@
+"""The golden numbers: parameters, multiply-accumulates and sequence lengths, by arithmetic and in the built model."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.configs.vit import ViTConfig
+from vitrail.configs.zoo import MODELS, find
+from vitrail.errors import UsageError
+from vitrail.models.create import build, create
+
+# Published counts: vision_transformer's models_test, torchvision's and keras-hub's docs; the rest follow from formulas.
+PARAMETERS = [
+    ("ViT-Ti/16", {}, 5_717_416),
+    ("ViT-S/32", {}, 22_878_952),
+    ("ViT-S/16", {}, 22_050_664),
+    ("ViT-S/8", {}, 22_055_272),
+    ("ViT-B/32", {}, 88_224_232),
+    ("ViT-B/16", {}, 86_567_656),
+    ("ViT-B/8", {}, 86_576_872),
+    ("ViT-L/32", {}, 306_535_400),
+    ("ViT-L/16", {}, 304_326_632),
+    ("ViT-L/14", {}, 304_203_752),
+    ("ViT-H/14", {}, 632_045_800),
+    ("ViT-g/14", {}, 1_012_611_432),
+    ("ViT-G/14", {}, 1_844_440_680),
+    ("ViT-S/16", {"pool": "gap"}, 22_049_896),
+    ("ViT-S/32", {"pool": "gap"}, 22_878_184),
+    ("ViT-B/16", {"pool": "gap"}, 86_566_120),
+    ("ViT-B/32", {"pool": "gap"}, 88_222_696),
+    ("ViT-B/16", {"resolution": 384}, 86_859_496),
+    ("ViT-L/16", {"resolution": 512}, 305_174_504),
+    ("ViT-H/14", {"resolution": 518}, 633_470_440),
+    ("ViT-B/16", {"classes": 21_843, "representation": "tanh"}, 103_186_515),
+    ("ViT-B/16", {"channels": 1}, 86_174_440),
+    ("ViT-B/16", {"channels": 13}, 88_533_736),
+    ("ViT-B/16", {"classes": 10}, 85_806_346),
+]
+
+# Exactly what torchvision documents, and the same formula for the others, in millions.
+MEGA_MACS = [
+    ("ViT-B/32", {}, 4_409),
+    ("ViT-B/16", {}, 17_564),
+    ("ViT-B/16", {"resolution": 384}, 55_484),
+    ("ViT-L/32", {}, 15_378),
+    ("ViT-L/16", {}, 61_555),
+    ("ViT-L/16", {"resolution": 512}, 361_986),
+    ("ViT-L/16", {"resolution": 384}, 191_066),
+    ("ViT-H/14", {}, 167_295),
+    ("ViT-H/14", {"resolution": 518}, 1_016_717),
+    ("ViT-Ti/16", {}, 1_254),
+    ("ViT-S/32", {}, 1_143),
+    ("ViT-S/16", {}, 4_599),
+    ("ViT-B/8", {}, 78_148),
+    ("ViT-g/14", {}, 267_031),
+]
+
+TOKENS = [
+    ("ViT-B/32", 224, 50), ("ViT-B/16", 224, 197), ("ViT-H/14", 224, 257), ("ViT-B/8", 224, 785), ("ViT-B/32", 384, 145),
+    ("ViT-B/16", 384, 577), ("ViT-L/16", 512, 1025), ("ViT-H/14", 518, 1370), ("ViT-B/32", 448, 197),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "parameters"), PARAMETERS)
+def test_parameters_are_the_published_counts(name, changes, parameters):
+    assert find(name).replace(**changes).parameters == parameters
+
+
+def test_parameters_without_head_are_the_published_counts():
+    for name, parameters in {"ViT-B/16": 85_798_656, "ViT-L/16": 303_301_632, "ViT-H/14": 630_764_800}.items():
+        config = find(name)
+        assert config.parameters - config.width * 1000 - 1000 == parameters
+
+
+@pytest.mark.parametrize(("name", "changes", "mega_macs"), MEGA_MACS)
+def test_macs_are_the_published_counts(name, changes, mega_macs):
+    assert round(find(name).replace(**changes).macs / 1e6) == mega_macs
+
+
+@pytest.mark.parametrize(("name", "resolution", "tokens"), TOKENS)
+def test_sequence_lengths(name, resolution, tokens):
+    assert find(name).replace(resolution=resolution).tokens == tokens
+
+
+OPTIONS = [
+    *({"position": kind} for kind in ("none", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")),
+    *({"position": kind, "position_at": "every"} for kind in ("learned-1d", "learned-2d", "relative")),
+    *({"position": kind, "position_at": "shared"} for kind in ("learned-1d", "learned-2d", "relative")),
+    {"position": "relative", "wrap": True}, {"pool": "gap", "position": "relative"}, {"pool": "gap", "registers": 3},
+    {"pool": "map"}, {"registers": 4}, {"class_position": False}, {"qkv_bias": False}, {"layer_scale": 1e-4},
+    {"norm": "batch"}, {"norm_order": "post", "activation": "relu"}, {"representation": "gelu"},
+    {"resolution": (56, 35)}, {"patch": (7, 14)}, {"patch": 12, "stride": 8, "padding": 4}, {"attention": "local"},
+]  # fmt: skip
+
+
+def meta_model(config):
+    with torch.device("meta"):
+        return build(config)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_arithmetic_equals_the_built_model(name):
+    check_arithmetic(find(name))
+
+
+@pytest.mark.parametrize("changes", OPTIONS, ids=str)
+def test_arithmetic_equals_the_built_model_with_options(changes):
+    check_arithmetic(find("ViT-Nano/7").replace(**changes))
+
+
+def check_arithmetic(config):
+    model = meta_model(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
+    images = torch.empty(1, config.channels, *config.resolution, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        # The literature counts the last block whole; `forward` spares what [CLS] does not need.
+        logits = model.read(model.encode(model.embed(images), whole=True))
+    assert counter.get_total_flops() == 2 * config.macs
+    assert logits.shape == (1, config.classes)
+
+
+def test_the_trimmed_last_block_spares_what_the_docs_say():
+    spared = {}
+    for name in ("ViT-B/16", "ViT-Nano/7"):
+        config = find(name)
+        model = meta_model(config)
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, config.channels, *config.resolution, device="meta"))
+        spared[name] = 1 - counter.get_total_flops() / (2 * config.macs)
+    assert spared["ViT-B/16"] == pytest.approx(0.069, abs=5e-4)
+    assert spared["ViT-Nano/7"] == pytest.approx(0.176, abs=5e-3)
+
+
+WRONG = [
+    ({"resolution": 225}, "Resolution must divide into whole patches, got height 225 with patch 16. Use 224 or 240."),
+    ({"resolution": 8}, "Resolution must be at least one patch, got height 8 with patch 16."),
+    ({"resolution": (224, 225)}, "got width 225"),
+    ({"resolution": -224}, "Resolution must be a whole number from 1 to 65,536, got -224."),
+    ({"resolution": "big"}, "Resolution must be a whole number or a pair"),
+    ({"resolution": (1, 2, 3)}, "Resolution must be a whole number or a pair"),
+    ({"heads": 7}, "Width must be a multiple of heads, got width 768 with 7 heads."),
+    ({"heads": 0}, "Heads must be a whole number from 1"),
+    ({"classes": 0}, "Classes must be a whole number from 1"),
+    ({"classes": 10**12}, "Classes must be a whole number from 1"),
+    ({"classes": True}, "Classes must be a whole number"),
+    ({"classes": 10.0}, "Classes must be a whole number"),
+    ({"depth": 10**9}, "Depth must be a whole number from 1 to 1,000"),
+    ({"channels": -3}, "Channels must be"),
+    ({"pool": "clss"}, "Pool must be one of cls, gap, map, got 'clss'. Did you mean 'cls'?"),
+    ({"position": "learned"}, "Position must be one of none, learned-1d"),
+    ({"position": "rope-2d", "heads": 384}, "Width / heads must be a multiple of 4"),
+    ({"position": "rope-2d", "position_at": "once"}, "Position at must be every for position rope-2d, got 'once'."),
+    ({"position": "relative", "position_at": "once"}, "Position at must be every or shared"),
+    ({"position": "sincos-2d", "width": 6, "heads": 2}, "Width must be a multiple of 4 for position sincos-2d, got 6."),
+    ({"wrap": True}, "Wrap must go with position relative or rope-2d"),
+    ({"attention_span": 3}, "Attention span must go with attention local or strided"),
+    ({"dropout": 1.0}, "Dropout must be a number of at least 0 and below 1, got 1.0."),
+    ({"norm_epsilon": float("nan")}, "Norm epsilon must be a number"),
+    ({"qkv_bias": "yes"}, "Qkv bias must be true or false, got 'yes'."),
+    ({"widht": 3}, "got 'widht'. Did you mean 'width'?"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_settings_are_one_line(changes, message):
+    with pytest.raises(UsageError) as caught:
+        create("ViT-B/16", **changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("vit-b/16", "ViT-B/16"), ("ViT-B16", "ViT-B/16"), ("vit_base_patch16_224", "ViT-B/16"), ("ViT-Nan/7", "ViT-Nano/7")],
+)
+def test_unknown_names_get_a_suggestion(given, meant):
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
+        create(given)
+
+
+def test_json_round_trip_and_refusals():
+    config = ViTConfig(resolution=(32, 64), stride=(8, 8), position="rope-2d", layer_scale=0.1)
+    fields = config.to_json()
+    assert ViTConfig.from_json(fields) == config
+    with pytest.raises(UsageError, match="unknown fields: colour"):
+        ViTConfig.from_json({**fields, "colour": 1})
+    del fields["width"]
+    with pytest.raises(UsageError, match="lacks fields: width"):
+        ViTConfig.from_json(fields)
