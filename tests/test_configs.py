@@ -56,8 +56,9 @@ MEGA_MACS = [
 ]
 
 TOKENS = [
-    ("ViT-B/32", 224, 50), ("ViT-B/16", 224, 197), ("ViT-H/14", 224, 257), ("ViT-B/8", 224, 785), ("ViT-B/32", 384, 145),
-    ("ViT-B/16", 384, 577), ("ViT-L/16", 512, 1025), ("ViT-H/14", 518, 1370), ("ViT-B/32", 448, 197),
+    ("ViT-B/32", 224, 50), ("ViT-B/16", 224, 197), ("ViT-H/14", 224, 257), ("ViT-B/8", 224, 785),
+    ("ViT-B/32", 384, 145), ("ViT-B/16", 384, 577), ("ViT-L/16", 512, 1025), ("ViT-H/14", 518, 1370),
+    ("ViT-B/32", 448, 197),
 ]  # fmt: skip
 
 
@@ -171,7 +172,12 @@ def test_wrong_settings_are_one_line(changes, message):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("vit-b/16", "ViT-B/16"), ("ViT-B16", "ViT-B/16"), ("vit_base_patch16_224", "ViT-B/16"), ("ViT-Nan/7", "ViT-Nano/7")],
+    [
+        ("vit-b/16", "ViT-B/16"),
+        ("ViT-B16", "ViT-B/16"),
+        ("vit_base_patch16_224", "ViT-B/16"),
+        ("ViT-Nan/7", "ViT-Nano/7"),
+    ],
 )
 def test_unknown_names_get_a_suggestion(given, meant):
     with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
@@ -184,6 +190,5 @@ def test_json_round_trip_and_refusals():
     assert ViTConfig.from_json(fields) == config
     with pytest.raises(UsageError, match="unknown fields: colour"):
         ViTConfig.from_json({**fields, "colour": 1})
-    del fields["width"]
-    with pytest.raises(UsageError, match="lacks fields: width"):
-        ViTConfig.from_json(fields)
+    with pytest.raises(UsageError, match="must be a JSON object, got list"):
+        ViTConfig.from_json([fields])

@@ -32,14 +32,16 @@ class Settings:
 
     @classmethod
     def from_json(cls, fields: object) -> Self:
-        """The inverse of `to_json`. An unknown or missing field is refused: a silent default would be another thing."""
+        """The inverse of `to_json`. An unknown field is refused: ignoring it would give another thing.
+
+        A missing one takes its default. A field that is added later must therefore default to what was built in before,
+        and old files load for ever.
+        """
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict):
             raise UsageError(f"{cls.title} must be a JSON object, got {type(fields).__name__}.")
         if unknown := sorted(fields.keys() - known):
             raise UsageError(f"{cls.title} has unknown fields: {', '.join(unknown)}.")
-        if missing := sorted(known - fields.keys()):
-            raise UsageError(f"{cls.title} lacks fields: {', '.join(missing)}.")
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
     def _set_pair(self, name: str, *, low: int, high: int) -> None:

@@ -46,7 +46,8 @@ class ViTConfig(ModelConfig):
     class_position: bool = True
     """Whether [CLS] has a learned position of its own, as in the paper; later models leave it out."""
     wrap: bool = False
-    """Let relative and rope-2d positions wrap around the edges, which makes them exactly shift-equivariant."""
+    """Let relative and rope-2d positions wrap around the edges. Shifts by whole patches then change no logit (for
+    rope-2d with pool gap or map: [CLS] has no angle and so sees absolute ones)."""
     resize_rule: ResizeRule = "google"
     """Whose interpolation changes the grid of learned positions; published checkpoints differ."""
     attention: Literal["global", "local", "strided"] = "global"

@@ -104,7 +104,9 @@ def fill(model: AnyModel, tensors: dict[str, Tensor], source: str) -> None:
     if problems:
         shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise DamagedError(f"{source!r} does not fit {model.config.name or model.config.family}: {shown}.")
-    model.load_state_dict(tensors, assign=True)
+    # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer with other
+    # last bits than the model that was saved.
+    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
     model.fill_tables()
 
 

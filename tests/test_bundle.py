@@ -1,0 +1,313 @@
+"""The bundle: what goes in comes out, and nothing damaged comes out."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from redraw import redraw
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.create import create
+from vitrail.storage import MANIFEST, verify, whole_folder, write_json
+
+FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
+GREY_8 = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+
+
+def tiny(**changes):
+    settings = {"depth": 2, "width": 16, "heads": 2, "mlp": 16, "classes": 3, **changes}
+    return redraw(create("ViT-Pico/2", **settings))
+
+
+def make(**changes):
+    return vitrail.Bundle(model=tiny(**changes), preprocess=GREY_8, labels=("a", "b", "c"), provenance={"seed": 1})
+
+
+@settings(max_examples=25)
+@given(
+    position=st.sampled_from(["none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d"]),
+    pool=st.sampled_from(["cls", "gap", "map"]),
+    registers=st.integers(0, 2),
+    representation=st.sampled_from(["none", "tanh"]),
+    norm=st.sampled_from(["layer", "batch"]),
+    labels=st.none() | st.lists(st.text(min_size=1), min_size=3, max_size=3, unique=True),
+)
+def test_round_trip(tmp_path_factory, position, pool, registers, representation, norm, labels):
+    model = tiny(position=position, pool=pool, registers=registers, representation=representation, norm=norm)
+    labels = None if labels is None else tuple(labels)
+    bundle = vitrail.Bundle(model=model, preprocess=GREY_8, labels=labels, provenance={"a": [1, None, "é"]})
+    path = tmp_path_factory.mktemp("bundles") / "one"
+    vitrail.save(bundle, path)
+    loaded = vitrail.load(path)
+    assert loaded.model.config == model.config
+    assert (loaded.labels, loaded.preprocess, loaded.provenance) == (labels, GREY_8, bundle.provenance)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor)
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(loaded.model(images), model(images))
+    assert not loaded.model.training
+
+
+def test_equal_weights_are_equal_bytes(tmp_path):
+    for name in ("one", "other"):
+        vitrail.save(make(), tmp_path / name)
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "other" / file.name).read_bytes()
+    header = (tmp_path / "one" / "model.safetensors").read_bytes()[8:200]
+    assert b"__metadata__" not in header
+
+
+def test_a_loaded_bundle_can_be_trained_and_moved(tmp_path):
+    vitrail.save(make(position="rope-2d"), tmp_path / "one")
+    model = vitrail.load(tmp_path / "one").model.train()
+    model.double()(torch.randn(2, 1, 8, 8, dtype=torch.float64)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_fixture_of_format_1_loads_for_ever():
+    bundle = vitrail.load(FIXTURE)
+    assert bundle.labels == ("cat", "dog", "새")
+    assert bundle.preprocess.std == (0.25,)
+    logits = bundle.model(torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8))
+    expected = torch.tensor([[-0.14415787, 0.96460688, 0.20847486]])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def refusal(path):
+    """The one line with which the bundle at `path` is refused."""
+    with pytest.raises(VitrailError) as caught:
+        vitrail.load(path)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    return str(caught.value)
+
+
+# Every byte and every bit in `make test-all`, a sample of them here.
+thoroughness = pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@thoroughness
+def test_truncation_of_any_file_at_any_byte_is_detected(copy, step):
+    for file in sorted(copy.iterdir()):
+        whole = file.read_bytes()
+        for length in range(0, len(whole), step):
+            file.write_bytes(whole[:length])
+            assert file.name in refusal(copy)
+        file.write_bytes(whole)
+    assert vitrail.load(copy).labels
+
+
+@thoroughness
+def test_a_flipped_bit_in_any_file_is_detected(copy, step):
+    for file in sorted(copy.iterdir()):
+        whole = file.read_bytes()
+        for bit in range(0, 8 * len(whole), 3 * step):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            refusal(copy)
+        file.write_bytes(whole)
+    assert vitrail.load(copy).labels
+
+
+def rewrite(folder, name, change):
+    """Edit a JSON file and mend the manifest, as a person with an editor and a script would."""
+    document = change(json.loads((folder / name).read_text()))
+    write_json(folder / name, document)
+    remake_manifest(folder)
+
+
+def remake_manifest(folder):
+    from vitrail.storage import _write_manifest
+
+    (folder / MANIFEST).unlink()
+    _write_manifest(folder)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURE.iterdir()))
+def test_a_missing_file_is_named(copy, name):
+    (copy / name).unlink()
+    assert name in refusal(copy)
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(copy):
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    tensors["head.bias"] = torch.zeros(4)
+    tensors["extra"] = torch.zeros(1)
+    del tensors["cls_token"]
+    save_file(tensors, path)
+    remake_manifest(copy)
+    message = refusal(copy)
+    assert "cls_token is missing" in message
+    assert "extra is unknown" in message
+    assert "head.bias has shape (4,) instead of (3,)" in message
+
+
+def test_a_newer_format_and_an_unknown_family_are_refused(copy):
+    rewrite(copy, "config.json", lambda fields: {**fields, "format": 2})
+    assert "has format 2; this vitrail reads up to 1. Upgrade vitrail." in refusal(copy)
+    rewrite(copy, "config.json", lambda fields: {**fields, "format": 1, "family": "perceiver"})
+    assert "names the family 'perceiver'" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("config.json", lambda fields: {**fields, "heads": 3}, "Width must be a multiple of heads"),
+        ("config.json", lambda fields: {**fields, "colour": 3}, "unknown fields: colour"),
+        ("config.json", lambda fields: [], "does not state its format"),
+        ("config.json", lambda fields: {**fields, "resolution": [8, "8"]}, "Resolution must be"),
+        ("labels.json", lambda labels: labels[:2], "Labels must be one for each of the model's 3 classes, got 2"),
+        ("labels.json", lambda labels: 7, "not a bundle that works"),
+        ("preprocess.json", lambda fields: {**fields, "mean": "x"}, "Mean must be 1 or 3 numbers"),
+        ("preprocess.json", lambda fields: {**fields, "resolution": [9, 9]}, "must give the model's resolution"),
+    ],
+)
+def test_consistent_nonsense_is_refused(copy, name, change, words):
+    rewrite(copy, name, change)
+    assert words in refusal(copy)
+
+
+def test_paths_that_are_no_bundles(tmp_path):
+    (tmp_path / "file").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for name, words in (("nowhere", "that exists"), ("file", "got the file"), ("empty", f"without {MANIFEST}")):
+        with pytest.raises(UsageError, match=words):
+            vitrail.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"labels": ("a", "b")}, "one for each of the model's 3 classes, got 2"),
+        ({"labels": ("a", "b", "a")}, "must differ from each other, got 'a' twice"),
+        ({"labels": ("a", "", "c")}, "a text that is not empty"),
+        ({"preprocess": Preprocess()}, "must give the model's resolution"),
+        ({"preprocess": GREY_8.replace(mean=(0.5,) * 3, std=(0.5,) * 3)}, "must give the model's 1 channels, got 3"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes, words):
+    with pytest.raises(UsageError, match=words):
+        vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **changes})
+
+
+# A write is whole or absent
+
+
+def test_an_existing_output_is_refused_and_replaced_only_by_force(tmp_path):
+    vitrail.save(make(), tmp_path / "one")
+    before = (tmp_path / "one" / MANIFEST).read_bytes()
+    with pytest.raises(UsageError, match="Output must not exist yet"):
+        vitrail.save(make(pool="gap"), tmp_path / "one")
+    assert (tmp_path / "one" / MANIFEST).read_bytes() == before
+    vitrail.save(make(pool="gap"), tmp_path / "one", force=True)
+    assert vitrail.load(tmp_path / "one").model.config.pool == "gap"
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_failing_write_leaves_nothing(tmp_path):
+    bundle = make()
+    bundle.provenance["oops"] = object()
+    with pytest.raises(TypeError):
+        vitrail.save(bundle, tmp_path / "one")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_write_keeps_what_was_there(tmp_path):
+    vitrail.save(make(), tmp_path / "one")
+
+    def write_half():
+        with whole_folder(tmp_path / "one", force=True) as folder:
+            (folder / "config.json").write_text("{}")
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        write_half()
+    verify(tmp_path / "one")
+    assert vitrail.load(tmp_path / "one").labels == ("a", "b", "c")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(VitrailError, match="Output must be in a folder that can be written"):
+        vitrail.save(make(), tmp_path / "file" / "one")
+
+
+def test_a_killed_write_leaves_no_bundle(tmp_path):
+    """SIGKILL while files are being written: nothing under the final name."""
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from vitrail.storage import whole_folder\n"
+        "with whole_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'config.json').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "one"], env=os.environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "one").exists()
+
+
+# Preprocessing and answers
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"crop_fraction": 0.0}, {"crop_fraction": 1.5}, {"interpolation": "nearest"}, {"mean": (0.5, 0.5)},
+        {"mean": (0.5,)}, {"std": (0.0, 1.0, 1.0)}, {"resolution": (0, 8)}, {"mean": ("a", "b", "c")},
+    ],
+)  # fmt: skip
+def test_impossible_preprocessing_is_refused(wrong):
+    with pytest.raises(UsageError) as caught:
+        Preprocess(**wrong)
+    assert "\n" not in str(caught.value)
+
+
+@given(width=st.integers(1, 60), height=st.integers(1, 60), rows=st.integers(1, 20), columns=st.integers(1, 20))
+def test_any_picture_becomes_the_models_shape(width, height, rows, columns):
+    preprocess = Preprocess(resolution=(rows, columns), crop_fraction=0.8)
+    assert preprocess([np.zeros((height, width, 3), np.uint8)]).shape == (1, 3, rows, columns)
+
+
+def test_arrays_that_are_no_pictures_are_refused(tmp_path):
+    for wrong in (np.zeros((4, 4)), np.zeros((4, 4, 3, 1), np.uint8), np.zeros((0, 4), np.uint8), 7):
+        with pytest.raises(UsageError):
+            Preprocess()([wrong])
+    with pytest.raises(UsageError, match="Picture must be a file that exists"):
+        Preprocess()([tmp_path / "nowhere.png"])
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
+    with pytest.raises(DamagedError, match=r"broken\.png' cannot be decoded"):
+        Preprocess()([tmp_path / "broken.png"])
+
+
+def test_classifier_answers_by_label_best_first():
+    classifier = vitrail.Classifier(FIXTURE)
+    pictures = [np.full((20, 10), level, np.uint8) for level in (0, 128, 255)]
+    answers = classifier.predict(iter(pictures), batch_size=2)
+    assert len(answers) == 3
+    for answer, picture in zip(answers, pictures, strict=True):
+        logits = classifier.bundle.model(classifier.bundle.preprocess([picture]))[0]
+        order = logits.argsort(descending=True).tolist()
+        assert [entry["label"] for entry in answer] == [("cat", "dog", "새")[index] for index in order]
+        assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=1e-6)
+    assert [len(answer) for answer in classifier.predict(pictures, top_k=1)] == [1, 1, 1]

@@ -1,0 +1,162 @@
+"""The command line's contract: output, exit codes, one-line errors, and speed of what needs no torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vitrail
+from vitrail.configs.base import INFO_KEYS
+from vitrail.configs.zoo import MODELS
+
+FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
+
+
+def run(*words, **options):
+    command = [sys.executable, "-m", "vitrail", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"vitrail {vitrail.__version__}\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], [], ["info", "--help"], ["models", "--help"], ["demo", "--help"]])
+def test_help_goes_to_stdout(words):
+    done = run(*words)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: vitrail")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["models"], ["info", "ViT-G/14", "--json"], ["info", FIXTURE]])
+def test_what_needs_no_torch_imports_none(words):
+    script = (
+        "import sys\nfrom vitrail.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'PIL', 'safetensors')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *map(str, words)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_models_lists_every_model_with_infos_keys():
+    rows = json.loads(run("models", "--json").stdout)
+    assert [row["name"] for row in rows] == list(MODELS)
+    assert all(tuple(row) == INFO_KEYS for row in rows)
+    table = run("models").stdout
+    assert all(name in table for name in MODELS)
+
+
+def test_info_as_json():
+    row = json.loads(run("info", "ViT-B/16", "--json").stdout)
+    assert row == {
+        "name": "ViT-B/16", "family": "vit", "parameters": 86_567_656, "macs": 17_563_828_224, "tokens": 197,
+        "grid": [14, 14], "patch": [16, 16], "resolution": [224, 224], "width": 768, "depth": 12, "heads": 12,
+        "classes": 1000, "channels": 3,
+    }  # fmt: skip
+
+
+def test_info_with_changes():
+    words = [
+        "--resolution",
+        "384",
+        "--classes",
+        "21843",
+        "--channels",
+        "1",
+        "--pool",
+        "gap",
+        "--representation",
+        "tanh",
+        "--json",
+    ]
+    row = json.loads(run("info", "ViT-B/16", *words).stdout)
+    assert (row["tokens"], row["classes"], row["channels"]) == (576, 21_843, 1)
+    config = MODELS["ViT-B/16"].replace(resolution=384, classes=21_843, channels=1, pool="gap", representation="tanh")
+    assert (row["parameters"], row["macs"]) == (config.parameters, config.macs)
+    row = json.loads(run("info", "ViT-B/16", "--resolution", "224x384", "--json").stdout)
+    assert row["resolution"] == [224, 384]
+    assert row["grid"] == [14, 24]
+
+
+def test_info_of_a_bundle_and_a_name_that_is_also_a_path(tmp_path):
+    row = json.loads(run("info", FIXTURE, "--json").stdout)
+    assert (row["name"], row["parameters"], row["classes"]) == ("ViT-Pico/2", 2147, 3)
+    (tmp_path / "ViT-B").mkdir()
+    (tmp_path / "ViT-B" / "16").mkdir()
+    assert run("info", "ViT-B/16", cwd=tmp_path).returncode == 0
+
+
+WRONG = [
+    (["bogus"], 2, "Command must be one of models, info, demo, got 'bogus'."),
+    (["model"], 2, "Did you mean 'models'?"),
+    (["info"], 2, "Missing from vitrail info: MODEL|BUNDLE"),
+    (["info", "ViT-B/16", "--bogus"], 2, "Unrecognized options: --bogus"),
+    (["info", "ViT-B/16", "--classes", "many"], 2, "--classes must be a whole number, got 'many'"),
+    (["info", "ViT-B/16", "--classes", "-1"], 2, "Classes must be a whole number from 1 to 10,000,000, got -1."),
+    (["info", "ViT-B/16", "--resolution", "wide"], 2, "Resolution must be a number such as 384"),
+    (["info", "ViT-B/16", "--resolution", "225"], 2, "Use 224 or 240."),
+    (["info", "ViT-B/16", "--pool", "max"], 2, "Pool must be one of cls, gap, map, got 'max'."),
+    (["info", "vit_base_patch16_224"], 2, "Did you mean 'ViT-B/16'?"),
+    (["info", "runs/nowhere/bundle"], 2, "a bundle that exists, got 'runs/nowhere/bundle'"),
+    (["info", __file__], 2, "Bundle must be a folder, got the file"),
+    (["demo", "--epochs", "0"], 2, "Epochs must be a whole number from 1"),
+    (["demo", "--output", FIXTURE], 2, "Output must not exist yet"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_use_is_one_line(words, code, message):
+    done = run(*words)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("vitrail: ")
+
+
+def test_a_damaged_bundle_is_exit_1(tmp_path):
+    (tmp_path / "config.json").write_text('{"format": ')
+    done = run("info", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "is damaged: it is not a JSON document" in done.stderr
+
+
+def test_debug_shows_the_traceback():
+    done = run("info", "nothing", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m vitrail models --json | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_demo_trains_saves_answers_and_draws(tmp_path):
+    done = run("demo", "--epochs", "3", "--output", tmp_path / "demo")
+    assert done.returncode == 0, done.stderr
+    assert "held-out accuracy" in done.stdout
+    assert "of 360; 95 % interval" in done.stdout
+    bundle = vitrail.load(tmp_path / "demo" / "bundle")
+    assert bundle.labels == tuple("0123456789")
+    assert bundle.provenance["epochs"] == 3
+    with Image.open(tmp_path / "demo" / "attention.png") as figure:
+        assert figure.width > 400
+        assert len(figure.getcolors(1 << 20)) > 50
+    assert run("demo", "--output", tmp_path / "demo").returncode == 2
+
+
+@pytest.mark.slow
+def test_demo_is_reproducible(tmp_path):
+    for name in ("one", "other"):
+        run("demo", "--epochs", "1", "--output", tmp_path / name)
+    weights = [(tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("one", "other")]
+    assert weights[0] == weights[1]

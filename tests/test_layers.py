@@ -1,0 +1,113 @@
+"""The parts: patches, attention, MLP, norms."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redraw import redraw
+from vitrail.models.layers import MLP, Attention, DropPath, PatchEmbed, TokenBatchNorm, activate, patchify, unpatchify
+
+small = st.integers(1, 5)
+
+
+@given(batch=small, channels=small, rows=small, columns=small, high=small, wide=small)
+def test_patchify_round_trip(batch, channels, rows, columns, high, wide):
+    images = torch.randn(batch, channels, rows * high, columns * wide)
+    patches = patchify(images, (high, wide))
+    assert patches.shape == (batch, rows * columns, channels * high * wide)
+    assert torch.equal(unpatchify(patches, (rows, columns), (high, wide)), images)
+    # Raster order: the second patch is the one to the right of the first, or below it in a grid of one column.
+    second = images[0, :, :high, wide : 2 * wide] if columns > 1 else images[0, :, high : 2 * high, :wide]
+    if rows * columns > 1:
+        assert torch.equal(patches[0, 1], second.flatten())
+
+
+@given(
+    channels=st.integers(1, 5),
+    patch=st.tuples(small, small),
+    stride=st.tuples(small, small),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    grid=st.tuples(small, small),
+)
+def test_patch_embedding_equals_the_strided_convolution(channels, patch, stride, padding, grid):
+    sides = zip(grid, patch, stride, padding, strict=True)
+    height, width = (max((n - 1) * s + p - 2 * pad, 1) for n, p, s, pad in sides)
+    if height + 2 * padding[0] < patch[0] or width + 2 * padding[1] < patch[1]:
+        return
+    embed = PatchEmbed(channels=channels, width=6, patch=patch, stride=stride, padding=padding).double()
+    images = torch.randn(2, channels, height, width, dtype=torch.float64)
+    convolved = embed.proj(images).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(embed(images), convolved, rtol=0, atol=1e-12)
+
+
+def test_plain_patch_embedding_equals_the_convolution_of_checkpoints():
+    embed = PatchEmbed(channels=3, width=192, patch=(16, 16), stride=(16, 16), padding=(0, 0))
+    images = torch.randn(2, 3, 224, 224)
+    torch.testing.assert_close(embed(images), embed.proj(images).flatten(2).transpose(1, 2), rtol=0, atol=1e-5)
+
+
+def test_patch_embedding_and_mlp_commute_with_every_token_permutation():
+    """Only they are local: each token is worked on alone, wherever it stands. Attention commutes as a whole, too."""
+    order = torch.randperm(16)
+    embed = redraw(PatchEmbed(channels=3, width=8, patch=(4, 4), stride=(4, 4), padding=(0, 0)))
+    images = torch.randn(2, 3, 16, 16)
+    shuffled = unpatchify(patchify(images, (4, 4))[:, order], (4, 4), (4, 4))
+    torch.testing.assert_close(embed(shuffled), embed(images)[:, order], rtol=0, atol=1e-5)
+    tokens = torch.randn(2, 16, 8)
+    mlp = redraw(MLP(width=8, hidden=32, activation="gelu", dropout=0.0))
+    torch.testing.assert_close(mlp(tokens[:, order]), mlp(tokens)[:, order], rtol=0, atol=1e-5)
+    changed = tokens.clone()
+    changed[:, 3] += 1
+    others = [index for index in range(16) if index != 3]
+    attention = redraw(Attention(width=8, heads=2, qkv_bias=True))
+    assert torch.equal(mlp(changed)[:, others], mlp(tokens)[:, others])
+    assert (attention(changed) - attention(tokens))[:, others].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("bias", [None, "additive", "mask"])
+def test_written_attention_reproduces_the_fused_kernel(bias):
+    attention = redraw(Attention(width=32, heads=4, qkv_bias=True))
+    x = torch.randn(2, 11, 32)
+    table = {None: None, "additive": torch.randn(4, 11, 11), "mask": torch.rand(11, 11) > 0.3}[bias]
+    if bias == "mask":
+        table.fill_diagonal_(True)
+    weights = attention.weights(x, bias=table)
+    values = attention.qkv(x).chunk(3, dim=-1)[2].unflatten(-1, (4, 8)).transpose(1, 2)
+    by_hand = attention.proj((weights @ values).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 11), rtol=0, atol=1e-5)
+    torch.testing.assert_close(by_hand, attention(x, bias=table), rtol=0, atol=1e-5)
+    torch.testing.assert_close(attention(x, bias=table, queries=3), attention(x, bias=table)[:, :3], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu-tanh", "relu", "tanh"])
+def test_activation_is_the_same_with_and_without_gradient(kind):
+    x = torch.randn(50)
+    reference = {
+        "gelu": 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+        "gelu-tanh": 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        "relu": x.clamp(min=0),
+        "tanh": torch.tanh(x),
+    }[kind]
+    leaf = x.clone().requires_grad_()
+    with_gradient = activate(leaf, kind)
+    torch.testing.assert_close(with_gradient, reference, rtol=0, atol=1e-6)
+    assert torch.equal(leaf, x)
+    assert torch.equal(activate(x.clone(), kind), with_gradient)
+
+
+def test_batch_norm_normalises_each_feature_over_images_and_tokens():
+    norm = TokenBatchNorm(8)
+    x = 3 + 2 * torch.randn(4, 10, 8)
+    reference = F.batch_norm(x.transpose(1, 2), None, None, norm.weight, norm.bias, training=True).transpose(1, 2)
+    torch.testing.assert_close(norm(x), reference, rtol=0, atol=1e-5)
+
+
+def test_drop_path_keeps_the_expectation_and_whole_images():
+    drop = DropPath(0.25).train()
+    out = drop(torch.ones(4000, 2, 3))
+    kept = out[:, 0, 0] > 0
+    assert torch.equal(out, kept[:, None, None] * torch.full((4000, 2, 3), 1 / 0.75))
+    assert abs(kept.float().mean().item() - 0.75) < 0.03
+    assert torch.equal(drop.eval()(out), out)

@@ -1,0 +1,322 @@
+"""The Vision Transformer: exact invariances, the trimmed last block, looking, resizing, initialisation."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from redraw import redraw
+from vitrail.configs.vit import ViTConfig
+from vitrail.errors import UsageError
+from vitrail.models.create import create
+from vitrail.models.layers import patchify, unpatchify
+from vitrail.models.look import look
+from vitrail.models.vit import ViT
+
+NO = 1e-2  # "differs", as a share of how much the logits of different pictures differ
+
+
+def small(**changes):
+    """4 x 6 patches of 4 pixels, redrawn, in double precision: equal means equal."""
+    config = ViTConfig(resolution=(16, 24), patch=(4, 4), width=16, heads=2, mlp=32, depth=3, classes=5, channels=2)
+    model = redraw(ViT(config.replace(**changes)).double(), std=0.4)
+    model.fill_tables()
+    return model
+
+
+def pictures(model, count=3):
+    return torch.randn(count, model.config.channels, *model.config.resolution, dtype=torch.float64)
+
+
+def shuffle_patches(images, order, patch=(4, 4), grid=(4, 6)):
+    return unpatchify(patchify(images, patch)[:, order], grid, patch)
+
+
+def difference(one, other):
+    """The largest difference, in units of how far apart the logits of different pictures are."""
+    return ((one - other).abs().max() / (one - one.mean(0)).abs().max()).item()
+
+
+# The table of exact invariances, each "yes" with the "no" that shows it says something.
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap", "map"])
+def test_without_position_patch_order_and_patchwise_shifts_do_not_matter(pool):
+    model = small(position="none", pool=pool)
+    images = pictures(model)
+    logits = model(images)
+    assert difference(logits, model(shuffle_patches(images, torch.randperm(24)))) < 1e-9
+    assert difference(logits, model(images.roll((4, 8), (2, 3)))) < 1e-9
+    assert difference(logits, model(images.roll(1, 3))) > NO
+    assert difference(logits, small(pool=pool)(shuffle_patches(images, torch.randperm(24)))) > NO
+
+
+def test_learned_positions_can_be_reindexed_to_shuffled_patches():
+    model = small()
+    images, order = pictures(model), torch.randperm(24)
+    logits = model(images)
+    shuffled = shuffle_patches(images, order)
+    assert difference(logits, model(shuffled)) > NO
+    with torch.no_grad():
+        model.pos_embed[:, 1:] = model.pos_embed[:, 1:][:, order]
+    assert difference(logits, model(shuffled)) < 1e-9
+
+
+@pytest.mark.parametrize("position", ["learned-1d", "sincos-2d", "relative", "rope-2d"])
+def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(position):
+    model = small(position=position)
+    images, order = pictures(model), torch.randperm(2 * 16)
+    logits = model(images)
+    shuffled = unpatchify(patchify(images, (4, 4))[..., order], (4, 6), (4, 4))
+    assert difference(logits, model(shuffled)) > NO
+    with torch.no_grad():
+        kernel = model.patch_embed.proj.weight
+        kernel.copy_(kernel.flatten(1)[:, order].view_as(kernel))
+    assert difference(logits, model(shuffled)) < 1e-9
+
+
+@pytest.mark.parametrize("position", ["sincos-1d", "sincos-2d", "relative", "rope-2d", "learned-2d"])
+def test_geometric_positions_notice_shuffled_patches(position):
+    model = small(position=position)
+    images = pictures(model)
+    assert difference(model(images), model(shuffle_patches(images, torch.randperm(24)))) > NO
+
+
+@pytest.mark.parametrize(
+    ("position", "pool"),
+    [("relative", "cls"), ("relative", "gap"), ("relative", "map"), ("rope-2d", "gap"), ("rope-2d", "map")],
+)
+def test_wrapped_relative_positions_are_exactly_shift_invariant(position, pool):
+    images = pictures(small())
+    shifted = images.roll((8, 4), (2, 3))
+    wrapped = small(position=position, wrap=True, pool=pool)
+    assert difference(wrapped(images), wrapped(shifted)) < 1e-9
+    assert difference(wrapped(images), wrapped(images.roll(2, 3))) > NO
+    clipped = small(position=position, pool=pool)
+    assert difference(clipped(images), clipped(shifted)) > NO
+
+
+def test_a_class_token_without_an_angle_sees_absolute_angles():
+    """Rotary angles are relative between patches; [CLS] has none, so through it even wrapped RoPE is not invariant."""
+    model = small(position="rope-2d", wrap=True)
+    images = pictures(model)
+    assert difference(model(images), model(images.roll((8, 4), (2, 3)))) > NO
+
+
+def test_vit_is_not_causal():
+    """The last patch changes what the first token becomes, in every layer."""
+    model = small()
+    images = pictures(model, 1)
+    changed = images.clone()
+    changed[..., -4:, -4:] += 1
+    before, after = look(model, images), look(model, changed)
+    for layer in range(3):
+        assert (before.steps[f"blocks.{layer}"] - after.steps[f"blocks.{layer}"])[:, 1].abs().max() > 1e-3
+
+
+def test_local_attention_reaches_one_ring_a_layer():
+    model = small(attention="local", pool="gap", position="none")
+    images = pictures(model, 1)
+    changed = images.clone()
+    changed[..., :4, :4] += 1  # the first patch
+    before, after = look(model, images), look(model, changed)
+    columns, rows = torch.arange(24) % 6, torch.arange(24) // 6
+    rings = torch.maximum(rows, columns)
+    for layer in range(3):
+        moved = (before.steps[f"blocks.{layer}"] - after.steps[f"blocks.{layer}"])[0].abs().amax(-1)
+        assert torch.equal(moved > 0, rings <= layer + 1)
+
+
+# Every combination of options works on every path.
+
+COMBINATIONS = [
+    {"position": position, "pool": pool, "registers": registers, **more}
+    for position, pool, registers in itertools.product(
+        ["none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d"],
+        ["cls", "gap", "map"],
+        [0, 2],
+    )
+    for more in (
+        {},
+        {"norm": "batch", "norm_order": "post", "activation": "relu", "attention": "strided", "representation": "tanh"},
+        {"attention": "local", "layer_scale": 0.3, "representation": "gelu", "activation": "gelu-tanh"},
+    )
+] + [
+    {"position": position, "position_at": at, "registers": registers, "class_position": named}
+    for position in ("learned-1d", "learned-2d", "sincos-2d")
+    for at in ("every", "shared")
+    for registers in (0, 1)
+    for named in (True, False)
+]
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS, ids=lambda changes: "-".join(map(str, changes.values())))
+def test_options_agree_on_every_path(changes):
+    model = small(**changes)
+    images = pictures(model)
+    logits = model(images)
+    whole = model.read(model.encode(model.embed(images), whole=True))
+    assert difference(logits, whole) < 1e-10
+    seen = look(model, images)
+    assert torch.equal(seen.logits, logits)
+    for layer in range(3):
+        attention = seen.attention[layer]
+        assert attention.shape == (3, 2, model.config.tokens, model.config.tokens)
+        torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(torch.cat([model(image[None]) for image in images]), logits, rtol=0, atol=1e-9)
+    wider = model.resize((24, 16))
+    assert wider(pictures(wider)).shape == (3, 5)
+    model.train()(images).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0 or name.endswith("qkv.bias"), name
+
+
+def test_training_draws_dropout_and_stochastic_depth():
+    model = small(dropout=0.2, drop_path=0.3)
+    images = pictures(model)
+    assert difference(model(images), model(images)) == 0
+    model.train()
+    torch.manual_seed(5)
+    one, other = model(images), model(images)
+    torch.manual_seed(5)
+    again = model(images)
+    assert difference(one, other) > NO
+    assert torch.equal(one, again)
+    rates = [block.drop_path.probability for block in model.blocks]
+    assert rates == [0.0, pytest.approx(0.15), pytest.approx(0.3)]
+
+
+# Looking
+
+
+def test_looking_changes_nothing_and_costs_only_the_layers_asked_for():
+    model = redraw(create("ViT-Ti/16", classes=7), std=0.05)
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        logits = model(images)
+    for layers in (None, (), [3], [-1]):
+        assert torch.equal(look(model, images, layers).logits, logits)
+    seen = look(model, images, [2, -1])
+    assert list(seen.attention) == [2, 11]
+    assert [name for name in seen.steps if name.startswith("blocks")] == ["blocks.2", "blocks.11"]
+    assert list(seen.steps)[:3] == ["patches", "projected", "tokens"]
+    assert seen.steps["patches"].shape == (2, 196, 768)
+    assert seen.steps["blocks.11"].shape == (2, 197, 192)
+    # What the head reads is what the whole last block says of [CLS].
+    pooled = model.norm(seen.steps["blocks.11"][:, 0])
+    torch.testing.assert_close(pooled, seen.steps["pooled"], rtol=0, atol=1e-4)
+
+
+def test_looking_leaves_the_mode_and_refuses_layers_that_do_not_exist():
+    model = small().train()
+    look(model, pictures(model))
+    assert model.training
+    with pytest.raises(UsageError, match=r"Layer must be from 0 to 2 .* got 3"):
+        look(model, pictures(model), [3])
+
+
+def test_images_of_another_shape_are_refused_in_one_line():
+    model = small()
+    with pytest.raises(UsageError, match=r"Images must have shape \(batch, 2, 16, 24\), got \(1, 3, 16, 24\)"):
+        model(torch.zeros(1, 3, 16, 24))
+
+
+# Changing the resolution
+
+
+@given(rows=st.integers(1, 6), columns=st.integers(1, 6), rule=st.sampled_from(["google", "timm"]))
+def test_resize_keeps_everything_but_the_grid(rows, columns, rule):
+    model = small(registers=1)
+    resized = model.resize((4 * rows, 4 * columns), rule)
+    assert resized.config.grid == (rows, columns)
+    assert resized.config.resize_rule == rule
+    assert torch.equal(resized.pos_embed[:, 0], model.pos_embed[:, 0])
+    for name, tensor in model.state_dict().items():
+        if name != "pos_embed":
+            assert torch.equal(resized.state_dict()[name], tensor)
+    assert resized(pictures(resized)).isfinite().all()
+    assert model.config.grid == (4, 6)
+
+
+def test_equal_token_counts_are_still_another_grid():
+    """14 x 14 and 7 x 28 have 196 patches each; a library that counts tokens loads one for the other, scrambled."""
+    model = redraw(create("ViT-Ti/16", depth=1, classes=3), std=0.05)
+    resized = model.resize((112, 448))
+    assert resized.pos_embed.shape == model.pos_embed.shape
+    assert (resized.pos_embed - model.pos_embed).abs().max() > 0.05
+    # Rows were halved: what a column of the grid knows of left and right is still there.
+    smooth = redraw(create("ViT-Ti/16", depth=1, classes=3), std=0.05)
+    with torch.no_grad():
+        ramp = torch.linspace(0, 1, 14)
+        smooth.pos_embed[0, 1:] = ramp.repeat(14)[:, None]
+    ramps = smooth.resize((112, 448)).pos_embed[0, 1:, 0].reshape(7, 28)
+    torch.testing.assert_close(ramps, torch.linspace(0, 1, 28).repeat(7, 1), rtol=0, atol=1e-6)
+
+
+def test_resize_there_and_back_of_a_smooth_table():
+    model = small(position="learned-2d", position_at="every")
+    resized = model.resize((28, 44), "google")
+    assert resized.pos_embed_row.shape == (3, 7, 8)
+    assert resized.pos_embed_column.shape == (3, 11, 8)
+    back = resized.resize((16, 24))
+    torch.testing.assert_close(back.pos_embed_row, model.pos_embed_row, rtol=0, atol=1e-6)
+    torch.testing.assert_close(back.pos_embed_column, model.pos_embed_column, rtol=0, atol=1e-6)
+
+
+def test_resize_of_frozen_and_wrapped_models():
+    model = small()
+    model.head.weight.requires_grad_(False)
+    assert not model.resize((32, 24)).head.weight.requires_grad
+    assert model.resize((32, 24)).pos_embed.requires_grad
+    wrapped = small(position="relative", wrap=True)
+    with pytest.raises(UsageError, match="must keep the grid of wrap-around"):
+        wrapped.resize((32, 24))
+    assert difference(wrapped(images := pictures(wrapped)), wrapped.resize((16, 24))(images)) == 0
+
+
+# Initialisation
+
+
+def test_initialisation_is_the_papers():
+    model = create("ViT-B/16", representation="tanh").requires_grad_(False)
+    width = 768
+    limit = math.sqrt(6 / (2 * width))
+    qkv = model.blocks[0].attn.qkv
+    for part in qkv.weight.chunk(3):  # each third on its own: fan-out D, not 3 D
+        assert part.abs().max() <= limit
+        assert part.std() == pytest.approx(limit / math.sqrt(3), rel=0.01)
+    assert qkv.bias.abs().max() == 0
+    fc1 = model.blocks[5].mlp.fc1
+    assert fc1.weight.std() == pytest.approx(math.sqrt(2 / (width + 3072)), rel=0.01)
+    assert 0 < fc1.bias.std() < 2e-6
+    assert model.pos_embed.std() == pytest.approx(0.02, rel=0.02)
+    assert model.cls_token.abs().max() == 0
+    for layer in (model.patch_embed.proj, model.pre_logits.fc):
+        assert layer.weight.std() == pytest.approx(1 / math.sqrt(layer.weight[0].numel()), rel=0.01)
+    assert model.head.weight.abs().max() == 0
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 224, 224)).abs().max() == 0
+
+
+def test_seeded_creation_is_reproducible():
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        weights.append(create("ViT-Pico/2").state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_export_keeps_the_logits():
+    model = redraw(create("ViT-Nano/7"))
+    images = torch.randn(2, 1, 28, 28)
+    exported = torch.export.export(model, (images,))
+    torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-5)
+
+
+def test_models_are_modules():
+    assert isinstance(create("ViT-Pico/2"), nn.Module)
