@@ -10,7 +10,15 @@ _declared = []
 
 
 def import_peer(name):
-    """Import timm, transformers or torchvision, or skip the test with the reason why that fails."""
+    """A peer, or a skipped test with the reason why there is none."""
+    try:
+        return load_peer(name)
+    except ImportError as error:
+        return pytest.skip(str(error))
+
+
+def load_peer(name):
+    """Import timm, transformers, torchvision or another peer; any failure is an ImportError with the reason."""
     if not _declared:
         # torchvision's wheel carries no operators for a CPU build of torch, and timm imports torchvision.
         library = torch.library.Library("torchvision", "DEF")
@@ -22,7 +30,38 @@ def import_peer(name):
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
     except Exception as error:
-        return pytest.skip(f"peer {name} is not usable here: {error}")
+        raise ImportError(f"peer {name} is not usable here: {error}") from error
+
+
+def timm_vit(config):
+    """timm's model of our configuration, the way to rename our tensors for it, and its forward."""
+    peer = load_peer("timm").models.VisionTransformer(
+        img_size=config.resolution, patch_size=config.patch, embed_dim=config.width, depth=config.depth,
+        num_heads=config.heads, mlp_ratio=config.mlp / config.width, num_classes=config.classes,
+    )  # fmt: skip
+    return peer, dict, peer
+
+
+def huggingface_vit(config):
+    """The same for transformers, on its fused attention."""
+    transformers = load_peer("transformers")
+    peer = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=config.width, num_hidden_layers=config.depth, num_attention_heads=config.heads,
+            intermediate_size=config.mlp, image_size=config.resolution[0], patch_size=config.patch[0],
+            num_labels=config.classes, layer_norm_eps=config.norm_epsilon, attn_implementation="sdpa",
+        )
+    )  # fmt: skip
+    return peer, to_huggingface, lambda images: peer(images).logits
+
+
+def torchvision_vit(config):
+    """The same for torchvision."""
+    peer = load_peer("torchvision").models.VisionTransformer(
+        config.resolution[0], config.patch[0], config.depth, config.heads, config.width, config.mlp,
+        num_classes=config.classes,
+    )  # fmt: skip
+    return peer, to_torchvision, peer
 
 
 def to_huggingface(tensors):

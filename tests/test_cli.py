@@ -1,6 +1,7 @@
 """The command line's contract: output, exit codes, one-line errors, and speed of what needs no torch."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,19 @@ def test_a_reader_that_leaves_is_no_error():
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_leaves_in_one_line_and_nothing_behind(tmp_path, sent, code):
+    command = [sys.executable, "-m", "vitrail", "demo", "--epochs", "600", "--output", str(tmp_path / "demo")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    first = process.stderr.readline()
+    process.send_signal(sent)
+    _, rest = process.communicate(timeout=60)
+    assert first.startswith("ViT-Pico/2")
+    assert process.returncode == code
+    assert "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_demo_trains_saves_answers_and_draws(tmp_path):

@@ -149,9 +149,10 @@ def _find_config(model: str) -> ModelConfig:
     path = Path(model)
     if path.exists():
         return read_config(check_folder(path))
-    if "/" in model and not model.startswith("ViT") and not did_you_mean(model, zoo.MODELS):
-        raise UsageError(f"Model must be a name that `vitrail models` lists or a bundle that exists, got {model!r}.")
-    return zoo.find(model)
+    raise UsageError(
+        f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
+        f"{did_you_mean(model, zoo.MODELS)}"
+    )
 
 
 def _parse_resolution(text: str) -> tuple[int, int]:

@@ -140,7 +140,6 @@ class LayerScale(nn.Module):
 
     def __init__(self, width: int, value: float) -> None:
         super().__init__()
-        self.value = value
         self.gamma = nn.Parameter(torch.full((width,), value))
 
     def forward(self, x_BND: Tensor) -> Tensor:

@@ -18,6 +18,9 @@ _SINCOS_BASE = 10_000.0
 # Grids are tens of patches wide, not thousands of words long: the base that RoPE for ViT uses (arXiv 2403.13298).
 _ROPE_BASE = 100.0
 
+# The parameters whose shape follows from the grid.
+LEARNED_TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column", "relative_bias")
+
 
 def sincos_1d(positions: Tensor, width: int) -> Tensor:
     """Sinusoids of `width / 2` wavelengths for each position: (len(positions), width), sines first."""
@@ -112,3 +115,23 @@ def resize_grid(table_hwD: Tensor, grid: Pair, rule: ResizeRule) -> Tensor:
         case "timm":
             resized = F.interpolate(planes_1Dhw, grid, mode="bicubic", align_corners=False, antialias=True)
     return resized[0].permute(1, 2, 0).to(table_hwD.dtype)
+
+
+def resize_table(name: str, table: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
+    """A learned position table for another grid; the rows of [CLS] and prefix tokens are kept as they are."""
+    rule = new.resize_rule
+    (h, w), (rows, columns) = old.grid, new.grid
+    if name == "pos_embed":
+        class_row, grid = table[:, : old.positioned_class], table[:, old.positioned_class :]
+        planes = [resize_grid(plane.unflatten(0, (h, w)), (rows, columns), rule).flatten(0, 1) for plane in grid]
+        return torch.cat([class_row, torch.stack(planes)], dim=1)
+    if name == "relative_bias":
+        prefix = 3 if old.prefix else 0
+        if old.wrap:
+            return table.clone()
+        offsets, others = table[:, : table.shape[1] - prefix], table[:, table.shape[1] - prefix :]
+        square_hwH = offsets.unflatten(1, (2 * h - 1, 2 * w - 1)).permute(1, 2, 0)
+        resized_hwH = resize_grid(square_hwH, (2 * rows - 1, 2 * columns - 1), rule)
+        return torch.cat([resized_hwH.flatten(0, 1).T, others], dim=1)
+    side = rows if name == "pos_embed_row" else columns
+    return torch.stack([resize_grid(plane[:, None], (side, 1), rule)[:, 0] for plane in table])

@@ -8,7 +8,6 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
     y    = LN(z_L^0)                                   eq. 4    ViT.read
 """
 
-import math
 from typing import Self, cast
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.configs.vit import ResizeRule, ViTConfig
 from vitrail.errors import UsageError
 from vitrail.models.base import Model, Seen
+from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
 from vitrail.models.layers import (
     MLP,
     Attention,
@@ -27,7 +27,14 @@ from vitrail.models.layers import (
     activate,
     make_norm,
 )
-from vitrail.models.positions import attention_mask, relative_index, resize_grid, rope_table, sincos_grid
+from vitrail.models.positions import (
+    LEARNED_TABLES,
+    attention_mask,
+    relative_index,
+    resize_table,
+    rope_table,
+    sincos_grid,
+)
 from vitrail.settings import Pair
 
 
@@ -232,14 +239,14 @@ class ViT(Model[ViTConfig]):
         if self.config.representation != "none":
             lecun_normal_(self.pre_logits.fc)
         for block in self.blocks:
-            _initialise_attention(block.attn.qkv, parts=3)
-            _initialise_attention(block.attn.proj, parts=1)
-            _initialise_mlp(block.mlp)
+            initialise_attention_(block.attn.qkv, parts=3)
+            initialise_attention_(block.attn.proj, parts=1)
+            initialise_mlp_(block.mlp)
         if self.config.pool == "map":  # big_vision, MAPHead
             nn.init.xavier_uniform_(self.attn_pool.latent)
             for linear, parts in ((self.attn_pool.q, 1), (self.attn_pool.kv, 2), (self.attn_pool.proj, 1)):
-                _initialise_attention(linear, parts)
-            _initialise_mlp(self.attn_pool.mlp)
+                initialise_attention_(linear, parts)
+            initialise_mlp_(self.attn_pool.mlp)
         # The head starts at zero, so that a new one does not disturb what was pre-trained (section 3.2).
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -278,55 +285,9 @@ class ViT(Model[ViTConfig]):
         tensors = {}
         for name, tensor in self.state_dict().items():
             leaf = name.rpartition(".")[2]
-            tensors[name] = _resize_table(leaf, tensor, old, new) if leaf in _TABLES else tensor.clone()
+            tensors[name] = resize_table(leaf, tensor, old, new) if leaf in LEARNED_TABLES else tensor.clone()
         resized.load_state_dict(tensors, assign=True)
         resized.fill_tables()
         for ours, theirs in zip(self.parameters(), resized.parameters(), strict=True):
             theirs.requires_grad_(ours.requires_grad)
         return resized.train(self.training)
-
-
-_TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column", "relative_bias")
-
-
-def _resize_table(name: str, table: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
-    """A learned position table for another grid; the rows of [CLS] and prefix tokens are kept as they are."""
-    rule = new.resize_rule
-    (h, w), (rows, columns) = old.grid, new.grid
-    if name == "pos_embed":
-        class_row, grid = table[:, : old.positioned_class], table[:, old.positioned_class :]
-        planes = [resize_grid(plane.unflatten(0, (h, w)), (rows, columns), rule).flatten(0, 1) for plane in grid]
-        return torch.cat([class_row, torch.stack(planes)], dim=1)
-    if name == "relative_bias":
-        prefix = 3 if old.prefix else 0
-        if old.wrap:
-            return table.clone()
-        offsets, others = table[:, : table.shape[1] - prefix], table[:, table.shape[1] - prefix :]
-        square_hwH = offsets.unflatten(1, (2 * h - 1, 2 * w - 1)).permute(1, 2, 0)
-        resized_hwH = resize_grid(square_hwH, (2 * rows - 1, 2 * columns - 1), rule)
-        return torch.cat([resized_hwH.flatten(0, 1).T, others], dim=1)
-    side = rows if name == "pos_embed_row" else columns
-    return torch.stack([resize_grid(plane[:, None], (side, 1), rule)[:, 0] for plane in table])
-
-
-def lecun_normal_(layer: nn.Linear | nn.Conv2d) -> None:
-    """flax's default: a normal of variance 1 / fan-in, cut at two of its standard deviations, and a zero bias."""
-    fan_in = layer.weight[0].numel()
-    std = math.sqrt(1 / fan_in) / 0.87962566103423978  # the cut narrows the normal by this factor
-    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-
-
-def _initialise_attention(linear: nn.Linear, parts: int) -> None:
-    """Xavier-uniform for queries, keys and values each on their own, as flax holds them, and a zero bias."""
-    for part in linear.weight.chunk(parts):
-        nn.init.xavier_uniform_(part)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
-
-
-def _initialise_mlp(mlp: MLP) -> None:
-    for linear in (mlp.fc1, mlp.fc2):
-        nn.init.xavier_uniform_(linear.weight)
-        nn.init.normal_(linear.bias, std=1e-6)

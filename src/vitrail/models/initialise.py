@@ -1,0 +1,30 @@
+"""How parameters are drawn before training, as the code of the papers does it."""
+
+import math
+
+from torch import nn
+
+from vitrail.models.layers import MLP
+
+
+def lecun_normal_(layer: nn.Linear | nn.Conv2d) -> None:
+    """flax's default: a normal of variance 1 / fan-in, cut at two of its standard deviations, and a zero bias."""
+    fan_in = layer.weight[0].numel()
+    std = math.sqrt(1 / fan_in) / 0.87962566103423978  # the cut narrows the normal by this factor
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def initialise_attention_(linear: nn.Linear, parts: int) -> None:
+    """Xavier-uniform for queries, keys and values each on their own, as flax holds them, and a zero bias."""
+    for part in linear.weight.chunk(parts):
+        nn.init.xavier_uniform_(part)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
+def initialise_mlp_(mlp: MLP) -> None:
+    for linear in (mlp.fc1, mlp.fc2):
+        nn.init.xavier_uniform_(linear.weight)
+        nn.init.normal_(linear.bias, std=1e-6)
