@@ -187,7 +187,7 @@ def test_training_draws_dropout_and_stochastic_depth():
     again = model(images)
     assert difference(one, other) > NO
     assert torch.equal(one, again)
-    rates = [block.drop_path.probability for block in model.blocks]
+    rates = [block.drop_path for block in model.blocks]
     assert rates == [0.0, pytest.approx(0.15), pytest.approx(0.3)]
 
 

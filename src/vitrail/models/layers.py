@@ -78,18 +78,23 @@ class Attention(nn.Module):
         return logits_BHNN.softmax(-1)
 
     def _qkv(self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        width = x_BND.shape[-1]
         if queries is None:
-            q, k, v = self.qkv(x_BND).chunk(3, dim=-1)
+            q_BHNK, k_BHNK, v_BHNK = self._split(self.qkv(x_BND), parts=3)
         else:
-            weight, bias = self.qkv.weight, self.qkv.bias
+            width, weight, bias = x_BND.shape[-1], self.qkv.weight, self.qkv.bias
             q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-            q = F.linear(x_BND[:, :queries], weight[:width], q_bias)
-            k, v = F.linear(x_BND, weight[width:], kv_bias).chunk(2, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+            (q_BHNK,) = self._split(F.linear(x_BND[:, :queries], weight[:width], q_bias), parts=1)
+            k_BHNK, v_BHNK = self._split(F.linear(x_BND, weight[width:], kv_bias), parts=2)
         if rope is not None:
-            q, k = rotate(q, rope[:, :queries]), rotate(k, rope)
-        return q, k, v
+            q_BHNK, k_BHNK = rotate(q_BHNK, rope[:, :queries]), rotate(k_BHNK, rope)
+        return q_BHNK, k_BHNK, v_BHNK
+
+    def _split(self, x_BNE: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """Views (B, H, N, K) of the queries, keys or values that stand side by side in the last dimension."""
+        batch, tokens, wide = x_BNE.shape
+        return (
+            x_BNE.view(batch, tokens, parts, self.heads, wide // parts // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        )
 
 
 def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:
@@ -106,12 +111,12 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = activation
         self.fc1 = nn.Linear(width, hidden)
+        self.dropout = dropout
         self.fc2 = nn.Linear(hidden, width)
-        self.drop = nn.Dropout(dropout)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        hidden_BNM = activate(self.fc1(x_BND), self.activation)
-        return self.drop(self.fc2(self.drop(hidden_BNM)))
+        hidden_BNM = drop(activate(self.fc1(x_BND), self.activation), self.dropout, self.training)
+        return drop(self.fc2(hidden_BNM), self.dropout, self.training)
 
 
 class AttentionPool(nn.Module):
@@ -146,18 +151,17 @@ class LayerScale(nn.Module):
         return x_BND * self.gamma
 
 
-class DropPath(nn.Module):
+def drop(x: Tensor, probability: float, training: bool) -> Tensor:
+    """Dropout: in training, zero features at random. A function, because idle modules cost as much as small layers."""
+    return F.dropout(x, probability) if training and probability else x
+
+
+def drop_path(x_BND: Tensor, probability: float, training: bool) -> Tensor:
     """Stochastic depth (arXiv 1603.09382): in training, skip the branch for a random part of the images."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
-            return x_BND
-        keep = 1 - self.probability
-        return x_BND * x_BND.new_empty(x_BND.shape[0], 1, 1).bernoulli_(keep).div_(keep)
+    if not training or probability == 0:
+        return x_BND
+    keep = 1 - probability
+    return x_BND * x_BND.new_empty(x_BND.shape[0], 1, 1).bernoulli_(keep).div_(keep)
 
 
 class TokenBatchNorm(nn.BatchNorm1d):

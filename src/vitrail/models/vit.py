@@ -21,10 +21,11 @@ from vitrail.models.layers import (
     MLP,
     Attention,
     AttentionPool,
-    DropPath,
     LayerScale,
     PatchEmbed,
     activate,
+    drop,
+    drop_path,
     make_norm,
 )
 from vitrail.models.positions import (
@@ -43,17 +44,14 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
-        self.pre_norm = config.norm_order == "pre"
+        self.pre_norm, self.dropout, self.drop_path = config.norm_order == "pre", config.dropout, drop_path
         self.norm1 = make_norm(config.norm, config.width, config.norm_epsilon)
         self.attn = Attention(width=config.width, heads=config.heads, qkv_bias=config.qkv_bias)
         self.norm2 = make_norm(config.norm, config.width, config.norm_epsilon)
         self.mlp = MLP(width=config.width, hidden=config.mlp, activation=config.activation, dropout=config.dropout)
-        if config.layer_scale is None:
-            self.ls1, self.ls2 = nn.Identity(), nn.Identity()
-        else:
+        self.ls1 = self.ls2 = None
+        if config.layer_scale is not None:
             self.ls1, self.ls2 = (LayerScale(config.width, config.layer_scale) for _ in range(2))
-        self.drop = nn.Dropout(config.dropout)
-        self.drop_path = DropPath(drop_path)
         if config.position == "relative" and config.placement == "every":
             self.relative_bias = nn.Parameter(torch.zeros(config.heads, config.relative_offsets))
 
@@ -63,13 +61,19 @@ class Block(nn.Module):
         """With `queries`, only the first so many tokens are carried on: (B, queries, D)."""
         asking_BQD = z_BTD if queries is None else z_BTD[:, :queries]
         if self.pre_norm:
-            attended = self.drop(self.attn(self.norm1(z_BTD), rope, bias, queries))
-            # The branches are fresh tensors, so the residual is added to them in place.
-            z_BQD = self.drop_path(self.ls1(attended)).add_(asking_BQD)  # eq. 2
-            return self.drop_path(self.ls2(self.mlp(self.norm2(z_BQD)))).add_(z_BQD)  # eq. 3
-        attended = self.drop(self.attn(z_BTD, rope, bias, queries))
-        z_BQD = self.norm1(asking_BQD + self.drop_path(self.ls1(attended)))
-        return self.norm2(z_BQD + self.drop_path(self.ls2(self.mlp(z_BQD))))
+            z_BQD = self._add(asking_BQD, self._attend(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
+            return self._add(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
+        z_BQD = self.norm1(self._add(asking_BQD, self._attend(z_BTD, rope, bias, queries), self.ls1))
+        return self.norm2(self._add(z_BQD, self.mlp(z_BQD), self.ls2))
+
+    def _attend(self, x_BTD: Tensor, rope: Tensor | None, bias: Tensor | None, queries: int | None) -> Tensor:
+        return drop(self.attn(x_BTD, rope, bias, queries), self.dropout, self.training)
+
+    def _add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
+        """The residual sum. The branch is a fresh tensor, so it is added to in place."""
+        if scale is not None:
+            branch_BQD = scale(branch_BQD)
+        return drop_path(branch_BQD, self.drop_path, self.training).add_(z_BQD)
 
     def attention(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
         """The attention weights (B, H, T, T) of this layer, computed beside the fused kernel."""
@@ -119,7 +123,6 @@ class ViT(Model[ViTConfig]):
                 self.pos_embed_cls = nn.Parameter(torch.zeros(tables, 1, c.width))
         elif c.position == "relative" and c.placement == "shared":
             self.relative_bias = nn.Parameter(torch.zeros(c.heads, c.relative_offsets))
-        self.pos_drop = nn.Dropout(c.dropout)
         rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
         self.blocks = cast(list[Block], nn.ModuleList(Block(c, rate) for rate in rates))
         self.norm = make_norm(c.norm, c.width, c.norm_epsilon) if c.norm_order == "pre" else nn.Identity()
@@ -152,7 +155,7 @@ class ViT(Model[ViTConfig]):
             seen.steps["patches"] = self.patch_embed.flatten(images_BCHW)
             seen.steps["projected"] = x_BND
             seen.steps["tokens"] = z_BTD
-        return self.pos_drop(z_BTD)
+        return drop(z_BTD, self.config.dropout, self.training)
 
     def encode(self, z_BTD: Tensor, seen: Seen | None = None, whole: bool = False) -> Tensor:
         """Eqs. 2 and 3, `depth` times.
