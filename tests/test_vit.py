@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from redraw import redraw
 from vitrail.configs.vit import ViTConfig
@@ -309,14 +308,3 @@ def test_seeded_creation_is_reproducible():
         torch.manual_seed(3)
         weights.append(create("ViT-Pico/2").state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-def test_export_keeps_the_logits():
-    model = redraw(create("ViT-Nano/7"))
-    images = torch.randn(2, 1, 28, 28)
-    exported = torch.export.export(model, (images,))
-    torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-5)
-
-
-def test_models_are_modules():
-    assert isinstance(create("ViT-Pico/2"), nn.Module)

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import ClassVar, Literal
 
-from vitrail.configs.base import ModelConfig
+from vitrail.configs.patches import PatchedConfig
 from vitrail.errors import UsageError
-from vitrail.settings import Pair, check_number, check_whole
+from vitrail.settings import check_number, check_whole
 
 Position = Literal["none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d"]
 Placement = Literal["once", "every", "shared"]
@@ -13,19 +13,11 @@ ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(ModelConfig):
+class ViTConfig(PatchedConfig):
     """A Vision Transformer. The defaults are ViT-B/16 as the paper describes it."""
 
     family: ClassVar[str] = "vit"
 
-    patch: Pair = (16, 16)
-    """Height and width of a patch in pixels."""
-    stride: Pair | None = None
-    """Step from patch to patch; none means the patch size, so that patches do not overlap."""
-    padding: Pair = (0, 0)
-    """Zeros added on each side before the picture is cut into patches."""
-    width: int = 768
-    """Width D of a token."""
     depth: int = 12
     """Number L of encoder blocks."""
     heads: int = 12
@@ -73,10 +65,6 @@ class ViTConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set_pair("patch", low=1, high=4096)
-        self._set_pair("padding", low=0, high=4096)
-        if self.stride is not None:
-            self._set_pair("stride", low=1, high=4096)
         self._check_choices(
             (
                 "pool", "representation", "position", "position_at", "resize_rule",
@@ -96,28 +84,10 @@ class ViTConfig(ModelConfig):
             check_number("layer_scale", self.layer_scale, low=0, below=1e6)
         if self.attention_span is not None:
             check_whole("attention_span", self.attention_span, low=1, high=65_536)
-        self._check_grid()
         self._check_width()
         self._check_position()
 
     # What the settings mean
-
-    @property
-    def step(self) -> Pair:
-        """Pixels from one patch to the next."""
-        return self.stride or self.patch
-
-    @property
-    def grid(self) -> Pair:
-        """Rows and columns of patches."""
-        sides = zip(self.resolution, self.padding, self.patch, self.step, strict=True)
-        rows, columns = ((side + 2 * pad - patch) // step + 1 for side, pad, patch, step in sides)
-        return rows, columns
-
-    @property
-    def patches(self) -> int:
-        """Number N of patches."""
-        return self.grid[0] * self.grid[1]
 
     @property
     def prefix(self) -> int:
@@ -149,7 +119,6 @@ class ViTConfig(ModelConfig):
     @property
     def parameters(self) -> int:
         d, m = self.width, self.mlp
-        embed = self.patch[0] * self.patch[1] * self.channels * d + d
         prefix = self.prefix * d
         qkv = 3 * d * d + (3 * d if self.qkv_bias else 0)
         mlp = 2 * d * m + m + d
@@ -160,16 +129,24 @@ class ViTConfig(ModelConfig):
         pool = d + 4 * (d * d + d) + 2 * d + mlp if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d + d
         head = d * self.classes + self.classes
-        return embed + prefix + self._position_parameters + blocks + final_norm + pool + representation + head
+        return (
+            self._embed_parameters
+            + prefix
+            + self._position_parameters
+            + blocks
+            + final_norm
+            + pool
+            + representation
+            + head
+        )
 
     @property
     def macs(self) -> int:
         d, m, n = self.width, self.mlp, self.tokens
-        embed = self.patches * self.patch[0] * self.patch[1] * self.channels * d
         block = n * (4 * d * d + 2 * d * m) + 2 * n * n * d
         pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d
-        return embed + self.depth * block + pool + representation + d * self.classes
+        return self._embed_macs + self.depth * block + pool + representation + d * self.classes
 
     @property
     def _position_parameters(self) -> int:
@@ -192,23 +169,6 @@ class ViTConfig(ModelConfig):
         return offsets + (3 if self.prefix else 0)
 
     # Rules
-
-    def _check_grid(self) -> None:
-        for side, size, pad, patch, step in zip(
-            ("height", "width"), self.resolution, self.padding, self.patch, self.step, strict=True
-        ):
-            if size + 2 * pad < patch:
-                raise UsageError(
-                    f"Resolution must be at least one patch, got {side} {size} with patch {patch}."
-                    " Choose a larger resolution or a smaller patch."
-                )
-            if (size + 2 * pad - patch) % step:
-                lower = size - (size + 2 * pad - patch) % step
-                kind = f"patch {patch}" if self.stride is None else f"patch {patch}, stride {step}, padding {pad}"
-                raise UsageError(
-                    f"Resolution must divide into whole patches, got {side} {size} with {kind}."
-                    f" Use {lower} or {lower + step}."
-                )
 
     def _check_width(self) -> None:
         if self.width % self.heads:

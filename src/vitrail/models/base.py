@@ -1,13 +1,14 @@
 """What every model of every family is: images in, logits out, and a way to watch."""
 
 import dataclasses
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
+from vitrail.settings import Pair
 
 
 @dataclasses.dataclass
@@ -17,12 +18,22 @@ class Seen:
     layers: frozenset[int]
     """The layers that were asked for, from 0."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Intermediate results. For ViT: `patches` (flattened pixels), `projected`, `tokens` (eq. 1), `blocks.0` and so on
-    (eqs. 2-3), `pooled` (eq. 4)."""
+    """Intermediate results. Every family: `blocks.0` and so on, what left each layer asked for, and `pooled`, what the
+    head read. ViT besides: `patches` (flattened pixels), `projected`, `tokens` (eq. 1)."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each layer asked for; rows sum to 1."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
     """What the model answered, bit for bit what it answers unobserved."""
+
+    def keep(self, layer: int, output: Tensor) -> None:
+        """Write down what left a layer, if that layer was asked for."""
+        if layer in self.layers:
+            self.steps[f"blocks.{layer}"] = output
+
+    def finish(self, pooled: Tensor, logits: Tensor) -> None:
+        """Write down what the head read and said."""
+        self.steps["pooled"] = pooled
+        self.logits = logits
 
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -33,12 +44,38 @@ class Model(nn.Module, Generic[Config]):
 
     config: Config
 
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         """Logits (B, K). `seen` collects what passes by; it never changes the way."""
         raise NotImplementedError
 
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone; a model without such tables has nothing to do."""
+
+    def resize(self, resolution: int | Pair) -> Self:
+        """A copy of this model for another resolution, on the same device; refused where places have own weights."""
+        return self._rebuild(
+            self.config.replace(resolution=resolution),
+            {name: tensor.clone() for name, tensor in self.state_dict().items()},
+        )
+
+    def _rebuild(self, config: Config, tensors: dict[str, Tensor]) -> Self:
+        """A model of `config` with these tensors, frozen where this one is frozen, and in its mode."""
+        with torch.device("meta"):
+            rebuilt = type(self)(config)
+        if any(tensor.shape != tensors[name].shape for name, tensor in rebuilt.state_dict().items()):
+            raise UsageError(
+                f"Resize must keep the number of places that a model of family {config.family} has weights for, got"
+                f" resolution {config.resolution} after {self.config.resolution}. Create a new model instead."
+            )
+        rebuilt.load_state_dict(tensors, assign=True)
+        rebuilt.fill_tables()
+        for ours, theirs in zip(self.parameters(), rebuilt.parameters(), strict=True):
+            theirs.requires_grad_(ours.requires_grad)
+        return rebuilt.train(self.training)
 
     def _check_images(self, images_BCHW: Tensor) -> None:
         expected = (self.config.channels, *self.config.resolution)

@@ -51,11 +51,11 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel."""
 
-    def __init__(self, *, width: int, heads: int, qkv_bias: bool) -> None:
+    def __init__(self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.proj = nn.Linear(width, width)
+        self.proj = nn.Linear(width, width, bias=proj_bias)
 
     def forward(
         self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
@@ -107,12 +107,12 @@ def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:
 class MLP(nn.Module):
     """Two layers with one non-linearity between them (section 3.1), the same for every token."""
 
-    def __init__(self, *, width: int, hidden: int, activation: str, dropout: float) -> None:
+    def __init__(self, *, width: int, hidden: int, activation: str, dropout: float, bias: bool = True) -> None:
         super().__init__()
         self.activation = activation
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = nn.Linear(width, hidden, bias=bias)
         self.dropout = dropout
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         hidden_BNM = drop(activate(self.fc1(x_BND), self.activation), self.dropout, self.training)
@@ -191,4 +191,6 @@ def activate(x: Tensor, kind: str) -> Tensor:
             approximate = "tanh" if kind == "gelu-tanh" else "none"
             gelu = torch.ops.aten.gelu_ if in_place else F.gelu
             return gelu(x, approximate=approximate)
+        case "quick-gelu":  # the sigmoid approximation of iGPT and CLIP
+            return x * torch.sigmoid(1.702 * x)
     raise ValueError(kind)

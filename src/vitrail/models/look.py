@@ -18,7 +18,7 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None) -
     from the same tokens that the fused kernel got, so the kernel stays on, the logits are bit-identical, and memory
     grows only with the layers asked for. The model is looked at in evaluation mode and left as it was.
     """
-    depth = getattr(model.config, "depth", 0)
+    depth = model.config.depth
     chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
     for layer in chosen:
         if not -depth <= layer < depth:

@@ -102,12 +102,9 @@ class ViT(Model[ViTConfig]):
     mask: Tensor | None
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         c = config
-        self.patch_embed = PatchEmbed(
-            channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding
-        )
+        self.patch_embed = self.make_patch_embed()
         if c.pool == "cls":
             self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
         if c.registers:
@@ -136,6 +133,11 @@ class ViT(Model[ViTConfig]):
         self.head = nn.Linear(c.width, c.classes)
         self.initialise()
         self.fill_tables()
+
+    def make_patch_embed(self) -> PatchEmbed:
+        """x_p E of eq. 1; a hybrid puts convolutions before it."""
+        c = self.config
+        return PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         """Logits (B, K). `seen` collects what passes by; it never changes the way."""
@@ -176,7 +178,7 @@ class ViT(Model[ViTConfig]):
             z_BTD = block(entering_BTD, rope, bias, queries=1 if trim and layer == last else None)
             if seen is not None and layer in seen.layers:
                 is_whole = z_BTD.shape[1] == entering_BTD.shape[1]
-                seen.steps[f"blocks.{layer}"] = z_BTD if is_whole else block(entering_BTD, rope, bias)
+                seen.keep(layer, z_BTD if is_whole else block(entering_BTD, rope, bias))
         return z_BTD
 
     def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
@@ -188,13 +190,12 @@ class ViT(Model[ViTConfig]):
                 y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
             case "map":
                 y_BD = self.attn_pool(self.norm(z_BTD))
-        if seen is not None:
-            seen.steps["pooled"] = y_BD
+        pooled_BD = y_BD
         if self.config.representation != "none":
             y_BD = self.pre_logits(y_BD)
         logits_BK = self.head(y_BD)
         if seen is not None:
-            seen.logits = logits_BK
+            seen.finish(pooled_BD, logits_BK)
         return logits_BK
 
     def position(self, layer: int) -> Tensor | None:
@@ -283,14 +284,8 @@ class ViT(Model[ViTConfig]):
         new = old.replace(resolution=resolution, resize_rule=rule or old.resize_rule)
         if old.position == "relative" and old.wrap and new.grid != old.grid:
             raise UsageError("Resize must keep the grid of wrap-around relative positions: a circle has no between.")
-        with torch.device("meta"):
-            resized = type(self)(new)
         tensors = {}
         for name, tensor in self.state_dict().items():
             leaf = name.rpartition(".")[2]
             tensors[name] = resize_table(leaf, tensor, old, new) if leaf in LEARNED_TABLES else tensor.clone()
-        resized.load_state_dict(tensors, assign=True)
-        resized.fill_tables()
-        for ours, theirs in zip(self.parameters(), resized.parameters(), strict=True):
-            theirs.requires_grad_(ours.requires_grad)
-        return resized.train(self.training)
+        return self._rebuild(new, tensors)

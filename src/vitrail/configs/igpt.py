@@ -1,0 +1,91 @@
+"""The Transformer on pixels in numbers: iGPT ("Generative Pretraining from Pixels", Chen et al. 2020)."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.configs.base import ModelConfig
+from vitrail.errors import UsageError
+from vitrail.settings import Pair, check_number, check_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IGPTConfig(ModelConfig):
+    """Every pixel is a token: its colour, rounded to a palette, in raster order."""
+
+    family: ClassVar[str] = "igpt"
+
+    palette: int = 512
+    """Number of colours; the colours themselves are a tensor of the model."""
+    width: int = 512
+    """Width D of a token."""
+    depth: int = 24
+    """Number L of blocks."""
+    heads: int = 8
+    """Number of attention heads."""
+    mlp: int = 2048
+    """Width of the hidden layer of the MLP in each block."""
+    causal: bool = True
+    """Whether a pixel may look only at itself and at those before it."""
+    output: Literal["pixels", "classes"] = "pixels"
+    """What the head predicts: each pixel's colour from those before it, or the class from the mean of all tokens."""
+    bias: bool = False
+    """Whether linear layers have a bias; Hugging Face's port has them, the published code does not."""
+    norm_epsilon: float = 1e-5
+    """Added to the mean square in the norm."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature after embedding, attention and the MLP, in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(("output",))
+        self._check_flags(("causal", "bias"))
+        check_whole("palette", self.palette, low=2, high=1_048_576)
+        check_whole("width", self.width, low=1, high=65_536)
+        check_whole("depth", self.depth, low=1, high=1000)
+        check_whole("heads", self.heads, low=1, high=4096)
+        check_whole("mlp", self.mlp, low=1, high=1_048_576)
+        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
+        check_number("dropout", self.dropout, low=0, below=1)
+        if self.width % self.heads:
+            raise UsageError(
+                f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
+                " Change one of the two."
+            )
+        if self.output == "pixels" and not self.causal:
+            raise UsageError("Output pixels must go with causal true: a pixel that sees itself has nothing to predict.")
+        if self.output == "pixels" and self.classes != self.palette:
+            raise UsageError(
+                f"Classes must be the palette's {self.palette} colours where pixels are predicted, got {self.classes}."
+                " Set output to classes for labels."
+            )
+
+    @property
+    def grid(self) -> Pair:
+        """Rows and columns of tokens: the pixels."""
+        return self.resolution
+
+    @property
+    def patch(self) -> Pair:
+        """A token is a pixel."""
+        return (1, 1)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence."""
+        return self.resolution[0] * self.resolution[1]
+
+    @property
+    def parameters(self) -> int:
+        d, m = self.width, self.mlp
+        embed = (self.palette + (self.output == "pixels")) * d + self.tokens * d
+        biases = 5 * d + m if self.bias else 0
+        block = 2 * d + 4 * d * d + 2 * d * m + biases
+        head = d * self.classes + (self.classes if self.output == "classes" else 0)
+        return embed + self.depth * block + d + head
+
+    @property
+    def macs(self) -> int:
+        d, m, n = self.width, self.mlp, self.tokens
+        block = n * (4 * d * d + 2 * d * m) + 2 * n * n * d
+        quantise = n * self.channels * self.palette
+        return quantise + self.depth * block + d * self.classes * (n if self.output == "pixels" else 1)

@@ -1,0 +1,62 @@
+"""An LSTM over patches in numbers: the sequential bias that the notes set against attention."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.configs.patches import PatchedConfig
+from vitrail.settings import check_number, check_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LSTMConfig(PatchedConfig):
+    """Patches one after the other into a recurrent network; the head reads its last state."""
+
+    family: ClassVar[str] = "lstm"
+
+    hidden: int = 512
+    """Width of the recurrent state."""
+    depth: int = 2
+    """Recurrent layers, one on top of the other."""
+    bidirectional: bool = False
+    """Whether a second network reads the sequence from its end."""
+    order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
+    """In which order the patches come."""
+    order_seed: int = 0
+    """Draws the random order."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature between recurrent layers, in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(("order",))
+        self._check_flags(("bidirectional",))
+        check_whole("width", self.width, low=1, high=65_536)
+        check_whole("hidden", self.hidden, low=1, high=65_536)
+        check_whole("depth", self.depth, low=1, high=100)
+        check_whole("order_seed", self.order_seed, low=0, high=2**63 - 1)
+        check_number("dropout", self.dropout, low=0, below=1)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence: the patches."""
+        return self.patches
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def parameters(self) -> int:
+        features = self.directions * self.hidden
+        biases = self.directions * self.depth * 8 * self.hidden
+        return self._embed_parameters + self._recurrent_weights + biases + features * self.classes + self.classes
+
+    @property
+    def macs(self) -> int:
+        return self._embed_macs + self.patches * self._recurrent_weights + self.directions * self.hidden * self.classes
+
+    @property
+    def _recurrent_weights(self) -> int:
+        """4 gates from the layer's input and from its own state, for each layer and direction."""
+        inputs = [self.width, *(self.directions * self.hidden for _ in range(self.depth - 1))]
+        return self.directions * sum(4 * self.hidden * (size + self.hidden) for size in inputs)

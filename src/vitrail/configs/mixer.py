@@ -1,0 +1,53 @@
+"""MLP-Mixer in numbers (arXiv 2105.01601)."""
+
+import dataclasses
+from typing import ClassVar
+
+from vitrail.configs.patches import PatchedConfig
+from vitrail.settings import check_number, check_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixerConfig(PatchedConfig):
+    """MLPs that alternate between mixing patches and mixing features."""
+
+    family: ClassVar[str] = "mixer"
+
+    depth: int = 12
+    """Number of blocks."""
+    token_mlp: int = 384
+    """Hidden width D_S of the MLP over patches."""
+    channel_mlp: int = 3072
+    """Hidden width D_C of the MLP over features."""
+    norm_epsilon: float = 1e-6
+    """Added to the variance in LayerNorm."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature after each MLP layer, in training."""
+    drop_path: float = 0.0
+    """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("width", self.width, low=1, high=65_536)
+        check_whole("depth", self.depth, low=1, high=1000)
+        check_whole("token_mlp", self.token_mlp, low=1, high=1_048_576)
+        check_whole("channel_mlp", self.channel_mlp, low=1, high=1_048_576)
+        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
+        check_number("dropout", self.dropout, low=0, below=1)
+        check_number("drop_path", self.drop_path, low=0, below=1)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence: the patches, and no [CLS]."""
+        return self.patches
+
+    @property
+    def parameters(self) -> int:
+        d, n, s, c = self.width, self.patches, self.token_mlp, self.channel_mlp
+        block = 4 * d + (2 * n * s + s + n) + (2 * d * c + c + d)
+        return self._embed_parameters + self.depth * block + 2 * d + d * self.classes + self.classes
+
+    @property
+    def macs(self) -> int:
+        d, n, s, c = self.width, self.patches, self.token_mlp, self.channel_mlp
+        return self._embed_macs + self.depth * (2 * n * s * d + 2 * n * d * c) + d * self.classes

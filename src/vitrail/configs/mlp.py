@@ -1,0 +1,39 @@
+"""Fully connected layers on pixels in numbers: no bias about pictures at all."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.configs.base import ModelConfig
+from vitrail.settings import check_number, check_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLPConfig(ModelConfig):
+    """All pixels into one vector, some hidden layers, a linear head."""
+
+    family: ClassVar[str] = "mlp"
+
+    width: int = 1024
+    """Width of each hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    activation: Literal["gelu", "gelu-tanh", "relu", "tanh"] = "gelu"
+    """Non-linearity after each hidden layer."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature after each hidden layer, in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(("activation",))
+        check_whole("width", self.width, low=1, high=1_048_576)
+        check_whole("depth", self.depth, low=1, high=1000)
+        check_number("dropout", self.dropout, low=0, below=1)
+
+    @property
+    def parameters(self) -> int:
+        return self.macs + self.depth * self.width + self.classes
+
+    @property
+    def macs(self) -> int:
+        pixels = self.channels * self.resolution[0] * self.resolution[1]
+        return pixels * self.width + (self.depth - 1) * self.width**2 + self.width * self.classes

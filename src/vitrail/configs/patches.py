@@ -1,0 +1,76 @@
+"""Configurations of models that cut the picture into patches."""
+
+import dataclasses
+
+from vitrail.configs.base import ModelConfig
+from vitrail.errors import UsageError
+from vitrail.settings import Pair
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchedConfig(ModelConfig):
+    """A model that reads patches: how they are cut, how many there are, what embedding them costs."""
+
+    patch: Pair = (16, 16)
+    """Height and width of a patch in pixels."""
+    stride: Pair | None = None
+    """Step from patch to patch; none means the patch size, so that patches do not overlap."""
+    padding: Pair = (0, 0)
+    """Zeros added on each side before the picture is cut into patches."""
+    width: int = 768
+    """Width D of a token."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_pair("patch", low=1, high=4096)
+        self._set_pair("padding", low=0, high=4096)
+        if self.stride is not None:
+            self._set_pair("stride", low=1, high=4096)
+        self._check_grid()
+
+    @property
+    def step(self) -> Pair:
+        """Pixels from one patch to the next."""
+        return self.stride or self.patch
+
+    @property
+    def canvas(self) -> tuple[int, int, int]:
+        """Channels, height and width of what is cut into patches: the picture, unless something comes before."""
+        return self.channels, *self.resolution
+
+    @property
+    def grid(self) -> Pair:
+        """Rows and columns of patches."""
+        sides = zip(self.canvas[1:], self.padding, self.patch, self.step, strict=True)
+        rows, columns = ((side + 2 * pad - patch) // step + 1 for side, pad, patch, step in sides)
+        return rows, columns
+
+    @property
+    def patches(self) -> int:
+        """Number N of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def _embed_parameters(self) -> int:
+        return self.canvas[0] * self.patch[0] * self.patch[1] * self.width + self.width
+
+    @property
+    def _embed_macs(self) -> int:
+        return self.patches * self.canvas[0] * self.patch[0] * self.patch[1] * self.width
+
+    def _check_grid(self) -> None:
+        for side, size, pad, patch, step in zip(
+            ("height", "width"), self.canvas[1:], self.padding, self.patch, self.step, strict=True
+        ):
+            if size + 2 * pad < patch:
+                raise UsageError(
+                    f"Resolution must be at least one patch, got {side} {size} with patch {patch}."
+                    " Choose a larger resolution or a smaller patch."
+                )
+            if (size + 2 * pad - patch) % step:
+                lower = size - (size + 2 * pad - patch) % step
+                kind = f"patch {patch}" if self.stride is None else f"patch {patch}, stride {step}, padding {pad}"
+                raise UsageError(
+                    f"Resolution must divide into whole patches, got {side} {size} with {kind}."
+                    f" Use {lower} or {lower + step}."
+                )

@@ -1,0 +1,101 @@
+"""Residual convolutional networks in numbers: BiT (arXiv 1912.11370), and a plain one for small pictures."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.tally import Tally
+from vitrail.errors import UsageError
+from vitrail.settings import Pair, check_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResNetConfig(ModelConfig):
+    """A residual network: a first convolution, stages of units, global average pooling, a linear head."""
+
+    family: ClassVar[str] = "resnet"
+
+    kind: Literal["bit", "plain"] = "bit"
+    """BiT: pre-activation bottlenecks, weight-standardised convolutions, GroupNorm. Plain: two 3x3 convolutions a unit,
+    BatchNorm, no shrinking before the first stage."""
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    """Units in each stage; each stage after the first has twice the channels."""
+    base: int = 64
+    """Channels after the first convolution."""
+    strides: tuple[int, ...] | None = None
+    """Stride of each stage of a plain network; none means 1, then 2 for each later stage."""
+    edges: Literal["zeros", "circular"] = "zeros"
+    """What a plain network's convolutions see beyond the rim: zeros, or the other side, which makes them exactly
+    shift-equivariant."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(("kind", "edges"))
+        check_whole("base", self.base, low=1, high=4096)
+        for name in ("layers", "strides"):
+            numbers = getattr(self, name)
+            if numbers is None:
+                continue
+            if not isinstance(numbers, tuple) or not 1 <= len(numbers) <= 8:
+                raise UsageError(f"{name.capitalize()} must be 1 to 8 whole numbers, got {numbers!r}.")
+            for number in numbers:
+                check_whole(name, number, low=1, high=200)
+        if self.kind == "bit":
+            if self.base % 32:
+                raise UsageError(
+                    f"Base must be a multiple of the 32 groups of GroupNorm for kind bit, got {self.base}."
+                )
+            if self.strides is not None or self.edges != "zeros":
+                raise UsageError("Strides and edges must be left alone for kind bit; they are settings of kind plain.")
+        elif self.strides is not None and len(self.strides) != len(self.layers):
+            raise UsageError(f"Strides must be one for each of the {len(self.layers)} stages, got {self.strides!r}.")
+
+    @property
+    def stage_strides(self) -> tuple[int, ...]:
+        """`strides`, with the default filled in."""
+        return self.strides or (1, *(2 for _ in self.layers[1:]))
+
+    @property
+    def width(self) -> int:
+        """Features that the head reads."""
+        return self.base * 2 ** (len(self.layers) - 1) * (4 if self.kind == "bit" else 1)
+
+    @property
+    def depth(self) -> int:
+        """Number of residual units."""
+        return sum(self.layers)
+
+    @property
+    def grid(self) -> Pair:
+        """Size of the last feature map."""
+        return self._tally.side
+
+    @property
+    def parameters(self) -> int:
+        return self._tally.parameters + self.width * self.classes + self.classes
+
+    @property
+    def macs(self) -> int:
+        return self._tally.macs + self.width * self.classes
+
+    @property
+    def _tally(self) -> Tally:
+        tally = Tally(self.channels, self.resolution)
+        if self.kind == "bit":
+            tally.convolve(self.base, kernel=7, stride=2)
+            tally.shrink(2)  # max pooling
+            tally.bottlenecks(self.base, self.layers, pre_activation=True)
+            tally.norm()
+            return tally
+        tally.convolve(self.base, kernel=3)
+        tally.norm()
+        for stage, (units, stride) in enumerate(zip(self.layers, self.stage_strides, strict=True)):
+            channels = self.base * 2**stage
+            for unit in range(units):
+                first_stride = stride if unit == 0 else 1
+                if first_stride != 1 or tally.channels != channels:
+                    tally.shortcut(channels, first_stride, norm=True)
+                for one in (first_stride, 1):
+                    tally.convolve(channels, kernel=3, stride=one)
+                    tally.norm()
+        return tally

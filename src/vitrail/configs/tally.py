@@ -1,0 +1,57 @@
+"""Counting convolutional networks: walk the layers once, and have their parameters and multiply-accumulates."""
+
+from vitrail.settings import Pair
+
+
+class Tally:
+    """What the layers walked so far cost, and how large the feature map is after them."""
+
+    def __init__(self, channels: int, side: Pair) -> None:
+        self.channels, self.side = channels, side
+        self.parameters = self.macs = 0
+
+    def shrink(self, stride: int) -> None:
+        """A stride with padding that keeps the rim: every size rounds up."""
+        self.side = (-(-self.side[0] // stride), -(-self.side[1] // stride))
+
+    def convolve(self, outputs: int, kernel: int, stride: int = 1) -> None:
+        """A square convolution without bias."""
+        self.shrink(stride)
+        weights = kernel * kernel * self.channels * outputs
+        self.parameters += weights
+        self.macs += weights * self.side[0] * self.side[1]
+        self.channels = outputs
+
+    def norm(self) -> None:
+        """A scale and a shift for each channel."""
+        self.parameters += 2 * self.channels
+
+    def shortcut(self, outputs: int, stride: int, *, norm: bool) -> None:
+        """A 1x1 convolution beside the branch; the walk goes on along the branch, from where it was."""
+        channels, side = self.channels, self.side
+        self.convolve(outputs, kernel=1, stride=stride)
+        if norm:
+            self.norm()
+        self.channels, self.side = channels, side
+
+    def bottlenecks(self, base: int, layers: tuple[int, ...], *, pre_activation: bool) -> None:
+        """Stages of bottleneck units (1x1, 3x3, 1x1, four times wider outside), each after the first at half the size.
+
+        With pre-activation (BiT), a norm stands before each convolution and none on the shortcut; without (the trunk of
+        hybrids), a norm stands after each, the shortcut's too.
+        """
+        for stage, units in enumerate(layers):
+            middle = base * 2**stage
+            for unit in range(units):
+                stride = 2 if stage > 0 and unit == 0 else 1
+                if pre_activation:
+                    self.norm()
+                if unit == 0:
+                    self.shortcut(4 * middle, stride, norm=not pre_activation)
+                self.convolve(middle, kernel=1)
+                self.norm()
+                self.convolve(middle, kernel=3, stride=stride)
+                self.norm()
+                self.convolve(4 * middle, kernel=1)
+                if not pre_activation:
+                    self.norm()

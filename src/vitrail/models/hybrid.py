@@ -1,0 +1,75 @@
+"""The hybrid: convolutions see the neighbourhood first, the Transformer mixes what they found.
+
+Everything after the stem is `vit.py`, to the letter; the difference between the two files is the inductive bias.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.configs.hybrid import HybridConfig
+from vitrail.models.convolutions import ConvNormReLU, PostNormUnit, Root, bottleneck_stages
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import PatchEmbed
+from vitrail.models.vit import ViT
+
+
+class ResNetTrunk(nn.Module):
+    """The ResNet of the paper's hybrids: weight-standardised convolutions, GroupNorm, the stages that are asked for."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.stem = Root(config.channels, config.stem_base, hybrid=True)
+        self.stages = bottleneck_stages(PostNormUnit, config.stem_base, config.stem_layers)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        x_BCHW = self.stem(images_BCHW)
+        for stage in self.stages:
+            for unit in stage.blocks:
+                x_BCHW = unit(x_BCHW)
+        return x_BCHW
+
+
+class LightStem(nn.Sequential):
+    """A few 3x3 convolutions in place of the patch projection ("Early Convolutions", arXiv 2106.14881)."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        inputs = (config.channels, *config.stem_layers)
+        super().__init__(
+            *(
+                ConvNormReLU(before, after, stride)
+                for before, after, stride in zip(inputs, config.stem_layers, config.stem_strides, strict=False)
+            )
+        )
+
+
+class HybridEmbed(PatchEmbed):
+    """Eq. 1 with a feature map in the picture's place."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__(
+            channels=config.canvas[0], width=config.width, patch=config.patch, stride=config.step,
+            padding=config.padding,
+        )  # fmt: skip
+        self.backbone = ResNetTrunk(config) if config.stem == "resnet" else LightStem(config)
+
+    def flatten(self, images_BCHW: Tensor) -> Tensor:
+        return super().flatten(self.backbone(images_BCHW))
+
+
+class Hybrid(ViT):
+    """A Vision Transformer on the feature map of a convolutional stem."""
+
+    def make_patch_embed(self) -> PatchEmbed:
+        return HybridEmbed(cast(HybridConfig, self.config))
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """The ViT as ever; convolutions by flax's default; each ResNet unit starts as its shortcut."""
+        super().initialise()
+        for module in self.patch_embed.modules():
+            if isinstance(module, nn.Conv2d):
+                lecun_normal_(module)
+            if isinstance(module, PostNormUnit):
+                nn.init.zeros_(module.norm3.weight)  # vision_transformer, models_resnet.py: gn3 scale_init zeros

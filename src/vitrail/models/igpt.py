@@ -1,0 +1,133 @@
+"""The Transformer on pixels (iGPT, Chen et al. 2020): every pixel is a word, its colour one of a palette.
+
+Shapes: B images, N pixels in raster order, D width, P colours, K classes.
+
+    c_n    = nearest palette colour of pixel n
+    z_0    = embed(c) + E_pos                (predicting pixels: shifted by one, a start token first)
+    z_l    = z + MLP(norm(z)),  z = z_(l-1) + attention(norm(z_(l-1)))
+    logits = norm(z_L) W                     over the palette for each next pixel; or over classes, of the mean token
+"""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.configs.igpt import IGPTConfig
+from vitrail.models.base import Model, Seen
+from vitrail.models.layers import MLP, Attention, drop
+from vitrail.models.positions import resize_grid
+from vitrail.settings import Pair
+
+
+class PixelBlock(nn.Module):
+    """GPT-2's pre-norm block with iGPT's norm (no mean, no shift) and sigmoid GELU."""
+
+    def __init__(self, config: IGPTConfig) -> None:
+        super().__init__()
+        c = config
+        self.dropout = c.dropout
+        self.norm1 = nn.RMSNorm(c.width, eps=c.norm_epsilon)
+        self.attn = Attention(width=c.width, heads=c.heads, qkv_bias=c.bias, proj_bias=c.bias)
+        self.norm2 = nn.RMSNorm(c.width, eps=c.norm_epsilon)
+        self.mlp = MLP(width=c.width, hidden=c.mlp, activation="quick-gelu", dropout=c.dropout, bias=c.bias)
+
+    def forward(self, z_BND: Tensor, mask: Tensor | None) -> Tensor:
+        z_BND = drop(self.attn(self.norm1(z_BND), bias=mask), self.dropout, self.training).add_(z_BND)
+        return self.mlp(self.norm2(z_BND)).add_(z_BND)
+
+
+class IGPT(Model[IGPTConfig]):
+    """`forward(images) -> logits`: (B, K) for classes, (B, N, P) where each next pixel is predicted."""
+
+    blocks: list[PixelBlock]  # a ModuleList, which cannot say what it holds
+    palette: Tensor
+    mask: Tensor | None
+
+    def __init__(self, config: IGPTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.colour_embed = nn.Embedding(c.palette + (c.output == "pixels"), c.width)  # the last is the start token
+        self.pos_embed = nn.Parameter(torch.zeros(1, c.tokens, c.width))
+        self.blocks = cast(list[PixelBlock], nn.ModuleList(PixelBlock(c) for _ in range(c.depth)))
+        self.norm = nn.RMSNorm(c.width, eps=c.norm_epsilon)
+        self.head = nn.Linear(c.width, c.classes, bias=c.output == "classes")
+        # Colours in preprocessed units; the training engine replaces them by clusters of the data's own.
+        self.register_buffer("palette", torch.zeros(c.palette, c.channels))
+        self.initialise()
+        self.fill_tables()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        c = self.config
+        colours_BN = self.quantise(images_BCHW)
+        if c.output == "pixels":
+            start_B1 = torch.full_like(colours_BN[:, :1], c.palette)
+            colours_BN = torch.cat([start_B1, colours_BN[:, :-1]], dim=1)
+        z_BND = drop(self.colour_embed(colours_BN) + self.pos_embed, c.dropout, self.training)
+        if seen is not None:
+            seen.steps["colours"] = colours_BN
+            seen.steps["tokens"] = z_BND
+        for layer, block in enumerate(self.blocks):
+            if seen is not None and layer in seen.layers:
+                seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
+            z_BND = block(z_BND, self.mask)
+            if seen is not None:
+                seen.keep(layer, z_BND)
+        y = self.norm(z_BND) if c.output == "pixels" else self.norm(z_BND).mean(dim=1)
+        logits = self.head(y)
+        if seen is not None:
+            seen.finish(y, logits)
+        return logits
+
+    def quantise(self, images_BCHW: Tensor) -> Tensor:
+        """The nearest palette colour of every pixel, (B, N)."""
+        pixels_BNC = images_BCHW.flatten(2).transpose(1, 2)
+        # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
+        return (self.palette.square().sum(1) - 2 * pixels_BNC @ self.palette.T).argmin(dim=-1)
+
+    @torch.no_grad()
+    def resize(self, resolution: int | Pair) -> "IGPT":
+        """A copy for another resolution; learned positions are interpolated corner to corner."""
+        new = self.config.replace(resolution=resolution)
+        tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        table_hwD = self.pos_embed[0].unflatten(0, self.config.grid)
+        tensors["pos_embed"] = resize_grid(table_hwD, new.grid, "google").flatten(0, 1)[None]
+        return self._rebuild(new, tensors)
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """The published code's normals (image-gpt, model.py), with GPT-2's smaller ones into the residual."""
+        nn.init.normal_(self.colour_embed.weight, std=0.02)
+        nn.init.normal_(self.pos_embed, std=0.01)
+        for block in self.blocks:
+            for linear in (block.attn.qkv, block.mlp.fc1, block.attn.proj, block.mlp.fc2):
+                into_residual = linear is block.attn.proj or linear is block.mlp.fc2
+                nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * self.config.depth) if into_residual else 0.02)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        nn.init.zeros_(self.head.weight)
+        if self.head.bias is not None:
+            nn.init.zeros_(self.head.bias)
+        # Until there are data: points spread evenly over [-1, 1] by the generalised golden ratio in each channel.
+        step = torch.arange(1, self.config.channels + 1, dtype=torch.float64).neg()
+        ratio = _golden_ratio(self.config.channels) ** step
+        points = torch.arange(self.config.palette, dtype=torch.float64)[:, None] * ratio + 0.5
+        self.palette.copy_(2 * (points % 1) - 1)
+
+    def fill_tables(self) -> None:
+        """Who may look at whom: a pixel at itself and at those before it."""
+        tokens = self.config.tokens
+        mask = None
+        if self.config.causal:
+            mask = torch.ones(tokens, tokens, dtype=torch.bool, device=self.head.weight.device).tril()
+        self.register_buffer("mask", mask, persistent=False)
+
+
+def _golden_ratio(dimensions: int) -> float:
+    """The root of x^(d+1) = x + 1, whose powers fill d dimensions evenly."""
+    root = 2.0
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dimensions + 1))
+    return root

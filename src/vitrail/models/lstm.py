@@ -1,0 +1,99 @@
+"""An LSTM over patches: the picture as a sequence, read in one order, with a state that must carry everything.
+
+Shapes: B images, N patches in the chosen order, D width, S state, K classes.
+
+    x_n        = x_p^(order n) E + b         as in ViT, without positions: the order is the position
+    h_n, c_n   = LSTM(x_n, h_(n-1), c_(n-1))
+    logits     = head(h_N)                   the last state, of both directions if there are two
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.configs.lstm import LSTMConfig
+from vitrail.models.base import Model, Seen
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import PatchEmbed, drop
+from vitrail.settings import Pair
+
+
+class LSTM(Model[LSTMConfig]):
+    """Patches one after the other into a recurrent network; the head reads its last state."""
+
+    order: Tensor
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.patch_embed = PatchEmbed(
+            channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding
+        )
+        inputs = [c.width, *(c.directions * c.hidden for _ in range(c.depth - 1))]
+        # A layer each, so that what passes between them can be seen.
+        self.layers = nn.ModuleList(
+            nn.LSTM(size, c.hidden, batch_first=True, bidirectional=c.bidirectional) for size in inputs
+        )
+        self.head = nn.Linear(c.directions * c.hidden, c.classes)
+        self.initialise()
+        self.fill_tables()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BND = self.patch_embed(images_BCHW)[:, self.order]
+        if seen is not None:
+            seen.steps["patches"] = self.patch_embed.flatten(images_BCHW)[:, self.order]
+            seen.steps["projected"] = x_BND
+        for layer, recurrent in enumerate(self.layers):
+            if layer:
+                x_BND = drop(x_BND, self.config.dropout, self.training)
+            x_BND, (last_LBS, _) = recurrent(x_BND)
+            if seen is not None:
+                seen.keep(layer, x_BND)
+        y_BD = last_LBS.transpose(0, 1).flatten(1)
+        logits_BK = self.head(y_BD)
+        if seen is not None:
+            seen.finish(y_BD, logits_BK)
+        return logits_BK
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Xavier from the input, orthogonal from the state, forget gates that start open (Jozefowicz et al. 2015)."""
+        lecun_normal_(self.patch_embed.proj)
+        for name, parameter in self.layers.named_parameters():
+            kind = name.rpartition(".")[2]
+            if kind.startswith("bias"):
+                nn.init.zeros_(parameter)
+                if kind.startswith("bias_ih"):
+                    parameter[self.config.hidden : 2 * self.config.hidden] = (
+                        1  # gates stand as input, forget, cell, output
+                    )
+                continue
+            for gate in parameter.chunk(4):
+                nn.init.xavier_uniform_(gate) if kind.startswith("weight_ih") else nn.init.orthogonal_(gate)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def fill_tables(self) -> None:
+        """The order of the patches."""
+        order = sequence_order(self.config.order, self.config.grid, self.config.order_seed)
+        self.register_buffer("order", order.to(self.head.weight.device), persistent=False)
+
+
+def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
+    """The patches' raster numbers in the order in which they are read, (N,)."""
+    raster = torch.arange(grid[0] * grid[1], device="cpu").reshape(grid)
+    match kind:
+        case "raster":
+            order = raster
+        case "reversed":
+            order = raster.flip((0, 1))
+        case "column":
+            order = raster.T
+        case "snake":
+            order = raster.clone()
+            order[1::2] = order[1::2].flip(1)
+        case "random":
+            order = torch.randperm(raster.numel(), generator=torch.Generator().manual_seed(seed), device="cpu")
+        case _:
+            raise ValueError(kind)
+    return order.flatten()

@@ -1,0 +1,75 @@
+"""MLP-Mixer (arXiv 2105.01601): patches are mixed by one MLP, features by another.
+
+Shapes: B images, N patches, D width, K classes.
+
+    U = X + MLP_tokens(LN(X)^T)^T            eq. 1: the same for every feature, own weights for every place
+    Y = U + MLP_channels(LN(U))              eq. 1: the same for every patch
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.configs.mixer import MixerConfig
+from vitrail.models.base import Model, Seen
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import MLP, PatchEmbed, drop_path
+
+
+class MixerBlock(nn.Module):
+    """One mixing of patches, one of features."""
+
+    def __init__(self, config: MixerConfig, drop_path: float) -> None:
+        super().__init__()
+        c = config
+        self.drop_path = drop_path
+        self.norm1 = nn.LayerNorm(c.width, eps=c.norm_epsilon)
+        self.mlp_tokens = MLP(width=c.patches, hidden=c.token_mlp, activation="gelu", dropout=c.dropout)
+        self.norm2 = nn.LayerNorm(c.width, eps=c.norm_epsilon)
+        self.mlp_channels = MLP(width=c.width, hidden=c.channel_mlp, activation="gelu", dropout=c.dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)
+        u_BND = x_BND + drop_path(mixed_BND, self.drop_path, self.training)
+        return drop_path(self.mlp_channels(self.norm2(u_BND)), self.drop_path, self.training).add_(u_BND)
+
+
+class Mixer(Model[MixerConfig]):
+    """Patches in, two kinds of MLP in turn, the mean of all patches out."""
+
+    blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.stem = PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
+        rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
+        self.blocks = cast(list[MixerBlock], nn.ModuleList(MixerBlock(c, rate) for rate in rates))
+        self.norm = nn.LayerNorm(c.width, eps=c.norm_epsilon)
+        self.head = nn.Linear(c.width, c.classes)
+        self.initialise()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BND = self.stem(images_BCHW)
+        if seen is not None:
+            seen.steps["patches"] = self.stem.flatten(images_BCHW)
+            seen.steps["projected"] = x_BND
+        for layer, block in enumerate(self.blocks):
+            x_BND = block(x_BND)
+            if seen is not None:
+                seen.keep(layer, x_BND)
+        y_BD = self.norm(x_BND).mean(dim=1)
+        logits_BK = self.head(y_BD)
+        if seen is not None:
+            seen.finish(y_BD, logits_BK)
+        return logits_BK
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """flax's default everywhere (vision_transformer, models_mixer.py), zero for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                lecun_normal_(module)
+        nn.init.zeros_(self.head.weight)

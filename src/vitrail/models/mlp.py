@@ -1,0 +1,46 @@
+"""Fully connected layers on pixels: every pixel meets every other with a weight of its own, and nothing is assumed.
+
+Shapes: B images, D width, K classes.
+
+    h_1 = act(W_1 flatten(image) + b_1),  h_l = act(W_l h_(l-1) + b_l),  logits = W h_L + b
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.configs.mlp import MLPConfig
+from vitrail.models.base import Model, Seen
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import activate, drop
+
+
+class PixelMLP(Model[MLPConfig]):
+    """The floor: what a network reaches that knows nothing of pictures."""
+
+    def __init__(self, config: MLPConfig) -> None:
+        super().__init__(config)
+        pixels = config.channels * config.resolution[0] * config.resolution[1]
+        inputs = [pixels, *(config.width for _ in range(config.depth - 1))]
+        self.layers = nn.ModuleList(nn.Linear(size, config.width) for size in inputs)
+        self.head = nn.Linear(config.width, config.classes)
+        self.initialise()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BD = images_BCHW.flatten(1)
+        for layer, linear in enumerate(self.layers):
+            x_BD = drop(activate(linear(x_BD), self.config.activation), self.config.dropout, self.training)
+            if seen is not None:
+                seen.keep(layer, x_BD)
+        logits_BK = self.head(x_BD)
+        if seen is not None:
+            seen.finish(x_BD, logits_BK)
+        return logits_BK
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """lecun_normal as in the other families, zero for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                lecun_normal_(module)
+        nn.init.zeros_(self.head.weight)

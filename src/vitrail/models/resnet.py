@@ -1,0 +1,81 @@
+"""Residual convolutional networks: locality and translation equivariance built in.
+
+Shapes: B images, C channels, H x W feature map, D features, K classes.
+
+    x_0 = conv(image)                        and, in BiT, max pooling
+    x_u = x_(u-1) + F_u(x_(u-1))             each unit sees 3x3 neighbours
+    y   = mean over places of x_U            equivariance becomes invariance here
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.configs.resnet import ResNetConfig
+from vitrail.models.base import Model, Seen
+from vitrail.models.convolutions import (
+    BasicUnit,
+    ConvNormReLU,
+    GroupNormReLU,
+    PreActivationUnit,
+    Root,
+    Stage,
+    bottleneck_stages,
+)
+from vitrail.models.initialise import lecun_normal_
+
+
+class ResNet(Model[ResNetConfig]):
+    """BiT (arXiv 1912.11370), or a plain network of basic units for small pictures."""
+
+    stages: list[Stage]  # a ModuleList, which cannot say what it holds
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        c = config
+        if c.kind == "bit":
+            self.stem = Root(c.channels, c.base, hybrid=False)
+            self.stages = bottleneck_stages(PreActivationUnit, c.base, c.layers)
+            self.norm = GroupNormReLU(c.width)
+        else:
+            self.stem = ConvNormReLU(c.channels, c.base, 1, c.edges)
+            self.stages = cast(list[Stage], nn.ModuleList(self._plain_stages()))
+            self.norm = nn.Identity()
+        self.head = nn.Linear(c.width, c.classes)
+        self.initialise()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BCHW = self.stem(images_BCHW)
+        if seen is not None:
+            seen.steps["stem"] = x_BCHW
+        for layer, unit in enumerate(unit for stage in self.stages for unit in stage.blocks):
+            x_BCHW = unit(x_BCHW)
+            if seen is not None:
+                seen.keep(layer, x_BCHW)
+        x_BCHW = self.norm(x_BCHW)
+        y_BD = x_BCHW.mean(dim=(2, 3))
+        logits_BK = self.head(y_BD)
+        if seen is not None:
+            seen.finish(y_BD, logits_BK)
+        return logits_BK
+
+    def _plain_stages(self) -> Iterator[Stage]:
+        c = self.config
+        inputs = c.base
+        for stage, (units, stride) in enumerate(zip(c.layers, c.stage_strides, strict=True)):
+            channels = c.base * 2**stage
+            first = BasicUnit(inputs, channels, stride, c.edges)
+            yield Stage([first, *(BasicUnit(channels, channels, 1, c.edges) for _ in range(units - 1))])
+            inputs = channels
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """flax's default for convolutions (BiT's code leaves it so), zero for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                lecun_normal_(module)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)

@@ -1,0 +1,182 @@
+"""What every named model of every family must do: the large ones on the meta device, the small ones for real."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import vitrail
+from redraw import redraw
+from vitrail.configs.base import INFO_KEYS
+from vitrail.configs.zoo import FAMILIES, MODELS, find
+from vitrail.errors import UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.create import build, create
+from vitrail.models.look import look
+
+SMALL = [name for name, config in MODELS.items() if config.resolution[0] <= 32 and config.macs < 20e6]
+ONE_PER_FAMILY = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]
+
+
+def pictures(config, count=2):
+    return torch.randn(count, config.channels, *config.resolution)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_arithmetic_equals_the_built_model(name):
+    config = find(name)
+    with torch.device("meta"):
+        model = build(config)
+        images = pictures(config, 1)
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
+    with FlopCounterMode(display=False) as counter:
+        # The literature counts a ViT's last block whole; `forward` spares what [CLS] does not need.
+        logits = (
+            model.read(model.encode(model.embed(images), whole=True)) if hasattr(model, "encode") else model(images)
+        )
+    assert counter.get_total_flops() == 2 * config.macs
+    assert logits.shape[0] == 1
+    assert logits.shape[-1] == config.classes
+    assert tuple(config.info()) == INFO_KEYS
+    assert FAMILIES[config.family] is type(config)
+    assert type(config).from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_determinism_batches_and_bundles(name, tmp_path):
+    model = redraw(create(name))
+    config = model.config
+    images = pictures(config, 8)
+    logits = model(images)
+    assert logits.shape == (8, config.classes)
+    assert logits.std(0).max() > 1e-2
+    assert torch.equal(model(images), logits)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(alone, logits, rtol=0, atol=1e-5 * max(1, logits.abs().max().item()))
+
+    (logits * torch.randn_like(logits)).sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 0, key
+
+    half = (0.5,) * config.channels
+    preprocess = Preprocess(resolution=config.resolution, mean=half, std=half)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "bundle")
+    loaded = vitrail.load(tmp_path / "bundle").model
+    assert loaded.config == config
+    assert torch.equal(loaded(images), logits)
+    assert torch.equal(copy.deepcopy(model)(images), logits)
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_any_channels_and_classes(name):
+    for channels in (1, 3, 13):
+        model = create(name, channels=channels, classes=7)
+        assert model(pictures(model.config)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_looking_changes_nothing(name):
+    model = redraw(create(name))
+    images = pictures(model.config)
+    with torch.no_grad():
+        logits = model(images)
+    seen = look(model, images)
+    assert torch.equal(seen.logits, logits)
+    assert [key for key in seen.steps if key.startswith("blocks")] == [f"blocks.{i}" for i in range(model.config.depth)]
+    with torch.no_grad():
+        torch.testing.assert_close(model.head(seen.steps["pooled"]), logits, rtol=0, atol=1e-5)
+    assert list(look(model, images, [0]).attention) == ([0] if name[:2] in ("Vi", "Hy", "iG") else [])
+    with pytest.raises(UsageError, match="Layer must be from 0"):
+        look(model, images, [model.config.depth])
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_a_fresh_model_answers_zero_and_trains(name):
+    """The zero head of the paper: the first loss is log K; a few steps on one batch lower it."""
+    torch.manual_seed(0)
+    model = create(name)
+    images, labels = pictures(model.config, 16), torch.arange(16) % 10
+    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(2.302585, abs=1e-5)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.layers:UserWarning")  # torch of its own LSTM
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_export_keeps_the_logits(name):
+    model = redraw(create(name))
+    images = pictures(model.config)
+    exported = torch.export.export(model, (images,))
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("Hybrid-Nano", 36), ("ResNet-Nano", 41), ("LSTM-Nano/7", 35), ("iGPT-Micro", 16)]
+)
+def test_resize_where_it_means_something(name, size):
+    model = redraw(create(name))
+    resized = model.resize((size, size))
+    assert resized.config.resolution == (size, size)
+    assert resized(pictures(resized.config)).shape == (2, 10)
+    images = pictures(model.config)
+    assert torch.equal(resized.resize(model.config.resolution).head.weight, model.head.weight)
+    assert torch.equal(model.resize(model.config.resolution)(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["Mixer-Nano/7", "MLP-Nano"])
+def test_resize_is_refused_where_places_have_weights(name):
+    with pytest.raises(UsageError, match="Resize must keep the number of places"):
+        create(name).resize(35)
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_images_of_another_shape_are_refused(name):
+    with pytest.raises(UsageError, match="Images must have shape"):
+        create(name)(torch.zeros(1, 2, 30, 30))
+
+
+def test_small_presets_cost_the_same_in_every_family():
+    for size, reference in (("Pico", "ViT-Pico/2"), ("Nano", "ViT-Nano/7"), ("Micro", "ViT-Micro/4")):
+        macs = {name: config.macs for name, config in MODELS.items() if f"-{size}" in name and config.channels == 1}
+        assert len(macs) == (7 if size == "Micro" else 6)
+        for name, count in macs.items():
+            assert abs(count / MODELS[reference].macs - 1) < 0.10, name
+
+
+WRONG = [
+    ("BiT-R50x1", {"base": 60}, "Base must be a multiple of the 32 groups"),
+    ("BiT-R50x1", {"edges": "circular"}, "must be left alone for kind bit"),
+    ("BiT-R50x1", {"layers": ()}, "Layers must be 1 to 8 whole numbers"),
+    ("BiT-R50x1", {"pool": "gap"}, "Setting must be one of"),
+    ("ResNet-Nano", {"strides": (1, 2)}, "Strides must be one for each of the 3 stages"),
+    ("ResNet-Nano", {"layers": (0, 1, 1)}, "Layers must be a whole number from 1"),
+    ("R50+ViT-B/16", {"stem": "vgg"}, "Stem must be one of resnet, light"),
+    ("R50+ViT-B/16", {"stem_base": 48}, "Stem base must be a multiple of the 32 groups"),
+    ("R+ViT-Ti/16", {"resolution": 225}, "Resolution must divide into whole patches"),
+    ("Hybrid-Nano", {"stem_strides": (2, 2)}, "Stem strides must be one for each"),
+    ("Mixer-B/16", {"resolution": 225}, "Use 224 or 240."),
+    ("Mixer-B/16", {"token_mlp": 0}, "Token mlp must be a whole number"),
+    ("LSTM-Nano/7", {"order": "spiral"}, "Order must be one of raster"),
+    ("LSTM-Nano/7", {"bidirectional": 1}, "Bidirectional must be true or false"),
+    ("iGPT-S", {"heads": 7}, "Width must be a multiple of heads"),
+    ("iGPT-S", {"classes": 10}, "Classes must be the palette's 512 colours"),
+    ("iGPT-S", {"causal": False}, "Output pixels must go with causal true"),
+    ("MLP-Nano", {"width": -1}, "Width must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), WRONG, ids=lambda value: str(value)[:30])
+def test_wrong_settings_are_one_line(name, changes, message):
+    with pytest.raises(UsageError) as caught:
+        create(name, **changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,285 @@
+"""The families' own biases, exactly: who is invariant to what, each beside a contrast that is not; and the peers."""
+
+import pytest
+import torch
+
+from peers import import_peer
+from redraw import redraw
+from vitrail.models.create import create
+from vitrail.models.layers import patchify, unpatchify
+from vitrail.models.look import look
+from vitrail.models.lstm import sequence_order
+
+NO = 1e-2  # "differs", as a share of how much the logits of different pictures differ
+YES = 1e-9  # "equal", in double precision
+
+
+def make(name, **changes):
+    model = redraw(create(name, classes=5, **changes).double(), std=0.3)
+    model.fill_tables()
+    return model
+
+
+def pictures(model, count=3):
+    return torch.randn(count, model.config.channels, *model.config.resolution, dtype=torch.float64)
+
+
+def difference(one, other):
+    return ((one - other).abs().max() / (one - one.mean(0)).abs().max()).item()
+
+
+def shuffle_patches(images, order, grid=(4, 4), patch=(7, 7)):
+    return unpatchify(patchify(images, patch)[:, order], grid, patch)
+
+
+def shuffle_within(images, order, grid=(4, 4), patch=(7, 7)):
+    return unpatchify(patchify(images, patch)[..., order], grid, patch)
+
+
+def shuffle_pixels(images, order):
+    return images.flatten(2)[..., order].view_as(images)
+
+
+@torch.no_grad()
+def reindex(tensor, order, dim):
+    tensor.copy_(tensor.index_select(dim, order))
+
+
+# MLP-Mixer
+
+
+def test_mixer_can_be_reindexed_to_shuffled_patches():
+    model = make("Mixer-Nano/7")
+    images, order = pictures(model), torch.randperm(16)
+    logits, shuffled = model(images), shuffle_patches(images, order)
+    assert difference(logits, model(shuffled)) > NO
+    for block in model.blocks:
+        reindex(block.mlp_tokens.fc1.weight, order, 1)
+        reindex(block.mlp_tokens.fc2.weight, order, 0)
+        reindex(block.mlp_tokens.fc2.bias, order, 0)
+    assert difference(logits, model(shuffled)) < YES
+
+
+@pytest.mark.parametrize(("name", "embedding"), [("Mixer-Nano/7", "stem"), ("LSTM-Nano/7", "patch_embed")])
+def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name, embedding):
+    model = make(name)
+    images, order = pictures(model), torch.randperm(49)
+    logits, shuffled = model(images), shuffle_within(images, order)
+    assert difference(logits, model(shuffled)) > NO
+    kernel = getattr(model, embedding).proj.weight
+    with torch.no_grad():
+        kernel.copy_(kernel.flatten(1)[:, order].view_as(kernel))
+    assert difference(logits, model(shuffled)) < YES
+
+
+@pytest.mark.parametrize("name", ["Mixer-Nano/7", "LSTM-Nano/7", "Hybrid-Nano", "iGPT-Micro", "MLP-Nano"])
+def test_families_without_translation_bias_notice_a_shift(name):
+    model = make(name)
+    images = pictures(model)
+    assert difference(model(images), model(images.roll(7, 3))) > NO
+
+
+# Convolutional networks
+
+
+def test_a_circular_cnn_without_strides_is_invariant_to_every_shift():
+    model = make("ResNet-Nano", edges="circular", strides=(1, 1, 1))
+    images = pictures(model)
+    logits = model(images)
+    for shift in ((1, 0), (0, 1), (3, 5), (13, 27)):
+        assert difference(logits, model(images.roll(shift, (2, 3)))) < YES
+    assert difference(logits, make("ResNet-Nano", strides=(1, 1, 1))(images.roll(5, 3))) > NO
+
+
+def test_a_strided_cnn_is_invariant_to_multiples_of_its_stride_alone():
+    model = make("ResNet-Nano", edges="circular")
+    images = pictures(model)
+    logits = model(images)
+    assert difference(logits, model(images.roll((4, 8), (2, 3)))) < YES
+    assert difference(logits, model(images.roll(1, 3))) > NO
+    assert difference(logits, model(images.roll(2, 3))) > NO
+
+
+@pytest.mark.parametrize("name", ["ResNet-Nano", "Hybrid-Nano", "LSTM-Nano/7"])
+def test_neighbourhoods_and_order_matter(name):
+    model = make(name)
+    images = pictures(model)
+    logits = model(images)
+    assert difference(logits, model(shuffle_patches(images, torch.randperm(16)))) > NO
+    assert difference(logits, model(shuffle_within(images, torch.randperm(49)))) > NO
+    assert difference(logits, model(shuffle_pixels(images, torch.randperm(784)))) > NO
+
+
+# No bias at all
+
+
+def test_mlp_can_be_reindexed_to_any_order_of_pixels():
+    model = make("MLP-Nano", width=64)
+    images, order = pictures(model), torch.randperm(784)
+    logits, shuffled = model(images), shuffle_pixels(images, order)
+    assert difference(logits, model(shuffled)) > NO
+    reindex(model.layers[0].weight, order, 1)
+    assert difference(logits, model(shuffled)) < YES
+
+
+def test_a_pixel_transformer_can_be_reindexed_to_any_order_of_pixels():
+    model = make("iGPT-Micro")
+    images, order = pictures(model), torch.randperm(196)
+    logits, shuffled = model(images), shuffle_pixels(images, order)
+    assert difference(logits, model(shuffled)) > NO
+    reindex(model.pos_embed, order, 1)
+    assert difference(logits, model(shuffled)) < YES
+    causal = make("iGPT-Micro", causal=True)
+    logits = causal(images)
+    reindex(causal.pos_embed, order, 1)
+    assert difference(logits, causal(shuffled)) > NO
+
+
+# Order and causality
+
+
+@pytest.mark.parametrize("order", ["reversed", "column", "snake", "random"])
+def test_an_lstm_reads_in_its_order(order):
+    plain, other = make("LSTM-Nano/7"), make("LSTM-Nano/7", order=order)
+    images = pictures(plain)
+    assert difference(plain(images), other(images)) > NO
+    sequence = sequence_order(order, (4, 4))
+    assert sorted(sequence.tolist()) == list(range(16))
+    assert difference(plain(shuffle_patches(images, sequence)), other(images)) < YES
+
+
+def test_orders_by_hand():
+    assert sequence_order("column", (2, 3)).tolist() == [0, 3, 1, 4, 2, 5]
+    assert sequence_order("snake", (2, 3)).tolist() == [0, 1, 2, 5, 4, 3]
+    assert sequence_order("reversed", (2, 3)).tolist() == [5, 4, 3, 2, 1, 0]
+    assert sequence_order("random", (4, 4), 1).tolist() == sequence_order("random", (4, 4), 1).tolist()
+    assert sequence_order("random", (4, 4), 1).tolist() != sequence_order("random", (4, 4), 2).tolist()
+
+
+def influence(model, layer):
+    """Which token's state changes when one patch changes: (changed, reader) booleans."""
+    # Two levels that even a pixel model's palette tells apart.
+    base = torch.full((1, 1, *model.config.resolution), -0.9, dtype=torch.float64)
+    before = look(model, base).steps[f"blocks.{layer}"]
+    moved = torch.zeros(before.shape[1], before.shape[1], dtype=torch.bool)
+    patch = [side // count for side, count in zip(model.config.resolution, model.config.grid, strict=True)]
+    for token in range(len(moved)):
+        row, column = divmod(token, model.config.grid[1])
+        changed = base.clone()
+        changed[..., row * patch[0] : (row + 1) * patch[0], column * patch[1] : (column + 1) * patch[1]] = 0.9
+        moved[token] = (look(model, changed).steps[f"blocks.{layer}"] - before)[0].abs().amax(-1) > 0
+    return moved
+
+
+def test_causality_is_exactly_zero_where_it_is_claimed():
+    lower = torch.ones(16, 16, dtype=torch.bool).triu()
+    assert torch.equal(influence(make("LSTM-Nano/7"), 1), lower)
+    assert influence(make("LSTM-Nano/7", bidirectional=True), 1).all()
+    assert influence(make("Mixer-Nano/7"), 0).all()
+    causal = influence(make("iGPT-Micro", causal=True, resolution=4), 1)
+    assert not causal[~lower].any()
+    assert causal.diagonal().all()
+    free = influence(make("iGPT-Micro", resolution=4), 1)
+    assert free[~lower].any()
+
+
+def test_next_pixel_logits_never_see_their_own_pixel():
+    model = redraw(create("iGPT-Micro", output="pixels", causal=True, classes=16, resolution=5).double())
+    images = torch.full((1, 1, 5, 5), -0.9, dtype=torch.float64)
+    before = model(images)
+    assert before.shape == (1, 25, 16)
+    for pixel in range(25):
+        changed = images.clone()
+        changed.view(-1)[pixel] = 0.9
+        moved = (model(changed) - before)[0].abs().amax(-1) > 0
+        assert not moved[: pixel + 1].any()
+        if pixel < 24:
+            assert moved[pixel + 1]
+
+
+def test_the_palette_is_nearest_colours_and_travels_with_the_model():
+    model = create("iGPT-Micro", channels=3, palette=32)
+    images = torch.rand(2, 3, 14, 14) * 2 - 1
+    pixels = images.flatten(2).transpose(1, 2)
+    assert torch.equal(model.quantise(images), torch.cdist(pixels, model.palette.expand(2, -1, -1)).argmin(-1))
+    assert "palette" in model.state_dict()
+    assert model.palette.abs().max() <= 1
+    assert torch.cdist(model.palette, model.palette).fill_diagonal_(9).min() > 0.1
+
+
+# Equal to the peers
+
+
+def timm_hybrid(name):
+    return {
+        "R+ViT-Ti/16": "vit_tiny_r_s16_p8_224",
+        "R26+ViT-S/32": "vit_small_r26_s32_224",
+        "R50+ViT-B/16": "vit_base_r50_s16_224",
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["R+ViT-Ti/16", "R26+ViT-S/32", pytest.param("R50+ViT-B/16", marks=pytest.mark.slow)])
+def test_hybrids_equal_timm(name):
+    timm = import_peer("timm")
+    model = redraw(create(name), std=0.05)
+    peer = timm.create_model(timm_hybrid(name), num_classes=1000).eval()
+    tensors = model.state_dict()
+    if name == "R+ViT-Ti/16":  # a trunk without stages has no name for its root there
+        tensors = {key.replace("backbone.stem.", "backbone."): tensor for key, tensor in tensors.items()}
+    peer.load_state_dict(tensors, strict=True)
+    check_equal(model, peer)
+
+
+@pytest.mark.parametrize("name", ["Mixer-S/32", pytest.param("Mixer-B/16", marks=pytest.mark.slow)])
+def test_mixers_equal_timm(name):
+    timm = import_peer("timm")
+    model = redraw(create(name), std=0.05)
+    peer = timm.create_model(f"mixer_{name[6].lower()}{name[8:]}_224", num_classes=1000).eval()
+    peer.load_state_dict(model.state_dict(), strict=True)
+    check_equal(model, peer)
+
+
+def test_bit_equals_timm():
+    timm = import_peer("timm")
+    model = redraw(create("BiT-R50x1"), std=0.05)
+    peer = timm.create_model("resnetv2_50x1_bit", num_classes=1000).eval()
+    tensors = {name.replace("head.", "head.fc."): tensor for name, tensor in model.state_dict().items()}
+    tensors["head.fc.weight"] = tensors["head.fc.weight"][:, :, None, None]
+    peer.load_state_dict(tensors, strict=True)
+    check_equal(model, peer)
+
+
+def check_equal(model, peer):
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        ours, theirs = model(images), peer(images)
+    assert (ours[0] - ours[1]).abs().max() > 1e-2
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_igpt_equals_transformers():
+    transformers = import_peer("transformers")
+    model = redraw(create("iGPT-S", depth=3, bias=True), std=0.05)
+    peer = transformers.ImageGPTForCausalImageModeling(
+        transformers.ImageGPTConfig(n_embd=512, n_layer=3, n_head=8, n_positions=1024, vocab_size=513)
+    ).eval()
+    tensors = {"transformer.wte.weight": model.colour_embed.weight, "transformer.wpe.weight": model.pos_embed[0]}
+    tensors |= {"transformer.ln_f.weight": model.norm.weight, "lm_head.weight": model.head.weight}
+    for layer, block in enumerate(model.blocks):
+        for theirs, ours in (
+            ("attn.c_attn", block.attn.qkv),
+            ("attn.c_proj", block.attn.proj),
+            ("mlp.c_fc", block.mlp.fc1),
+            ("mlp.c_proj", block.mlp.fc2),
+        ):
+            tensors[f"transformer.h.{layer}.{theirs}.weight"] = ours.weight.T
+            tensors[f"transformer.h.{layer}.{theirs}.bias"] = ours.bias
+        tensors[f"transformer.h.{layer}.ln_1.weight"] = block.norm1.weight
+        tensors[f"transformer.h.{layer}.ln_2.weight"] = block.norm2.weight
+    missing, unexpected = peer.load_state_dict({key: value.detach() for key, value in tensors.items()}, strict=False)
+    assert not unexpected
+    assert not [key for key in missing if not key.endswith(("attn.bias", "attn.masked_bias"))]
+    images = torch.rand(1, 3, 32, 32) * 2 - 1
+    colours = torch.cat([torch.tensor([[512]]), model.quantise(images)[:, :-1]], dim=1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), peer(input_ids=colours).logits, rtol=0, atol=1e-4)
