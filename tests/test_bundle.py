@@ -20,7 +20,7 @@ from redraw import redraw
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import create
-from vitrail.storage import MANIFEST, verify, whole_folder, write_json
+from vitrail.storage import MANIFEST, whole_folder, write_json
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 GREY_8 = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
@@ -153,12 +153,14 @@ def test_missing_extra_and_misshapen_tensors_are_named(copy):
     tensors = load_file(path)
     tensors["head.bias"] = torch.zeros(4)
     tensors["extra"] = torch.zeros(1)
+    tensors["norm.bias"] = tensors["norm.bias"].long()
     del tensors["cls_token"]
     save_file(tensors, path)
     remake_manifest(copy)
     message = refusal(copy)
     assert "cls_token is missing" in message
     assert "extra is unknown" in message
+    assert "norm.bias has numbers of kind torch.int64" in message
     assert "head.bias has shape (4,) instead of (3,)" in message
 
 
@@ -177,8 +179,11 @@ def test_a_newer_format_and_an_unknown_family_are_refused(copy):
         ("config.json", lambda fields: [], "does not state its format"),
         ("config.json", lambda fields: {**fields, "resolution": [8, "8"]}, "Resolution must be"),
         ("labels.json", lambda labels: labels[:2], "Labels must be one for each of the model's 3 classes, got 2"),
-        ("labels.json", lambda labels: 7, "not a bundle that works"),
-        ("preprocess.json", lambda fields: {**fields, "mean": "x"}, "Mean must be 1 or 3 numbers"),
+        ("labels.json", lambda labels: "abc", "Labels must be a list, got str"),
+        ("provenance.json", lambda provenance: [], "Provenance must be a dictionary"),
+        ("config.json", lambda fields: {**fields, "format": True}, "does not state its format"),
+        ("config.json", lambda fields: {**fields, "family": ["vit"]}, "names the family ['vit']"),
+        ("preprocess.json", lambda fields: {**fields, "mean": "x"}, "Mean must be a number for each channel"),
         ("preprocess.json", lambda fields: {**fields, "resolution": [9, 9]}, "must give the model's resolution"),
     ],
 )
@@ -227,7 +232,15 @@ def test_an_existing_output_is_refused_and_replaced_only_by_force(tmp_path):
 def test_a_failing_write_leaves_nothing(tmp_path):
     bundle = make()
     bundle.provenance["oops"] = object()
-    with pytest.raises(TypeError):
+    with pytest.raises(UsageError, match="Provenance must be a dictionary that JSON can hold"):
+        vitrail.save(bundle, tmp_path / "one")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_no_longer_its_configuration_is_refused_before_anything_is_written(tmp_path):
+    bundle = make()
+    bundle.model.head = torch.nn.Linear(16, 5)
+    with pytest.raises(UsageError, match=r"head\.weight has shape \(5, 16\) instead of \(3, 16\)"):
         vitrail.save(bundle, tmp_path / "one")
     assert list(tmp_path.iterdir()) == []
 
@@ -242,8 +255,104 @@ def test_a_failing_write_keeps_what_was_there(tmp_path):
 
     with pytest.raises(ValueError, match="on purpose"):
         write_half()
-    verify(tmp_path / "one")
     assert vitrail.load(tmp_path / "one").labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeypatch, exchange):
+    """Ctrl-C at the worst moment of a forced overwrite, with and without the system's atomic exchange."""
+    vitrail.save(make(), tmp_path / "one")
+
+    def interrupted(*paths):
+        raise KeyboardInterrupt
+
+    if exchange:
+        monkeypatch.setattr("vitrail.storage._exchange", interrupted)
+    else:
+        monkeypatch.setattr("vitrail.storage._exchange", lambda one, other: False)
+        rename = Path.rename
+
+        def rename_but_not_into_place(self, target):
+            return interrupted() if self.name.startswith(".one.writing") else rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", rename_but_not_into_place)
+    with pytest.raises(KeyboardInterrupt):
+        vitrail.save(make(pool="gap"), tmp_path / "one", force=True)
+    assert vitrail.load(tmp_path / "one").model.config.pool == "cls"
+
+
+def test_force_works_without_the_systems_exchange(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.storage._exchange", lambda one, other: False)
+    vitrail.save(make(), tmp_path / "one")
+    vitrail.save(make(pool="gap"), tmp_path / "one", force=True)
+    assert vitrail.load(tmp_path / "one").model.config.pool == "gap"
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_force_replaces_only_what_we_wrote(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "thesis")
+    for name in ("thesis", "notes.txt", "link"):
+        with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
+            vitrail.save(make(), tmp_path / name, force=True)
+    assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    vitrail.save(make(), tmp_path / "empty", force=True)
+    assert vitrail.load(tmp_path / "empty").labels == ("a", "b", "c")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    bundle = make()
+    with torch.no_grad():
+        bundle.model.head.bias[1] = torch.nan
+    with pytest.raises(UsageError, match=r"finite weights, got others in head\.bias"):
+        vitrail.save(bundle, tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": None}, {"model": torch.nn.Linear(1, 1)}, {"preprocess": None}, {"labels": "abc"},
+        {"provenance": None}, {"provenance": {1: 2}}, {"provenance": {"a": float("nan")}},
+    ],
+)  # fmt: skip
+def test_things_that_are_no_parts_are_refused(wrong):
+    with pytest.raises(UsageError):
+        vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **wrong})
+
+
+def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    def write():
+        with whole_folder(tmp_path / "one") as folder:
+            (folder / "config.json").write_text("{}")
+            (tmp_path / "one").mkdir()
+            (tmp_path / "one" / "precious").write_text("mine")
+
+    with pytest.raises(VitrailError, match="what was there before is unchanged"):
+        write()
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["precious"]
+
+
+def test_half_precision_bundles_answer(tmp_path):
+    bundle = make()
+    bundle.model.bfloat16()
+    vitrail.save(bundle, tmp_path / "one")
+    answers = vitrail.Classifier(tmp_path / "one").predict([np.zeros((8, 8), np.uint8)])
+    assert len(answers[0]) == 3
+    assert vitrail.load(tmp_path / "one").model.head.weight.dtype == torch.bfloat16
+
+
+def test_many_bands(tmp_path):
+    model = tiny(channels=13)
+    preprocess = GREY_8.replace(mean=(0.5,) * 13, std=(0.5,) * 13)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "one")
+    bands = np.random.default_rng(0).integers(0, 255, (8, 8, 13), dtype=np.uint8)
+    assert len(vitrail.Classifier(tmp_path / "one").predict([bands])[0]) == 3
+    torch.testing.assert_close(preprocess([bands])[0, 4], torch.from_numpy(bands[..., 4] / 127.5 - 1).float())
+    with pytest.raises(UsageError, match="Picture of 13 bands must be a uint8 array"):
+        preprocess([bands[..., :3]])
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path):
@@ -273,7 +382,7 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"crop_fraction": 0.0}, {"crop_fraction": 1.5}, {"interpolation": "nearest"}, {"mean": (0.5, 0.5)},
+        {"crop_fraction": 0.0}, {"crop_fraction": 1.5}, {"interpolation": "nearest"}, {"mean": ()},
         {"mean": (0.5,)}, {"std": (0.0, 1.0, 1.0)}, {"resolution": (0, 8)}, {"mean": ("a", "b", "c")},
     ],
 )  # fmt: skip
@@ -311,3 +420,8 @@ def test_classifier_answers_by_label_best_first():
         assert [entry["label"] for entry in answer] == [("cat", "dog", "새")[index] for index in order]
         assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=1e-6)
     assert [len(answer) for answer in classifier.predict(pictures, top_k=1)] == [1, 1, 1]
+    for wrong in ({"top_k": 0}, {"batch_size": 0}):
+        with pytest.raises(UsageError, match="must be a whole number from 1"):
+            classifier.predict(pictures, **wrong)
+    with pytest.raises(UsageError, match="Pictures must be a list, got one str"):
+        classifier.predict("cat.jpg")

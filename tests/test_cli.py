@@ -1,6 +1,8 @@
 """The command line's contract: output, exit codes, one-line errors, and speed of what needs no torch."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +40,7 @@ def test_help_goes_to_stdout(words):
 def test_what_needs_no_torch_imports_none(words):
     script = (
         "import sys\nfrom vitrail.cli import main\n"
-        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as leaving:\n    assert not leaving.code, leaving.code\n"
         "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'PIL', 'safetensors')))\n"
     )
     done = subprocess.run([sys.executable, "-c", script, *map(str, words)], capture_output=True, check=False)
@@ -96,9 +98,11 @@ def test_info_of_a_bundle_and_a_name_that_is_also_a_path(tmp_path):
 WRONG = [
     (["bogus"], 2, "Command must be one of models, info, demo, got 'bogus'."),
     (["model"], 2, "Did you mean 'models'?"),
-    (["info"], 2, "Missing from vitrail info: MODEL|BUNDLE"),
+    (["info"], 2, "vitrail info needs MODEL|BUNDLE"),
     (["info", "ViT-B/16", "--bogus"], 2, "Unrecognized options: --bogus"),
     (["info", "ViT-B/16", "--classes", "many"], 2, "--classes must be a whole number, got 'many'"),
+    (["demo", "--epochs", "1.5"], 2, "--epochs must be a whole number, got '1.5'"),
+    (["info", "ViT-B/16", "--res", "384"], 2, "Unrecognized options: --res"),
     (["info", "ViT-B/16", "--classes", "-1"], 2, "Classes must be a whole number from 1 to 10,000,000, got -1."),
     (["info", "ViT-B/16", "--resolution", "wide"], 2, "Resolution must be a number such as 384"),
     (["info", "ViT-B/16", "--resolution", "225"], 2, "Use 224 or 240."),
@@ -106,6 +110,10 @@ WRONG = [
     (["info", "vit_base_patch16_224"], 2, "Did you mean 'ViT-B/16'?"),
     (["info", "runs/nowhere/bundle"], 2, "a bundle that exists, got 'runs/nowhere/bundle'"),
     (["info", __file__], 2, "Bundle must be a folder, got the file"),
+    (["info", "a" * 300], 2, "or a bundle that exists"),
+    (["info", ""], 2, "or a bundle that exists, got ''"),
+    (["demo", "--output", Path(__file__) / "x"], 2, "Output must be in a folder that can be written"),
+    (["demo", "--output", __file__, "--force"], 2, "Output must be in a folder that can be written"),
     (["demo", "--epochs", "0"], 2, "Epochs must be a whole number from 1"),
     (["demo", "--output", FIXTURE], 2, "Output must not exist yet"),
 ]
@@ -121,6 +129,26 @@ def test_wrong_use_is_one_line(words, code, message):
     assert done.stderr.startswith("vitrail: ")
 
 
+def test_an_edited_bundle_is_exit_1(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "bundle")
+    config = tmp_path / "bundle" / "config.json"
+    config.write_text(config.read_text().replace('"mlp": 16', '"mlp": 17'))
+    assert run("info", tmp_path / "bundle").returncode == 1
+    (tmp_path / "bundle" / "manifest.json").unlink()
+    done = run("info", tmp_path / "bundle")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("target", ["/dev/full", None])
+def test_an_output_that_takes_nothing_is_no_traceback(target):
+    redirect = ">&-" if target is None else f"> {target}"
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m vitrail models {redirect}"], capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (0 if target is None else 1)
+
+
 def test_a_damaged_bundle_is_exit_1(tmp_path):
     (tmp_path / "config.json").write_text('{"format": ')
     done = run("info", tmp_path)
@@ -128,17 +156,21 @@ def test_a_damaged_bundle_is_exit_1(tmp_path):
     assert "is damaged: it is not a JSON document" in done.stderr
 
 
-def test_debug_shows_the_traceback():
+def test_debug_shows_the_traceback_and_keeps_the_exit_code():
     done = run("info", "nothing", "--debug")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Traceback" in done.stderr
 
 
-def test_a_reader_that_leaves_is_no_error():
-    command = f"{sys.executable} -m vitrail models --json | head -c 10"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.returncode == 0
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_a_reader_that_leaves_is_no_error(flag):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "vitrail", "models", *flag], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

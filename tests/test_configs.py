@@ -171,6 +171,8 @@ WRONG = [
     ({"position": "relative", "position_at": "once"}, "Position at must be every or shared"),
     ({"position": "sincos-2d", "width": 6, "heads": 2}, "Width must be a multiple of 4 for position sincos-2d, got 6."),
     ({"wrap": True}, "Wrap must go with position relative or rope-2d"),
+    ({"wrap": True, "position": "relative", "attention": "strided"}, "Wrap must go with attention global or local"),
+    ({"wrap": True, "position": "relative", "padding": 8}, "the others know where the edge is"),
     ({"attention_span": 3}, "Attention span must go with attention local or strided"),
     ({"dropout": 1.0}, "Dropout must be a number of at least 0 and below 1, got 1.0."),
     ({"norm_epsilon": float("nan")}, "Norm epsilon must be a number"),
@@ -194,6 +196,8 @@ def test_wrong_settings_are_one_line(changes, message):
         ("ViT-B16", "ViT-B/16"),
         ("vit_base_patch16_224", "ViT-B/16"),
         ("ViT-Nan/7", "ViT-Nano/7"),
+        ("vit_giant_patch14_224", "ViT-g/14"),
+        ("vit_gigantic_patch14_224", "ViT-G/14"),
     ],
 )
 def test_unknown_names_get_a_suggestion(given, meant):

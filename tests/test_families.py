@@ -15,9 +15,7 @@ YES = 1e-9  # "equal", in double precision
 
 
 def make(name, **changes):
-    model = redraw(create(name, classes=5, **changes).double(), std=0.3)
-    model.fill_tables()
-    return model
+    return redraw(create(name, classes=5, **changes).double(), std=0.3)
 
 
 def pictures(model, count=3):

@@ -91,10 +91,12 @@ def test_activation_is_the_same_with_and_without_gradient(kind):
         "tanh": torch.tanh(x),
     }[kind]
     leaf = x.clone().requires_grad_()
-    with_gradient = activate(leaf, kind)
+    with_gradient = activate(leaf, kind, fresh=True)
     torch.testing.assert_close(with_gradient, reference, rtol=0, atol=1e-6)
     assert torch.equal(leaf, x)
-    assert torch.equal(activate(x.clone(), kind), with_gradient)
+    assert torch.equal(activate(x.clone(), kind, fresh=True), with_gradient)
+    assert torch.equal(activate(held := x.clone(), kind, fresh=False), with_gradient)
+    assert torch.equal(held, x)
 
 
 def test_batch_norm_normalises_each_feature_over_images_and_tokens():

@@ -22,9 +22,7 @@ NO = 1e-2  # "differs", as a share of how much the logits of different pictures 
 def small(**changes):
     """4 x 6 patches of 4 pixels, redrawn, in double precision: equal means equal."""
     config = ViTConfig(resolution=(16, 24), patch=(4, 4), width=16, heads=2, mlp=32, depth=3, classes=5, channels=2)
-    model = redraw(ViT(config.replace(**changes)).double(), std=0.4)
-    model.fill_tables()
-    return model
+    return redraw(ViT(config.replace(**changes)).double(), std=0.4)
 
 
 def pictures(model, count=3):
@@ -97,6 +95,13 @@ def test_wrapped_relative_positions_are_exactly_shift_invariant(position, pool):
     assert difference(wrapped(images), wrapped(images.roll(2, 3))) > NO
     clipped = small(position=position, pool=pool)
     assert difference(clipped(images), clipped(shifted)) > NO
+
+
+@pytest.mark.parametrize("position", ["relative", "rope-2d"])
+def test_wrapped_positions_and_a_local_window_wrap_together(position):
+    model = small(position=position, wrap=True, pool="gap", attention="local")
+    images = pictures(model)
+    assert difference(model(images), model(images.roll((8, 4), (2, 3)))) < 1e-9
 
 
 def test_a_class_token_without_an_angle_sees_absolute_angles():
@@ -211,10 +216,77 @@ def test_looking_changes_nothing_and_costs_only_the_layers_asked_for():
     torch.testing.assert_close(pooled, seen.steps["pooled"], rtol=0, atol=1e-4)
 
 
-def test_looking_leaves_the_mode_and_refuses_layers_that_do_not_exist():
+def test_looking_leaves_every_module_in_its_mode():
     model = small().train()
+    model.blocks[0].eval()
     look(model, pictures(model))
     assert model.training
+    assert not model.blocks[0].training
+    assert model.blocks[1].training
+
+
+def test_hooks_and_adapters_get_what_they_would_without_our_shortcuts():
+    model = small()
+    images = pictures(model)
+    logits = model(images)
+    kept = {}
+    for name in ("blocks.0.mlp", "blocks.0.mlp.fc1", "blocks.2.attn.qkv", "blocks.1.attn"):
+        model.get_submodule(name).register_forward_hook(
+            lambda module, inputs, output, name=name: kept.update({name: (output, output.clone())})
+        )
+    with torch.no_grad():
+        assert difference(logits, model(images)) < 1e-9
+    assert len(kept) == 4
+    assert all(torch.equal(output, copy) for output, copy in kept.values())
+    assert kept["blocks.2.attn.qkv"][0].shape == (3, 25, 48)
+
+    class Adapter(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    adapted = small()
+    adapter = Adapter(16, 48).double()
+    adapter.load_state_dict(adapted.blocks[-1].attn.qkv.state_dict())
+    adapted.blocks[-1].attn.qkv = adapter
+    whole = adapted.read(adapted.encode(adapted.embed(images), whole=True))
+    assert difference(adapted(images), whole) < 1e-9
+    assert difference(adapted(images), logits) > NO
+
+
+def test_under_autocast_the_residual_stream_stays_in_full_precision():
+    model = redraw(create("ViT-Nano/7"))
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = look(model, torch.randn(2, 1, 28, 28))
+    assert {seen.steps[name].dtype for name in ("tokens", "blocks.0", "blocks.3")} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "local"},
+        {"attention": "strided", "pool": "gap"},
+        {"position": "relative"},
+        {"position": "rope-2d"},
+    ],
+    ids=str,
+)
+def test_every_mask_and_position_exports(changes):
+    model = redraw(create("ViT-Nano/7", **changes))
+    images = torch.randn(2, 1, 28, 28)
+    exported = torch.export.export(model, (images,))
+    torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-5)
+
+
+def test_tables_follow_the_type_without_being_rounded_twice():
+    model = small(position="rope-2d")
+    again = ViT(model.config).double()
+    assert torch.equal(model.rope, again.rope)
+    assert model.rope.dtype == torch.float64
+    assert torch.equal(model.float().double().rope, again.rope)
+
+
+def test_layers_that_do_not_exist_are_refused():
+    model = small()
     with pytest.raises(UsageError, match=r"Layer must be from 0 to 2 .* got 3"):
         look(model, pictures(model), [3])
 

@@ -4,9 +4,11 @@ import contextlib
 import functools
 import io
 import json
+import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -84,8 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"] or ["--help"]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    _prepare_streams()
     try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         if words[0] == "--version":
             sys.stdout.write(f"vitrail {__version__}\n")
         else:
@@ -93,14 +96,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except VitrailError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _leave(str(error), error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:
-        # The reader has left (`| head`): nothing more to say, and nothing to flush at exit.
-        sys.stdout = None
+        # The reader has left (`| head`): nothing more to say.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is buffered must not be flushed at exit
         sys.exit(0)
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        if debug:
+            traceback.print_exc()
+        _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
+
+
+def _prepare_streams() -> None:
+    """Closed streams swallow what is written; a terminal that lacks a character shows a substitute."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parse(words: list[str]) -> Callable[[], None]:
@@ -116,7 +134,7 @@ def _parse(words: list[str]) -> Callable[[], None]:
                 prog="vitrail", description=DESCRIPTION, args=words, sort_subcommands=False,
             )  # fmt: skip
     except SystemExit as leaving:
-        if leaving.code in (0, None):
+        if leaving.code != 2:
             raise
         _leave(_in_one_line(complaint.getvalue()), 2)
 
@@ -136,10 +154,12 @@ def _in_one_line(box: str) -> str:
     """The message inside one of tyro's boxes, without frame, rules and pointers to the help."""
     inside = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
     words = " ".join(line for line in inside if line and not re.search(r"─{3,}", line))
-    words = re.split(r"(?:For full helptext|Argument helptext|Arguments similar to|Similar)", words)[0]
-    if wrong := re.match(r"Error parsing (\S+): no type matching .*?instantiated from \[(.+?)\]", words):
+    words = re.split(r"For full helptext|Argument helptext|Arguments similar to|Perhaps you meant", words)[0]
+    if wrong := re.match(r"Error parsing (\S+): .*?(?:instantiated from \[|base 10: )(.+?)\]?(?:\. |\s*$)", words):
         words = f"{wrong[1]} must be a whole number, got {wrong[2]}"
-    return re.sub(r"\s+", " ", words).strip().rstrip(".") + ". See --help."
+    elif missing := re.match(r"Missing from (.+?): (\S+)", words):
+        words = f"{missing[1]} needs {missing[2]}"
+    return re.sub(r"\s+", " ", words).strip().rstrip(".:") + ". See --help."
 
 
 def _find_config(model: str) -> ModelConfig:
@@ -147,7 +167,11 @@ def _find_config(model: str) -> ModelConfig:
     if model in zoo.MODELS:
         return zoo.MODELS[model]
     path = Path(model)
-    if path.exists():
+    try:
+        exists = bool(model) and path.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        exists = False
+    if exists:
         return read_config(check_folder(path))
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
@@ -156,7 +180,7 @@ def _find_config(model: str) -> ModelConfig:
 
 
 def _parse_resolution(text: str) -> tuple[int, int]:
-    sides = re.fullmatch(r"(\d{1,9})(?:[x,](\d{1,9}))?", text)
+    sides = re.fullmatch(r"(\d{1,99})(?:[x,](\d{1,99}))?", text)
     if not sides:
         raise UsageError(f"Resolution must be a number such as 384 or height x width such as 224x384, got {text!r}.")
     return int(sides[1]), int(sides[2] or sides[1])
@@ -174,7 +198,10 @@ def _print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     # Piped output has no width of its own: never cut it.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write(captured.get())
 
 
 def _cell(key: str, value: Any) -> str:

@@ -7,18 +7,20 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
 from vitrail.classifier import Classifier
 from vitrail.data.digits import LABELS, Pictures, load_digits
+from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import class_attention_figure
 from vitrail.models.base import AnyModel
 from vitrail.models.create import create
 from vitrail.models.look import look
 from vitrail.settings import check_whole
-from vitrail.storage import refuse_existing
+from vitrail.storage import check_output, refuse_foreign
 from vitrail.weights.bundle import Bundle, load, save
 
 MODEL = "ViT-Pico/2"
@@ -30,7 +32,8 @@ def run(output: Path, *, epochs: int, seed: int, force: bool) -> None:
     """Train, save, reload, test on held-out digits, show some answers, and draw where the model looks."""
     check_whole("epochs", epochs, low=1, high=10_000)
     check_whole("seed", seed, low=0, high=2**63 - 1)
-    refuse_existing(output, force=force)
+    check_output(output, force=force)
+    refuse_foreign(output / "bundle")
     training, held_out = load_digits()
     preprocess = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
 
@@ -52,12 +55,18 @@ def run(output: Path, *, epochs: int, seed: int, force: bool) -> None:
         Bundle(model=model, preprocess=preprocess, labels=LABELS, provenance=provenance), output / "bundle", force=force
     )
     bundle = load(output / "bundle")
-    answers = Classifier(bundle).predict(held_out.images, top_k=1)
-    _report(held_out, [answer[0] for answer in answers])
-
-    digit = held_out.images[len(held_out.labels) // 3]
-    seen = look(bundle.model, preprocess([digit]))
-    class_attention_figure(preprocess.crop(digit), seen, bundle.model.config).save(output / "attention.png")
+    answers = [answer[0] for answer in Classifier(bundle).predict(held_out.images, top_k=1)]
+    shown = len(answers) // 3
+    digit, answer = held_out.images[shown], answers[shown]
+    figure = class_attention_figure(
+        Image.fromarray(preprocess.crop(digit)[..., 0]), look(bundle.model, preprocess([digit])), bundle.model.config,
+        f"A {LABELS[held_out.labels[shown]]}, answered {answer['label']} ({answer['score']:.2f})",
+    )  # fmt: skip
+    try:
+        figure.save(output / "attention.png")
+    except OSError as error:
+        raise VitrailError(f"Writing {str(output / 'attention.png')!r} failed ({error.strerror}).") from None
+    _report(held_out, answers)
     _print(f"\nmodel      {output / 'bundle'}\nattention  {output / 'attention.png'}")
 
 

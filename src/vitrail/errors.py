@@ -29,10 +29,11 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 # Other libraries spell the sizes out: vit_base_patch16_224 is ViT-B/16.
-_SIZE_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g"}
+_SIZE_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "gg"}
 
 
 def _plain(name: str) -> str:
     """A spelling without case, separators and others' words, to compare names by."""
+    name = re.sub(r"\bG\b", "gg", name)  # ViT-G is not ViT-g
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if not re.fullmatch(r"\d{3}|in21k|in1k", word)]
     return "".join(_SIZE_WORDS.get(word, word.removeprefix("patch")) for word in words)

@@ -4,12 +4,13 @@ A reader trusts a folder only if its manifest, written last, agrees with every b
 """
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     """
     path = Path(path)
     refuse_existing(path, force=force)
+    refuse_foreign(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
@@ -37,18 +39,46 @@ def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
         yield aside
         _write_manifest(aside)
         _flush(aside)
-        _put_in_place(aside, path)
+        _put_in_place(aside, path, force=force)
     except OSError as error:
-        raise VitrailError(f"Writing {str(path)!r} failed ({_reason(error)}); nothing was left there.") from None
+        raise VitrailError(
+            f"Writing {str(path)!r} failed ({_reason(error)}); what was there before is unchanged."
+        ) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove(aside)
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Refuse an output that exists or cannot be written, before any work is done for it."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Output must be a path that can be written, got {str(path)!r} ({_reason(error)}).") from None
+    refuse_existing(path, force=force)
+    above = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"Output must be in a folder that can be written, got {str(path)!r} ({str(above)!r} cannot).")
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
     """An output that exists is never overwritten by accident."""
-    if (path.exists() or path.is_symlink()) and not force:
+    if os.path.lexists(path) and not force:
         raise UsageError(
-            f"Output must not exist yet, got {str(path)!r}. Choose another path, or overwrite it with --force."
+            f"Output must not exist yet, got {str(path)!r}. Choose another path, or overwrite it with --force"
+            " (in Python: force=True)."
+        )
+
+
+def refuse_foreign(path: Path) -> None:
+    """Even by force, only what we wrote is replaced: a folder with a manifest, or an empty one."""
+    if not os.path.lexists(path):
+        return
+    is_folder = path.is_dir() and not path.is_symlink()
+    if not is_folder or (not (path / MANIFEST).is_file() and any(path.iterdir())):
+        raise UsageError(
+            f"Output to be overwritten must be a folder that vitrail wrote, got {str(path)!r}. Move it away yourself."
         )
 
 
@@ -67,8 +97,8 @@ def write_json(path: Path, document: object) -> None:
     path.write_text(_canonical(document), encoding="utf-8")
 
 
-def verify(folder: Path, names: tuple[str, ...] | None = None) -> None:
-    """Check files of `folder` against its manifest: all of them, or those of `names`."""
+def verify(folder: Path, names: Iterable[str]) -> None:
+    """Check the named files of `folder`, and that its manifest names them, against their recorded checksums."""
     manifest_path = folder / MANIFEST
     manifest = read_json(manifest_path)
     files = manifest.get("files") if isinstance(manifest, dict) and manifest.keys() == {"files"} else None
@@ -77,13 +107,17 @@ def verify(folder: Path, names: tuple[str, ...] | None = None) -> None:
         raise DamagedError(
             f"{str(manifest_path)!r} is damaged: it is not a manifest as written. Restore it from a copy."
         )
-    for name in names or files:
+    for name in names:
+        path = folder / name
         if name not in files:
             raise DamagedError(f"{str(manifest_path)!r} is damaged: it does not name {name}. Restore it from a copy.")
-        path = folder / name
         if not path.is_file():
             raise DamagedError(f"{str(path)!r} is missing. Restore it from a copy.")
-        if _checksum(path) != files[name]:
+        try:
+            intact = _checksum(path) == files[name]
+        except OSError as error:
+            raise DamagedError(f"{str(path)!r} cannot be read ({_reason(error)}).") from None
+        if not intact:
             raise DamagedError(
                 f"{str(path)!r} is damaged: its checksum is not the one recorded. Restore it from a copy."
             )
@@ -103,29 +137,47 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _put_in_place(aside: Path, path: Path) -> None:
-    """Rename `aside` to `path`. A folder in the way steps aside first, and comes back if the rename fails."""
-    if path.exists() or path.is_symlink():
-        replaced = Path(tempfile.mkdtemp(prefix=f".{path.name}.replaced-", dir=path.parent))
-        path.rename(replaced / path.name)
+def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
+    """Rename `aside` to `path`. What `force` replaces is exchanged for it in one step, so that no moment has neither;
+    it is then removed under the name `aside`."""
+    if not force or not os.path.lexists(path):
+        aside.rename(path)  # refused by the system if a folder with content has appeared there meanwhile
+    elif not _exchange(aside, path):
+        replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
+        path.rename(replaced)
         try:
             aside.rename(path)
-        except OSError:
-            (replaced / path.name).rename(path)
+        except BaseException:
+            replaced.rename(path)
             raise
-        finally:
-            shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        aside.rename(path)
+        _remove(replaced)
     _flush_one(path.parent)
 
 
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names atomically, where the system can (Linux)."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    at_working_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and not rename(
+        at_working_folder, os.fsencode(one), at_working_folder, os.fsencode(other), exchange
+    )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _flush(folder: Path) -> None:
-    """Everything onto the disk, and readable by others as usual: temporary files and some writers are private."""
+    """Everything onto the disk, with the rights a new file has: temporary folders and some writers are private."""
+    umask = os.umask(0)
+    os.umask(umask)
     for path in folder.iterdir():
-        path.chmod(0o644)
+        path.chmod(0o666 & ~umask)
         _flush_one(path)
-    folder.chmod(0o755)
+    folder.chmod(0o777 & ~umask)
     _flush_one(folder)
 
 
@@ -137,5 +189,5 @@ def _flush_one(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from vitrail.errors import UsageError
 from vitrail.settings import Pair, Settings, check_whole, jsonable
 
 INFO_KEYS = (
@@ -28,6 +29,8 @@ class ModelConfig(Settings):
     """Height and width of the input in pixels; one number means a square."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise UsageError(f"Name must be a printable text, got {self.name!r}.")
         self._set_pair("resolution", low=1, high=65_536)
         check_whole("classes", self.classes, low=1, high=10_000_000)
         check_whole("channels", self.channels, low=1, high=4096)

@@ -1,18 +1,20 @@
 """What can be known of a bundle without torch: whether it is one, and which model it holds."""
 
+import os
 from pathlib import Path
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.zoo import FAMILIES
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.storage import MANIFEST, read_json
+from vitrail.storage import MANIFEST, read_json, verify
 
 FORMAT = 1
+FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "provenance.json", "README.md")
 
 
 def check_folder(path: Path) -> Path:
     """`path`, if a bundle is there to be read."""
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
@@ -22,16 +24,20 @@ def check_folder(path: Path) -> Path:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model's configuration. A format newer than ours is refused before anything else is read."""
+    """The model's configuration, verified. A format newer than ours is refused before anything else is read."""
     path = folder / "config.json"
     fields = read_json(path)
-    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+    version = fields.pop("format", None) if isinstance(fields, dict) else None
+    if type(version) is not int or version < 1:
         raise DamagedError(f"{str(path)!r} is damaged: it does not state its format. Restore it from a copy.")
-    version = fields.pop("format")
     if version > FORMAT:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
+    for name in (MANIFEST, *FILES):
+        if not (folder / name).is_file():
+            raise DamagedError(f"{str(folder / name)!r} is missing or no file. Restore it from a copy.")
+    verify(folder, ("config.json",))
     family = fields.pop("family", None)
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise DamagedError(f"{str(path)!r} names the family {family!r}, which this vitrail does not have.")
     try:
         return FAMILIES[family].from_json(fields)

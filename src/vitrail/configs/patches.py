@@ -69,8 +69,9 @@ class PatchedConfig(ModelConfig):
                 )
             if (size + 2 * pad - patch) % step:
                 lower = size - (size + 2 * pad - patch) % step
-                kind = f"patch {patch}" if self.stride is None else f"patch {patch}, stride {step}, padding {pad}"
+                is_plain = self.stride is None and not pad
+                kind = f"patch {patch}" if is_plain else f"patch {patch}, stride {step}, padding {pad}"
                 raise UsageError(
                     f"Resolution must divide into whole patches, got {side} {size} with {kind}."
-                    f" Use {lower} or {lower + step}."
+                    f" Use {f'{lower} or ' if lower > 0 else ''}{lower + step}."
                 )

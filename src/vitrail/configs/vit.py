@@ -196,6 +196,11 @@ class ViTConfig(PatchedConfig):
             )
         if self.wrap and not inside:
             raise UsageError(f"Wrap must go with position relative or rope-2d, got position {self.position}.")
+        if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
+            raise UsageError(
+                "Wrap must go with attention global or local and with patches that neither overlap nor are padded:"
+                " the others know where the edge is."
+            )
         if self.attention == "global" and self.attention_span is not None:
             raise UsageError(
                 f"Attention span must go with attention local or strided, got span {self.attention_span}"

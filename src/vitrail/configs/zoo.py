@@ -143,5 +143,7 @@ MODELS: dict[str, ModelConfig] = {config.name: config for config in chain(_publi
 def find(name: str) -> ModelConfig:
     """The configuration behind a model name."""
     if name not in MODELS:
-        raise UsageError(f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(name, MODELS)}")
+        raise UsageError(
+            f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), MODELS)}"
+        )
     return MODELS[name]

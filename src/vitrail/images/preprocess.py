@@ -37,7 +37,7 @@ class Preprocess(Settings):
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """Pillow's filter for the resize."""
     mean: tuple[float, ...] = IMAGENET_MEAN
-    """Subtracted from each channel; one or three numbers, and that many channels."""
+    """Subtracted from each channel; there are as many channels as numbers."""
     std: tuple[float, ...] = IMAGENET_STD
     """Divides each channel."""
 
@@ -48,8 +48,9 @@ class Preprocess(Settings):
             raise UsageError(f"Crop fraction must be above 0 and at most 1, got {self.crop_fraction!r}.")
         for name in ("mean", "std"):
             numbers = getattr(self, name)
-            if not isinstance(numbers, tuple) or len(numbers) not in (1, 3):
-                raise UsageError(f"{name.capitalize()} must be 1 or 3 numbers, got {numbers!r}.")
+            if not isinstance(numbers, list | tuple) or not numbers:
+                raise UsageError(f"{name.capitalize()} must be a number for each channel, got {numbers!r}.")
+            object.__setattr__(self, name, tuple(numbers))
             for number in numbers:
                 check_number(name, number, low=-1e6, below=1e6)
         if len(self.std) != len(self.mean):
@@ -59,7 +60,7 @@ class Preprocess(Settings):
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour."""
+        """1 for grey, 3 for colour, otherwise the number of bands."""
         return len(self.mean)
 
     def __call__(self, pictures: Iterable[Picture]) -> Tensor:
@@ -68,17 +69,19 @@ class Preprocess(Settings):
 
     def one(self, picture: Picture) -> Tensor:
         """One picture as a tensor (C, H, W)."""
-        pixels = np.asarray(self.crop(picture), dtype=np.float32).reshape(*self.resolution, self.channels) / 255
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        return torch.from_numpy(np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)))
+        scaled = (self.crop(picture).astype(np.float32) / 255 - mean) / std
+        return torch.from_numpy(np.ascontiguousarray(scaled.transpose(2, 0, 1)))
 
-    def crop(self, picture: Picture) -> Image.Image:
-        """The picture as the model's eye gets it, before the numbers are scaled."""
-        image = _as_image(picture).convert("L" if self.channels == 1 else "RGB")
-        image = image.resize(self._resized(image.width, image.height), _FILTERS[self.interpolation])
+    def crop(self, picture: Picture) -> np.ndarray:
+        """The picture as the model's eye gets it, before numbers are scaled: uint8 (H, W, C)."""
         height, width = self.resolution
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        return image.crop((left, top, left + width, top + height))
+        bands = []
+        for image in _as_images(picture, self.channels):
+            image = image.resize(self._resized(image.width, image.height), _FILTERS[self.interpolation])
+            left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+            bands.append(np.asarray(image.crop((left, top, left + width, top + height))).reshape(height, width, -1))
+        return np.concatenate(bands, axis=2)
 
     def _resized(self, width: int, height: int) -> Pair:
         """Width and height after the resize: both sides at least the crop over its fraction, the aspect kept."""
@@ -88,16 +91,23 @@ class Preprocess(Settings):
         return int(high * width / height), high
 
 
-def _as_image(picture: Picture) -> Image.Image:
+def _as_images(picture: Picture, channels: int) -> list[Image.Image]:
+    """One Pillow image of 1 or 3 channels, or one for each band: Pillow has no mode for other numbers."""
+    if channels not in (1, 3):
+        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (channels,):
+            raise UsageError(f"Picture of {channels} bands must be a uint8 array (height, width, {channels}).")
+        return [Image.fromarray(np.ascontiguousarray(picture[..., band])) for band in range(channels)]
     if isinstance(picture, str | Path):
-        return open_picture(picture)
-    if isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or 0 in picture.shape:
+        image = open_picture(picture)
+    elif isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or 0 in picture.shape or picture.shape[2:] not in ((), (1,), (3,), (4,)):
             raise UsageError(
-                f"Array must be uint8 of shape (height, width) or (height, width, channels), got {picture.dtype} of"
+                f"Array must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {picture.dtype} of"
                 f" shape {picture.shape}."
             )
-        return Image.fromarray(picture[..., 0] if picture.ndim == 3 and picture.shape[2] == 1 else picture)
-    if isinstance(picture, Image.Image):
-        return picture
-    raise UsageError(f"Picture must be a path, a Pillow image or a uint8 array, got {type(picture).__name__}.")
+        image = Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
+    elif isinstance(picture, Image.Image):
+        image = picture
+    else:
+        raise UsageError(f"Picture must be a path, a Pillow image or a uint8 array, got {type(picture).__name__}.")
+    return [image.convert("L" if channels == 1 else "RGB")]

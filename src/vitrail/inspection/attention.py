@@ -15,11 +15,11 @@ _PAPER, _LEAD, _INK = (250, 250, 248), (120, 124, 130), (40, 42, 46)
 _TILE, _GAP, _MARGIN = 96, 10, 84
 
 
-def class_attention_figure(picture: Image.Image, seen: Seen, config: ViTConfig, index: int = 0) -> Image.Image:
-    """What [CLS] looks at in each layer (rows) and head (columns) that `seen` holds, beside the picture itself.
+def class_attention_figure(picture: Image.Image, seen: Seen, config: ViTConfig, subject: str) -> Image.Image:
+    """What [CLS] looks at in each layer (rows) and head (columns) that `seen` holds, beside the (first) picture.
 
-    Each tile is scaled to its own largest value, which stands under it as a multiple of uniform attention: a flat map
-    must not be read as a sharp one.
+    Each tile is scaled from 0 (dark) to its own largest value (bright), which stands under it as a multiple of uniform
+    attention: a flat map must not be read as a sharp one.
     """
     if config.pool != "cls":
         raise UsageError(f"Class attention must come from a model with pool cls, got pool {config.pool}.")
@@ -30,15 +30,15 @@ def class_attention_figure(picture: Image.Image, seen: Seen, config: ViTConfig, 
     height = 2 * line + 20 + len(layers) * (_TILE + line + _GAP)
     figure = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(figure)
-    font = ImageFont.load_default(13)
-    draw.text((_GAP, 8), "Where does [CLS] look? Under each map: its largest weight / uniform", _INK, font)
+    font, small = ImageFont.load_default(13), ImageFont.load_default(11)
+    draw.text((_GAP, 8), f"Where does [CLS] look? {subject}", _INK, font)
     titles = ["picture", *(f"head {head + 1}" for head in range(config.heads))]
     for column, title in enumerate(titles):
         draw.text((_MARGIN + column * (_TILE + _GAP), 2 * line), title, _INK, font)
     for row, layer in enumerate(layers):
         top = 2 * line + 20 + row * (_TILE + line + _GAP)
         draw.text((_GAP, top + _TILE // 2 - 8), f"layer {layer + 1}", _INK, font)
-        maps = seen.attention[layer][index, :, 0, config.prefix :].float().cpu().numpy()
+        maps = seen.attention[layer][0, :, 0, config.prefix :].float().cpu().numpy()
         tiles = [picture.convert("RGB"), *(_colour(weights.reshape(config.grid)) for weights in maps)]
         for column, tile in enumerate(tiles):
             left = _MARGIN + column * (_TILE + _GAP)
@@ -46,7 +46,7 @@ def class_attention_figure(picture: Image.Image, seen: Seen, config: ViTConfig, 
             draw.rectangle((left - 1, top - 1, left + _TILE, top + _TILE), outline=_LEAD)
             if column:
                 strongest = maps[column - 1].max() * config.tokens
-                draw.text((left, top + _TILE + 2), f"{strongest:.1f} x", _INK, font)
+                draw.text((left, top + _TILE + 2), f"max {strongest:.1f} x uniform", _INK, small)
     return figure
 
 

@@ -55,6 +55,22 @@ class Model(nn.Module, Generic[Config]):
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone; a model without such tables has nothing to do."""
 
+    def set_table(self, name: str, table: Tensor | None) -> None:
+        """Hold a fixed table with the weights' device and type, outside of the state dict. (None is a plain attribute:
+        torch.export counts empty buffers wrongly.)"""
+        if table is None:
+            setattr(self, name, None)
+            return
+        weight = next(self.parameters())
+        table = table.to(weight.device, weight.dtype if table.is_floating_point() else table.dtype)
+        self.register_buffer(name, table, persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """After a move to another device or type, tables are computed anew, so that they are never rounded twice."""
+        super()._apply(fn, recurse)
+        self.fill_tables()
+        return self
+
     def resize(self, resolution: int | Pair) -> Self:
         """A copy of this model for another resolution, on the same device; refused where places have own weights."""
         return self._rebuild(
@@ -79,6 +95,9 @@ class Model(nn.Module, Generic[Config]):
 
     def _check_images(self, images_BCHW: Tensor) -> None:
         expected = (self.config.channels, *self.config.resolution)
+        if not isinstance(images_BCHW, Tensor) or not images_BCHW.is_floating_point():
+            kind = images_BCHW.dtype if isinstance(images_BCHW, Tensor) else type(images_BCHW).__name__
+            raise UsageError(f"Images must be a tensor of floating-point numbers, got {kind}. Preprocess them.")
         if images_BCHW.ndim != 4 or tuple(images_BCHW.shape[1:]) != expected:
             raise UsageError(
                 f"Images must have shape (batch, {', '.join(map(str, expected))}), got {tuple(images_BCHW.shape)}."

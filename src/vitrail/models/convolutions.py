@@ -71,7 +71,7 @@ class PreActivationUnit(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         y = self.norm1(x_BCHW)
         shortcut = x_BCHW if self.downsample is None else self.downsample["conv"](y)
-        return self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y))))).add_(shortcut)
+        return shortcut + self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
 
 
 class PostNormUnit(nn.Module):
@@ -99,7 +99,7 @@ class PostNormUnit(nn.Module):
         if self.downsample is not None:
             shortcut = self.downsample["norm"](self.downsample["conv"](x_BCHW))
         y = self.norm3(self.conv3(self.norm2(self.conv2(self.norm1(self.conv1(x_BCHW))))))
-        return F.relu(y.add_(shortcut), inplace=True)
+        return F.relu(shortcut + y, inplace=True)
 
 
 class BasicUnit(nn.Module):
@@ -121,7 +121,7 @@ class BasicUnit(nn.Module):
         if self.downsample is not None:
             shortcut = self.downsample["norm"](self.downsample["conv"](x_BCHW))
         y = F.relu(self.norm1(self.conv1(x_BCHW)), inplace=True)
-        return F.relu(self.norm2(self.conv2(y)).add_(shortcut), inplace=True)
+        return F.relu(shortcut + self.norm2(self.conv2(y)), inplace=True)
 
 
 class ConvNormReLU(nn.Module):

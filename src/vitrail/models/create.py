@@ -21,7 +21,7 @@ from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
 
 
-def create(name: str, **overrides: Any) -> AnyModel:
+def create(name: str, /, **overrides: Any) -> AnyModel:
     """A freshly initialised model by its name, with settings changed: `create("ViT-B/16", classes=10, resolution=384)`.
 
     `vitrail.configs` lists every setting of every family. Randomness is torch's: seed it for the same weights.

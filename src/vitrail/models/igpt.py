@@ -34,8 +34,8 @@ class PixelBlock(nn.Module):
         self.mlp = MLP(width=c.width, hidden=c.mlp, activation="quick-gelu", dropout=c.dropout, bias=c.bias)
 
     def forward(self, z_BND: Tensor, mask: Tensor | None) -> Tensor:
-        z_BND = drop(self.attn(self.norm1(z_BND), bias=mask), self.dropout, self.training).add_(z_BND)
-        return self.mlp(self.norm2(z_BND)).add_(z_BND)
+        z_BND = z_BND + drop(self.attn(self.norm1(z_BND), bias=mask), self.dropout, self.training)
+        return z_BND + self.mlp(self.norm2(z_BND))
 
 
 class IGPT(Model[IGPTConfig]):
@@ -119,10 +119,8 @@ class IGPT(Model[IGPTConfig]):
     def fill_tables(self) -> None:
         """Who may look at whom: a pixel at itself and at those before it."""
         tokens = self.config.tokens
-        mask = None
-        if self.config.causal:
-            mask = torch.ones(tokens, tokens, dtype=torch.bool, device=self.head.weight.device).tril()
-        self.register_buffer("mask", mask, persistent=False)
+        causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril() if self.config.causal else None
+        self.set_table("mask", causal)
 
 
 def _golden_ratio(dimensions: int) -> float:

@@ -78,8 +78,9 @@ class Attention(nn.Module):
         return logits_BHNN.softmax(-1)
 
     def _qkv(self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        if queries is None:
+        if queries is None or not is_plain(self.qkv):
             q_BHNK, k_BHNK, v_BHNK = self._split(self.qkv(x_BND), parts=3)
+            q_BHNK = q_BHNK[:, :, :queries]
         else:
             width, weight, bias = x_BND.shape[-1], self.qkv.weight, self.qkv.bias
             q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
@@ -115,7 +116,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        hidden_BNM = drop(activate(self.fc1(x_BND), self.activation), self.dropout, self.training)
+        hidden_BNM = activate(self.fc1(x_BND), self.activation, fresh=is_plain(self.fc1))
+        hidden_BNM = drop(hidden_BNM, self.dropout, self.training)
         return drop(self.fc2(hidden_BNM), self.dropout, self.training)
 
 
@@ -175,13 +177,19 @@ def make_norm(kind: str, width: int, epsilon: float) -> nn.Module:
     return nn.LayerNorm(width, eps=epsilon) if kind == "layer" else TokenBatchNorm(width, eps=epsilon)
 
 
-def activate(x: Tensor, kind: str) -> Tensor:
-    """The non-linearity `kind` of a tensor that nobody else holds.
+def is_plain(linear: nn.Module) -> bool:
+    """Whether this is torch's own linear layer and nobody listens: only then may its inside be used directly, or its
+    output be overwritten. Adapters, quantised layers and hooks get the usual call and keep what they were given."""
+    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._backward_hooks)
 
-    Where no gradient will ask for the input it is overwritten: a fresh output as large as the MLP's hidden layer costs
-    more in page faults than the function itself.
+
+def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:
+    """The non-linearity `kind` of `x`.
+
+    If `x` is `fresh` (nobody else holds it) and no gradient will ask for it, it is overwritten: a new tensor as large
+    as the MLP's hidden layer costs more in page faults than the function itself.
     """
-    in_place = not (torch.is_grad_enabled() and x.requires_grad)
+    in_place = fresh and not (torch.is_grad_enabled() and x.requires_grad)
     match kind:
         case "relu":
             return F.relu(x, inplace=in_place)

@@ -19,15 +19,19 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None) -
     grows only with the layers asked for. The model is looked at in evaluation mode and left as it was.
     """
     depth = model.config.depth
-    chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
+    try:
+        chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
+    except TypeError:
+        raise UsageError(f"Layers must be a list of whole numbers, got {layers!r}.") from None
     for layer in chosen:
         if not -depth <= layer < depth:
             raise UsageError(f"Layer must be from 0 to {depth - 1} (or -1 to {-depth} from the end), got {layer}.")
     seen = Seen(frozenset(layer % depth for layer in chosen))
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         model(images, seen)
     finally:
-        model.train(was_training)
+        for module, was_training in modes.items():
+            module.training = was_training
     return seen

@@ -75,8 +75,7 @@ class LSTM(Model[LSTMConfig]):
 
     def fill_tables(self) -> None:
         """The order of the patches."""
-        order = sequence_order(self.config.order, self.config.grid, self.config.order_seed)
-        self.register_buffer("order", order.to(self.head.weight.device), persistent=False)
+        self.set_table("order", sequence_order(self.config.order, self.config.grid, self.config.order_seed))
 
 
 def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:

@@ -32,7 +32,7 @@ class MixerBlock(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)
         u_BND = x_BND + drop_path(mixed_BND, self.drop_path, self.training)
-        return drop_path(self.mlp_channels(self.norm2(u_BND)), self.drop_path, self.training).add_(u_BND)
+        return u_BND + drop_path(self.mlp_channels(self.norm2(u_BND)), self.drop_path, self.training)
 
 
 class Mixer(Model[MixerConfig]):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.configs.mlp import MLPConfig
 from vitrail.models.base import Model, Seen
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import activate, drop
+from vitrail.models.layers import activate, drop, is_plain
 
 
 class PixelMLP(Model[MLPConfig]):
@@ -29,7 +29,8 @@ class PixelMLP(Model[MLPConfig]):
         self._check_images(images_BCHW)
         x_BD = images_BCHW.flatten(1)
         for layer, linear in enumerate(self.layers):
-            x_BD = drop(activate(linear(x_BD), self.config.activation), self.config.dropout, self.training)
+            x_BD = activate(linear(x_BD), self.config.activation, fresh=is_plain(linear))
+            x_BD = drop(x_BD, self.config.dropout, self.training)
             if seen is not None:
                 seen.keep(layer, x_BD)
         logits_BK = self.head(x_BD)

@@ -1,7 +1,8 @@
 """Where a patch was: fixed encodings, relative offsets, rotary angles, attention masks, and changing the grid.
 
 Everything here is a pure function of the grid, so models at another resolution compute it anew; only learned tables
-need `resize_grid`. Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, K head width.
+need `resize_grid`. Tables are made in double precision on the CPU: not every device has that.
+Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, K head width.
 """
 
 import math
@@ -24,35 +25,35 @@ LEARNED_TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column", "relative_bi
 
 def sincos_1d(positions: Tensor, width: int) -> Tensor:
     """Sinusoids of `width / 2` wavelengths for each position: (len(positions), width), sines first."""
-    octaves = torch.arange(width // 2, dtype=torch.float64, device=positions.device) / (width // 2)
+    octaves = torch.arange(width // 2, dtype=torch.float64, device="cpu") / (width // 2)
     angles = positions.double()[:, None] * _SINCOS_BASE**-octaves
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def grid_coordinates(grid: Pair, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def grid_coordinates(grid: Pair) -> tuple[Tensor, Tensor]:
     """Row and column of every patch in raster order, each (N,)."""
-    index = torch.arange(grid[0] * grid[1], device=device)
+    index = torch.arange(grid[0] * grid[1], device="cpu")
     return index // grid[1], index % grid[1]
 
 
-def sincos_grid(kind: str, grid: Pair, width: int, device: torch.device | None = None) -> Tensor:
+def sincos_grid(kind: str, grid: Pair, width: int) -> Tensor:
     """The fixed table (N, D): by raster index (`sincos-1d`), or half by row and half by column (`sincos-2d`)."""
     if kind == "sincos-1d":
-        return sincos_1d(torch.arange(grid[0] * grid[1], device=device), width)
-    rows, columns = grid_coordinates(grid, device)
+        return sincos_1d(torch.arange(grid[0] * grid[1], device="cpu"), width)
+    rows, columns = grid_coordinates(grid)
     return torch.cat([sincos_1d(rows, width // 2), sincos_1d(columns, width // 2)], dim=1)
 
 
-def rope_table(config: ViTConfig, device: torch.device | None = None) -> Tensor:
+def rope_table(config: ViTConfig) -> Tensor:
     """Cosines and sines (2, T, K/2): half of the angles turn with the row, half with the column; prefix tokens stay.
 
     With `wrap`, every frequency is rounded to a whole number of turns around the grid, so that the last patch of a row
     is followed by the first.
     """
     frequencies = config.width // config.heads // 4
-    octaves = torch.arange(frequencies, dtype=torch.float64, device=device) / frequencies
+    octaves = torch.arange(frequencies, dtype=torch.float64, device="cpu") / frequencies
     angles = []
-    for side, coordinate in zip(config.grid, grid_coordinates(config.grid, device), strict=True):
+    for side, coordinate in zip(config.grid, grid_coordinates(config.grid), strict=True):
         speed = _ROPE_BASE**-octaves
         if config.wrap:
             turn = 2 * math.pi / side
@@ -62,19 +63,19 @@ def rope_table(config: ViTConfig, device: torch.device | None = None) -> Tensor:
     return torch.stack([turns.cos(), turns.sin()])
 
 
-def relative_index(config: ViTConfig, device: torch.device | None = None) -> Tensor:
+def relative_index(config: ViTConfig) -> Tensor:
     """For each pair of tokens (T, T), which entry of the relative table speaks of it.
 
     Patches share an entry when they have the same offset (modulo the grid with `wrap`); the last three entries are for
     patch to prefix, prefix to patch and prefix to prefix.
     """
     h, w = config.grid
-    rows, columns = grid_coordinates(config.grid, device)
+    rows, columns = grid_coordinates(config.grid)
     down, right = rows[:, None] - rows, columns[:, None] - columns
     patches = (down % h) * w + right % w if config.wrap else (down + h - 1) * (2 * w - 1) + right + w - 1
     if not config.prefix:
         return patches
-    index = torch.empty(config.tokens, config.tokens, dtype=torch.long, device=device)
+    index = torch.empty(config.tokens, config.tokens, dtype=torch.long, device="cpu")
     last = config.relative_offsets - 1
     index[:] = last
     index[config.prefix :, : config.prefix] = last - 2
@@ -83,15 +84,18 @@ def relative_index(config: ViTConfig, device: torch.device | None = None) -> Ten
     return index
 
 
-def attention_mask(config: ViTConfig, device: torch.device | None = None) -> Tensor:
+def attention_mask(config: ViTConfig) -> Tensor:
     """Who may look at whom, (T, T) boolean. Prefix tokens see and are seen by all."""
-    rows, columns = grid_coordinates(config.grid, device)
+    rows, columns = grid_coordinates(config.grid)
     if config.attention == "local":
-        near = torch.maximum((rows[:, None] - rows).abs(), (columns[:, None] - columns).abs()) <= config.span
+        down, right = (rows[:, None] - rows).abs(), (columns[:, None] - columns).abs()
+        if config.wrap:
+            down, right = torch.minimum(down, config.grid[0] - down), torch.minimum(right, config.grid[1] - right)
+        near = torch.maximum(down, right) <= config.span
     else:
         # Sparse Transformers (arXiv 1904.10509, section 4.2), without causality: a run of neighbours in raster order,
         # and every span-th patch; with the default span, the row around a patch and its column.
-        raster = torch.arange(config.patches, device=device)
+        raster = torch.arange(config.patches, device="cpu")
         lag = (raster[:, None] - raster).abs()
         near = (lag < config.span) | (lag % config.span == 0)
     return F.pad(near, (config.prefix, 0, config.prefix, 0), value=True)

@@ -26,6 +26,7 @@ from vitrail.models.layers import (
     activate,
     drop,
     drop_path,
+    is_plain,
     make_norm,
 )
 from vitrail.models.positions import (
@@ -70,10 +71,9 @@ class Block(nn.Module):
         return drop(self.attn(x_BTD, rope, bias, queries), self.dropout, self.training)
 
     def _add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
-        """The residual sum. The branch is a fresh tensor, so it is added to in place."""
         if scale is not None:
             branch_BQD = scale(branch_BQD)
-        return drop_path(branch_BQD, self.drop_path, self.training).add_(z_BQD)
+        return z_BQD + drop_path(branch_BQD, self.drop_path, self.training)
 
     def attention(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
         """The attention weights (B, H, T, T) of this layer, computed beside the fused kernel."""
@@ -89,7 +89,7 @@ class PreLogits(nn.Module):
         self.fc = nn.Linear(width, width)
 
     def forward(self, y_BD: Tensor) -> Tensor:
-        return activate(self.fc(y_BD), self.activation)
+        return activate(self.fc(y_BD), self.activation, fresh=is_plain(self.fc))
 
 
 class ViT(Model[ViTConfig]):
@@ -98,7 +98,7 @@ class ViT(Model[ViTConfig]):
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
     sincos: Tensor | None
     rope: Tensor | None
-    relative: Tensor
+    relative: Tensor | None
     mask: Tensor | None
 
     def __init__(self, config: ViTConfig) -> None:
@@ -247,7 +247,7 @@ class ViT(Model[ViTConfig]):
             initialise_attention_(block.attn.proj, parts=1)
             initialise_mlp_(block.mlp)
         if self.config.pool == "map":  # big_vision, MAPHead
-            nn.init.xavier_uniform_(self.attn_pool.latent)
+            nn.init.xavier_uniform_(self.attn_pool.latent[0])
             for linear, parts in ((self.attn_pool.q, 1), (self.attn_pool.kv, 2), (self.attn_pool.proj, 1)):
                 initialise_attention_(linear, parts)
             initialise_mlp_(self.attn_pool.mlp)
@@ -257,21 +257,15 @@ class ViT(Model[ViTConfig]):
 
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone: fixed positions, angles, indices, masks."""
-        c, weight = self.config, self.head.weight
-        sincos = rope = relative = mask = None
+        c = self.config
+        sincos = None
         if c.position in ("sincos-1d", "sincos-2d"):
-            grid = sincos_grid(c.position, c.grid, c.width, weight.device).to(weight.dtype)
+            grid = sincos_grid(c.position, c.grid, c.width)
             sincos = torch.cat([grid.new_zeros(c.prefix, c.width), grid])
-        if c.position == "rope-2d":
-            rope = rope_table(c, weight.device).to(weight.dtype)
-        if c.position == "relative":
-            relative = relative_index(c, weight.device)
-        if c.attention != "global":
-            mask = attention_mask(c, weight.device)
-        self.register_buffer("sincos", sincos, persistent=False)
-        self.register_buffer("rope", rope, persistent=False)
-        self.register_buffer("relative", relative, persistent=False)
-        self.register_buffer("mask", mask, persistent=False)
+        self.set_table("sincos", sincos)
+        self.set_table("rope", rope_table(c) if c.position == "rope-2d" else None)
+        self.set_table("relative", relative_index(c) if c.position == "relative" else None)
+        self.set_table("mask", attention_mask(c) if c.attention != "global" else None)
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:

@@ -10,6 +10,7 @@ manifest.json       SHA-256 of every file above
 """
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitrail.configs.bundle import FORMAT, check_folder, read_config
-from vitrail.errors import DamagedError, UsageError
+from vitrail.configs.bundle import FILES, FORMAT, check_folder, read_config
+from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
-from vitrail.models.base import AnyModel
+from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.storage import read_json, verify, whole_folder, write_json
 
@@ -39,6 +40,9 @@ class Bundle:
     """Anything that JSON can hold about where this comes from."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, Model) or not isinstance(self.preprocess, Preprocess):
+            kinds = f"{type(self.model).__name__} and {type(self.preprocess).__name__}"
+            raise UsageError(f"Bundle must have a model from vitrail.create and a vitrail.Preprocess, got {kinds}.")
         config = self.model.config
         if self.preprocess.resolution != config.resolution:
             raise UsageError(
@@ -50,78 +54,113 @@ class Bundle:
             )
         if self.labels is not None:
             object.__setattr__(self, "labels", _checked_labels(self.labels, config.classes))
+        _check_provenance(self.provenance)
 
 
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     """Write `bundle` to the folder `path`, whole or not at all. An existing path is refused unless `force`."""
     config = bundle.model.config
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bundle.model.state_dict().items()}
+    # What is written must be what can be read: a model that was changed by hand no longer is what its settings say.
+    with torch.device("meta"):
+        expected = build(config)
+    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UsageError(
+            f"Model must have finite weights, got others in {', '.join(broken[:5])}. Did training diverge?"
+        )
+    if problems := _mismatch(expected, tensors):
+        raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
+    _check_provenance(bundle.provenance)
     with whole_folder(Path(path), force=force) as folder:
         write_json(folder / "config.json", {"format": FORMAT, "family": config.family, **config.to_json()})
         write_json(folder / "preprocess.json", bundle.preprocess.to_json())
         write_json(folder / "labels.json", bundle.labels)
         write_json(folder / "provenance.json", bundle.provenance)
         (folder / "README.md").write_text(_model_card(bundle), encoding="utf-8")
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bundle.model.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors")
+        try:
+            save_file(tensors, folder / "model.safetensors")
+        except SafetensorError as error:
+            raise VitrailError(f"Writing {str(path)!r} failed ({error}); what was there before is unchanged.") from None
 
 
 def load(path: str | Path) -> Bundle:
     """Read a bundle back. Every file is checked against the manifest, every tensor against the model."""
     folder = check_folder(Path(path))
     config = read_config(folder)
-    verify(folder)
+    verify(folder, FILES)
     with torch.device("meta"):
         model = build(config)
+    weights = folder / "model.safetensors"
     try:
-        tensors = load_file(folder / "model.safetensors")
+        tensors = load_file(weights)
     except (SafetensorError, OSError) as error:
-        raise DamagedError(f"{str(folder / 'model.safetensors')!r} cannot be read ({error}).") from None
-    fill(model, tensors, source=str(folder / "model.safetensors"))
+        raise DamagedError(f"{str(weights)!r} cannot be read ({error}).") from None
+    if problems := _mismatch(model, tensors):
+        raise DamagedError(f"{str(weights)!r} does not fit {config.name or config.family}: {problems}.")
+    # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer with other
+    # last bits than the model that was saved.
+    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    model.fill_tables()
     labels = read_json(folder / "labels.json")
     try:
+        if not isinstance(labels, list | None):
+            raise UsageError(f"Labels must be a list, got {type(labels).__name__}.")
         return Bundle(
             model=model.eval(),
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
             labels=None if labels is None else tuple(labels),
             provenance=read_json(folder / "provenance.json"),
         )
-    except (UsageError, TypeError) as error:
+    except UsageError as error:
         raise DamagedError(f"{str(folder)!r} is not a bundle that works: {error}") from None
 
 
-def fill(model: AnyModel, tensors: dict[str, Tensor], source: str) -> None:
-    """Give `model` its parameters. A tensor that is missing, left over or of another shape is named and refused."""
+def _mismatch(model: AnyModel, tensors: dict[str, Tensor]) -> str:
+    """Which tensors are missing, left over, or of another shape or kind than the model's; empty where all fit."""
     expected = model.state_dict()
     problems = [
         *(f"{name} is missing" for name in expected.keys() - tensors.keys()),
         *(f"{name} is unknown" for name in tensors.keys() - expected.keys()),
-        *(
-            f"{name} has shape {tuple(tensors[name].shape)} instead of {tuple(expected[name].shape)}"
-            for name in expected.keys() & tensors.keys()
-            if tensors[name].shape != expected[name].shape
-        ),
     ]
-    if problems:
-        shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise DamagedError(f"{source!r} does not fit {model.config.name or model.config.family}: {shown}.")
-    # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer with other
-    # last bits than the model that was saved.
-    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
-    model.fill_tables()
+    for name in expected.keys() & tensors.keys():
+        theirs, ours = tensors[name], expected[name]
+        if theirs.shape != ours.shape:
+            problems.append(f"{name} has shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+        elif theirs.is_floating_point() != ours.is_floating_point():
+            problems.append(f"{name} has numbers of kind {theirs.dtype} instead of {ours.dtype}")
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return "; ".join(sorted(problems)[:5]) + more
+
+
+def _check_provenance(provenance: object) -> None:
+    try:
+        is_object = isinstance(provenance, dict) and all(isinstance(key, str) for key in provenance)
+        json.dumps(provenance, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        is_object = False
+    if not is_object:
+        raise UsageError(f"Provenance must be a dictionary that JSON can hold, got {provenance!r}.")
 
 
 def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+    if isinstance(labels, str):
+        raise UsageError(f"Labels must be a list of texts, got one text {labels!r}.")
     labels = tuple(labels)
     if len(labels) != classes:
         raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
     seen: set[str] = set()
     for label in labels:
-        if not isinstance(label, str) or not label:
+        if not isinstance(label, str) or not label or not _is_unicode(label):
             raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
         if label in seen:
             raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
         seen.add(label)
     return labels
+
+
+def _is_unicode(text: str) -> bool:
+    """Names of files may hold bytes that are no text; JSON cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _model_card(bundle: Bundle) -> str:
@@ -133,7 +172,7 @@ def _model_card(bundle: Bundle) -> str:
         "---",
         "library_name: vitrail",
         "pipeline_tag: image-classification",
-        f"license: {provenance.get('licence', 'unknown')}",
+        f"license: {json.dumps(provenance.get('licence', 'unknown'))}",
         f"tags: [image-classification, {info['family']}]",
         "---",
         f"# {info['name'] or info['family']}",
