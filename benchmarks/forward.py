@@ -22,12 +22,13 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from peers import huggingface_vit, load_peer, timm_vit, torchvision_vit
+from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torchvision_vit
 from redraw import redraw
 from vitrail.configs.zoo import find
 from vitrail.models.create import build
 
 BATCHES = {"Ti": (1, 16), "S": (1, 16), "B": (1, 8)}
+FAMILIES = ("R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-B/16", "Mixer-S/16", "Mixer-B/16", "BiT-R50x1")
 EAGER = ("timm", "transformers", "torchvision", "vit-pytorch")
 
 
@@ -107,9 +108,57 @@ def ratio(ours, theirs):
     return statistics.median(their / our for our, their in zip(ours, theirs, strict=True))
 
 
+def race_vits(sizes, rounds):
+    """The table of ViTs, row by row."""
+    columns = ("vitrail", *EAGER, "onnxruntime", "openvino")
+    print(f"| model | batch | ceiling | {' | '.join(columns)} | over best eager | largest logit gap |")
+    print("|---" * (len(columns) + 5) + "|")
+    gains = []
+    for size in sizes:
+        config, eager = engines(size)
+        for batch in BATCHES[size]:
+            images = torch.randn(batch, 3, 224, 224)
+            with torch.inference_mode(False), torch.no_grad():
+                made = eager | runtimes(eager["vitrail"], batch)
+            logits = {name: torch.as_tensor(run(images)) for name, run in made.items() if name != "vit-pytorch"}
+            gap = max((answer - logits["vitrail"]).abs().max().item() for answer in logits.values())
+            product, macs = gemm_peak()
+            seconds = race({name: partial(run, images) for name, run in made.items()} | {"ceiling": product}, rounds)
+            ceiling = macs / statistics.median(seconds.pop("ceiling")) / config.macs
+            speeds = {name: batch / statistics.median(values) for name, values in seconds.items()}
+            best = max((name for name in EAGER if name in speeds), key=speeds.__getitem__)
+            gains.append(ratio(seconds["vitrail"], seconds[best]))
+            cells = " | ".join(f"{speeds[name]:.2f} ({speeds[name] / ceiling:.0%})" for name in columns)
+            print(
+                f"| {config.name} | {batch} | {ceiling:.1f} | {cells} | {gains[-1]:.2f}x {best} | {gap:.1e} |",
+                flush=True,
+            )
+    mean = math.exp(statistics.mean(map(math.log, gains)))
+    print(f"\ngeometric mean over the best eager peer of each row: {mean:.3f}x\n")
+
+
+def race_families(names, rounds):
+    """The table of the other families beside timm's."""
+    print("| model | batch | vitrail | timm | over timm | largest logit gap |\n|---|---|---|---|---|---|")
+    for name in names:
+        model = redraw(build(find(name)), std=0.05)
+        peer = timm_with_weights(name, model)
+        for batch in (1, 8):
+            images = torch.randn(batch, 3, 224, 224)
+            gap = (model(images) - peer(images)).abs().max().item()
+            seconds = race({"vitrail": partial(model, images), "timm": partial(peer, images)}, rounds)
+            speeds = {engine: batch / statistics.median(values) for engine, values in seconds.items()}
+            gain = ratio(seconds["vitrail"], seconds["timm"])
+            print(
+                f"| {name} | {batch} | {speeds['vitrail']:.2f} | {speeds['timm']:.2f} | {gain:.2f}x | {gap:.1e} |",
+                flush=True,
+            )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--models", nargs="*", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -118,33 +167,11 @@ def main():
     print(
         f"torch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds, images/s (% of ceiling)\n"
     )
-    columns = ("vitrail", *EAGER, "onnxruntime", "openvino")
-    print(f"| model | batch | ceiling | {' | '.join(columns)} | over best eager | largest logit gap |")
-    print("|---" * (len(columns) + 5) + "|")
-    gains = []
     with torch.inference_mode():
-        for size in arguments.models:
-            config, eager = engines(size)
-            for batch in BATCHES[size]:
-                images = torch.randn(batch, 3, 224, 224)
-                with torch.inference_mode(False), torch.no_grad():
-                    made = eager | runtimes(eager["vitrail"], batch)
-                logits = {name: torch.as_tensor(run(images)) for name, run in made.items() if name != "vit-pytorch"}
-                gap = max((answer - logits["vitrail"]).abs().max().item() for answer in logits.values())
-                product, macs = gemm_peak()
-                runs = {name: partial(run, images) for name, run in made.items()}
-                seconds = race(runs | {"ceiling": product}, arguments.rounds)
-                ceiling = macs / statistics.median(seconds.pop("ceiling")) / config.macs
-                speeds = {name: batch / statistics.median(values) for name, values in seconds.items()}
-                best = max((name for name in EAGER if name in speeds), key=speeds.__getitem__)
-                gains.append(ratio(seconds["vitrail"], seconds[best]))
-                cells = " | ".join(f"{speeds[name]:.2f} ({speeds[name] / ceiling:.0%})" for name in columns)
-                print(
-                    f"| {config.name} | {batch} | {ceiling:.1f} | {cells} | {gains[-1]:.2f}x {best} | {gap:.1e} |",
-                    flush=True,
-                )
-    mean = math.exp(statistics.mean(map(math.log, gains)))
-    print(f"\ngeometric mean over the best eager peer of each row: {mean:.3f}x")
+        if arguments.models:
+            race_vits(arguments.models, arguments.rounds)
+        if arguments.families:
+            race_families(arguments.families, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,30 @@ def torchvision_vit(config):
     return peer, to_torchvision, peer
 
 
+TIMM_NAMES = {
+    "R+ViT-Ti/16": "vit_tiny_r_s16_p8_224",
+    "R26+ViT-S/32": "vit_small_r26_s32_224",
+    "R50+ViT-B/16": "vit_base_r50_s16_224",
+    "Mixer-S/16": "mixer_s16_224",
+    "Mixer-S/32": "mixer_s32_224",
+    "Mixer-B/16": "mixer_b16_224",
+    "BiT-R50x1": "resnetv2_50x1_bit",
+}
+
+
+def timm_with_weights(name, model):
+    """timm's own model of that name, with the weights of ours."""
+    peer = load_peer("timm").create_model(TIMM_NAMES[name], num_classes=model.config.classes).eval()
+    tensors = model.state_dict()
+    if name == "R+ViT-Ti/16":  # a trunk without stages has no name for its root there
+        tensors = {key.replace("backbone.stem.", "backbone."): tensor for key, tensor in tensors.items()}
+    if name.startswith("BiT"):  # there the head is a 1x1 convolution
+        tensors = {key.replace("head.", "head.fc."): tensor for key, tensor in tensors.items()}
+        tensors["head.fc.weight"] = tensors["head.fc.weight"][:, :, None, None]
+    peer.load_state_dict(tensors, strict=True)
+    return peer
+
+
 def to_huggingface(tensors):
     """Our names to those of transformers' ViTForImageClassification (as of version 5)."""
     renamed = {}

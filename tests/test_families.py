@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peers import import_peer
+from peers import import_peer, timm_with_weights
 from redraw import redraw
 from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify
@@ -208,43 +208,21 @@ def test_the_palette_is_nearest_colours_and_travels_with_the_model():
 # Equal to the peers
 
 
-def timm_hybrid(name):
-    return {
-        "R+ViT-Ti/16": "vit_tiny_r_s16_p8_224",
-        "R26+ViT-S/32": "vit_small_r26_s32_224",
-        "R50+ViT-B/16": "vit_base_r50_s16_224",
-    }[name]
-
-
-@pytest.mark.parametrize("name", ["R+ViT-Ti/16", "R26+ViT-S/32", pytest.param("R50+ViT-B/16", marks=pytest.mark.slow)])
-def test_hybrids_equal_timm(name):
-    timm = import_peer("timm")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "R+ViT-Ti/16",
+        "R26+ViT-S/32",
+        pytest.param("R50+ViT-B/16", marks=pytest.mark.slow),
+        "Mixer-S/32",
+        pytest.param("Mixer-B/16", marks=pytest.mark.slow),
+        "BiT-R50x1",
+    ],
+)
+def test_large_models_equal_timm(name):
+    import_peer("timm")
     model = redraw(create(name), std=0.05)
-    peer = timm.create_model(timm_hybrid(name), num_classes=1000).eval()
-    tensors = model.state_dict()
-    if name == "R+ViT-Ti/16":  # a trunk without stages has no name for its root there
-        tensors = {key.replace("backbone.stem.", "backbone."): tensor for key, tensor in tensors.items()}
-    peer.load_state_dict(tensors, strict=True)
-    check_equal(model, peer)
-
-
-@pytest.mark.parametrize("name", ["Mixer-S/32", pytest.param("Mixer-B/16", marks=pytest.mark.slow)])
-def test_mixers_equal_timm(name):
-    timm = import_peer("timm")
-    model = redraw(create(name), std=0.05)
-    peer = timm.create_model(f"mixer_{name[6].lower()}{name[8:]}_224", num_classes=1000).eval()
-    peer.load_state_dict(model.state_dict(), strict=True)
-    check_equal(model, peer)
-
-
-def test_bit_equals_timm():
-    timm = import_peer("timm")
-    model = redraw(create("BiT-R50x1"), std=0.05)
-    peer = timm.create_model("resnetv2_50x1_bit", num_classes=1000).eval()
-    tensors = {name.replace("head.", "head.fc."): tensor for name, tensor in model.state_dict().items()}
-    tensors["head.fc.weight"] = tensors["head.fc.weight"][:, :, None, None]
-    peer.load_state_dict(tensors, strict=True)
-    check_equal(model, peer)
+    check_equal(model, timm_with_weights(name, model))
 
 
 def check_equal(model, peer):

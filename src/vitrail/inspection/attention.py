@@ -5,13 +5,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
+from vitrail.inspection.colours import INK, LEAD, PAPER, sequential
 from vitrail.models.base import Seen
 
-# Seven points of cividis, a map that keeps its order for colour-blind readers and in grey print.
-_CIVIDIS = np.array(
-    [[0, 34, 78], [35, 62, 108], [87, 93, 109], [124, 123, 120], [166, 155, 117], [211, 193, 100], [254, 232, 56]]
-)
-_PAPER, _LEAD, _INK = (250, 250, 248), (120, 124, 130), (40, 42, 46)
 _TILE, _GAP, _MARGIN = 96, 10, 84
 
 
@@ -28,31 +24,27 @@ def class_attention_figure(picture: Image.Image, seen: Seen, config: ViTConfig, 
     line = 18
     width = _MARGIN + columns * (_TILE + _GAP) + _GAP
     height = 2 * line + 20 + len(layers) * (_TILE + line + _GAP)
-    figure = Image.new("RGB", (width, height), _PAPER)
+    figure = Image.new("RGB", (width, height), PAPER)
     draw = ImageDraw.Draw(figure)
     font, small = ImageFont.load_default(13), ImageFont.load_default(11)
-    draw.text((_GAP, 8), f"Where does [CLS] look? {subject}", _INK, font)
+    draw.text((_GAP, 8), f"Where does [CLS] look? {subject}", INK, font)
     titles = ["picture", *(f"head {head + 1}" for head in range(config.heads))]
     for column, title in enumerate(titles):
-        draw.text((_MARGIN + column * (_TILE + _GAP), 2 * line), title, _INK, font)
+        draw.text((_MARGIN + column * (_TILE + _GAP), 2 * line), title, INK, font)
     for row, layer in enumerate(layers):
         top = 2 * line + 20 + row * (_TILE + line + _GAP)
-        draw.text((_GAP, top + _TILE // 2 - 8), f"layer {layer + 1}", _INK, font)
+        draw.text((_GAP, top + _TILE // 2 - 8), f"layer {layer + 1}", INK, font)
         maps = seen.attention[layer][0, :, 0, config.prefix :].float().cpu().numpy()
         tiles = [picture.convert("RGB"), *(_colour(weights.reshape(config.grid)) for weights in maps)]
         for column, tile in enumerate(tiles):
             left = _MARGIN + column * (_TILE + _GAP)
             figure.paste(tile.resize((_TILE, _TILE), Image.Resampling.NEAREST), (left, top))
-            draw.rectangle((left - 1, top - 1, left + _TILE, top + _TILE), outline=_LEAD)
+            draw.rectangle((left - 1, top - 1, left + _TILE, top + _TILE), outline=LEAD)
             if column:
                 strongest = maps[column - 1].max() * config.tokens
-                draw.text((left, top + _TILE + 2), f"max {strongest:.1f} x uniform", _INK, small)
+                draw.text((left, top + _TILE + 2), f"max {strongest:.1f} x uniform", INK, small)
     return figure
 
 
 def _colour(values: np.ndarray) -> Image.Image:
-    """Values from 0 to their maximum on the sequential map."""
-    scaled = values / max(float(values.max()), 1e-12) * (len(_CIVIDIS) - 1)
-    points = np.arange(len(_CIVIDIS))
-    channels = [np.interp(scaled, points, _CIVIDIS[:, channel]) for channel in range(3)]
-    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8))
+    return Image.fromarray(sequential(values / max(float(values.max()), 1e-12)))

@@ -1,0 +1,17 @@
+"""The colours of every figure: a quiet frame, and one sequential map where the data is."""
+
+import numpy as np
+
+PAPER, LEAD, INK = (250, 250, 248), (120, 124, 130), (40, 42, 46)
+
+# Seven points of cividis, a map that keeps its order for colour-blind readers and in grey print.
+_CIVIDIS = np.array(
+    [[0, 34, 78], [35, 62, 108], [87, 93, 109], [124, 123, 120], [166, 155, 117], [211, 193, 100], [254, 232, 56]]
+)
+
+
+def sequential(shares: np.ndarray) -> np.ndarray:
+    """Values from 0 (dark) to 1 (bright) as uint8 colours, (..., 3)."""
+    places = np.clip(shares, 0, 1) * (len(_CIVIDIS) - 1)
+    channels = [np.interp(places, np.arange(len(_CIVIDIS)), _CIVIDIS[:, channel]) for channel in range(3)]
+    return np.stack(channels, axis=-1).round().astype(np.uint8)
