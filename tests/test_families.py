@@ -108,6 +108,16 @@ def test_neighbourhoods_and_order_matter(name):
     assert difference(logits, model(shuffle_pixels(images, torch.randperm(784)))) > NO
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"), [("Mixer-Nano/7", {}), ("ViT-Nano/7", {}), ("ViT-Nano/7", {"position": "none"})]
+)
+def test_patches_are_a_bias_of_their_own(name, changes):
+    """Shuffling all pixels mixes patches with each other: no re-indexing of these models undoes that."""
+    model = make(name, **changes)
+    images = pictures(model)
+    assert difference(model(images), model(shuffle_pixels(images, torch.randperm(784)))) > NO
+
+
 # No bias at all
 
 

@@ -26,7 +26,7 @@ def test_python_blocks_run(page, tmp_path):
 def test_commands_run(tmp_path):
     lines = [line for block in blocks("README.md", "bash") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("vitrail ")]
-    assert len(commands) >= 6
+    assert len(commands) >= 7
     for command in commands:
         done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, (command, done.stderr)

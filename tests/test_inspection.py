@@ -1,0 +1,84 @@
+"""Figures and the numbers behind them."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from redraw import redraw
+
+from vitrail.errors import UsageError
+from vitrail.inspection.attention import class_attention_figure
+from vitrail.inspection.colours import sequential
+from vitrail.inspection.reach import reach, reach_figure
+from vitrail.models.create import create
+from vitrail.models.look import look
+
+
+def heard(name, layer, **changes):
+    """Which pixels reach the centre of a freshly built model: (H, W) booleans."""
+    model = create(name, **changes)
+    return reach(model, torch.randn(4, 1, *model.config.resolution), layer) > 0
+
+
+def test_a_cnn_hears_exactly_its_receptive_field():
+    """r_l = r_(l-1) + (k - 1) * product of strides: stem and first unit 3 + 2 + 2 = 7; then 2 + 4 more: 13."""
+    for layer, side in ((0, 7), (1, 13)):
+        inside = heard("ResNet-Nano", layer)
+        assert inside.sum() == side * side
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        assert len(rows) == len(columns) == side
+
+
+def test_families_without_locality_hear_everything_at_once():
+    for name in ("ViT-Nano/7", "Mixer-Nano/7", "MLP-Nano"):
+        assert heard(name, 0).all()
+
+
+def test_sequences_hear_only_what_came_before():
+    before = np.arange(28 * 28).reshape(28, 28)
+    patch = before // 28 // 7 * 4 + before % 28 // 7  # raster number of each pixel's patch
+    assert np.array_equal(heard("LSTM-Nano/7", 1), patch <= 10)
+    assert np.array_equal(heard("LSTM-Nano/7", 1, order="reversed"), patch >= 10)
+    pixels = np.arange(196).reshape(14, 14)
+    assert np.array_equal(heard("iGPT-Micro", 1, causal=True), pixels <= 7 * 14 + 7)
+    assert heard("iGPT-Micro", 1).all()
+
+
+def test_local_attention_hears_a_ring_of_patches_a_layer():
+    inside = heard("ViT-Nano/7", 0, attention="local", pool="gap", patch=4)
+    assert inside.sum() == (3 * 4) ** 2
+
+
+def test_reach_refuses_a_layer_that_does_not_exist():
+    with pytest.raises(UsageError, match="Layer must be from 0 to 3, got 4"):
+        reach(create("ViT-Nano/7"), torch.randn(1, 1, 28, 28), 4)
+
+
+def test_reach_figure_leaves_silent_pixels_white():
+    shares = np.zeros((4, 4))
+    shares[1, 2] = 1.0
+    figure = np.asarray(reach_figure("a model", {0: shares, 3: shares}))
+    tile = figure[52:220, 14:182]
+    assert (tile[:42] == 255).all()
+    assert tuple(tile[60, 100]) == tuple(sequential(np.array(1.0)))
+
+
+def test_class_attention_figure_shows_each_layer_and_head():
+    model = redraw(create("ViT-Nano/7"))
+    seen = look(model, torch.randn(1, 1, 28, 28), [0, 3])
+    figure = class_attention_figure(Image.new("L", (28, 28)), seen, model.config, "a test")
+    tiles = np.asarray(figure)
+    brightest = (tiles == sequential(np.array(1.0))).all(-1)
+    # One brightest patch at least in each of 2 layers x 4 heads: 16 patches of 96 / 4 pixels a side in each tile.
+    assert brightest.sum() >= 8 * 24 * 24
+    without_cls = redraw(create("ViT-Nano/7", pool="gap"))
+    with pytest.raises(UsageError, match="must come from a model with pool cls"):
+        class_attention_figure(
+            Image.new("L", (28, 28)), look(without_cls, torch.randn(1, 1, 28, 28)), without_cls.config, "a test"
+        )
+
+
+def test_colours_keep_their_order_in_grey():
+    luminance = sequential(np.linspace(0, 1, 50)) @ np.array([0.2126, 0.7152, 0.0722])
+    assert (np.diff(luminance) > -1).all()
+    assert luminance[-1] - luminance[0] > 150
