@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from redraw import redraw
 
+from redraw import redraw
 from vitrail.errors import UsageError
 from vitrail.inspection.attention import class_attention_figure
 from vitrail.inspection.colours import sequential

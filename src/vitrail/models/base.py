@@ -43,6 +43,7 @@ class Model(nn.Module, Generic[Config]):
     """The surface that all families share; `Model[ViTConfig]` is one of a family."""
 
     config: Config
+    head: nn.Linear
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -54,6 +55,13 @@ class Model(nn.Module, Generic[Config]):
 
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone; a model without such tables has nothing to do."""
+
+    def _classify(self, pooled: Tensor, seen: Seen | None) -> Tensor:
+        """What the head says of what it reads."""
+        logits = self.head(pooled)
+        if seen is not None:
+            seen.finish(pooled, logits)
+        return logits
 
     def set_table(self, name: str, table: Tensor | None) -> None:
         """Hold a fixed table with the weights' device and type, outside of the state dict. (None is a plain attribute:

@@ -76,10 +76,7 @@ class IGPT(Model[IGPTConfig]):
             if seen is not None:
                 seen.keep(layer, z_BND)
         y = self.norm(z_BND) if c.output == "pixels" else self.norm(z_BND).mean(dim=1)
-        logits = self.head(y)
-        if seen is not None:
-            seen.finish(y, logits)
-        return logits
+        return self._classify(y, seen)
 
     def quantise(self, images_BCHW: Tensor) -> Tensor:
         """The nearest palette colour of every pixel, (B, N)."""

@@ -49,11 +49,7 @@ class LSTM(Model[LSTMConfig]):
             x_BND, (last_LBS, _) = recurrent(x_BND)
             if seen is not None:
                 seen.keep(layer, x_BND)
-        y_BD = last_LBS.transpose(0, 1).flatten(1)
-        logits_BK = self.head(y_BD)
-        if seen is not None:
-            seen.finish(y_BD, logits_BK)
-        return logits_BK
+        return self._classify(last_LBS.transpose(0, 1).flatten(1), seen)
 
     @torch.no_grad()
     def initialise(self) -> None:

@@ -60,11 +60,7 @@ class Mixer(Model[MixerConfig]):
             x_BND = block(x_BND)
             if seen is not None:
                 seen.keep(layer, x_BND)
-        y_BD = self.norm(x_BND).mean(dim=1)
-        logits_BK = self.head(y_BD)
-        if seen is not None:
-            seen.finish(y_BD, logits_BK)
-        return logits_BK
+        return self._classify(self.norm(x_BND).mean(dim=1), seen)
 
     @torch.no_grad()
     def initialise(self) -> None:

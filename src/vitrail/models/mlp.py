@@ -33,10 +33,7 @@ class PixelMLP(Model[MLPConfig]):
             x_BD = drop(x_BD, self.config.dropout, self.training)
             if seen is not None:
                 seen.keep(layer, x_BD)
-        logits_BK = self.head(x_BD)
-        if seen is not None:
-            seen.finish(x_BD, logits_BK)
-        return logits_BK
+        return self._classify(x_BD, seen)
 
     @torch.no_grad()
     def initialise(self) -> None:

@@ -56,11 +56,7 @@ class ResNet(Model[ResNetConfig]):
             if seen is not None:
                 seen.keep(layer, x_BCHW)
         x_BCHW = self.norm(x_BCHW)
-        y_BD = x_BCHW.mean(dim=(2, 3))
-        logits_BK = self.head(y_BD)
-        if seen is not None:
-            seen.finish(y_BD, logits_BK)
-        return logits_BK
+        return self._classify(x_BCHW.mean(dim=(2, 3)), seen)
 
     def _plain_stages(self) -> Iterator[Stage]:
         c = self.config
