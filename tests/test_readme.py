@@ -17,9 +17,9 @@ def blocks(page, language):
 
 @pytest.mark.parametrize("page", ["README.md", "README.ko.md"])
 def test_python_blocks_run(page, tmp_path):
-    for block in blocks(page, "python"):
-        done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    script = "\n".join(blocks(page, "python"))
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "my-bundle" / "manifest.json").exists()
 
 
