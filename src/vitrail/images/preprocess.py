@@ -13,29 +13,40 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.errors import UsageError
-from vitrail.images.decode import open_picture
-from vitrail.settings import Pair, Settings, check_number
+from vitrail.errors import DamagedError, UsageError
+from vitrail.images.decode import open_picture, to_channels
+from vitrail.settings import Pair, Settings, check_number, check_whole
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-Picture = str | Path | Image.Image | np.ndarray
+Picture = str | Path | bytes | Image.Image | np.ndarray
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
+# A resize to more pixels than this is done for the part under the crop alone: thin pictures would fill the memory.
+_WHOLE_RESIZE = 32_000_000
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocess(Settings):
-    """Resize the shorter side, crop the centre, scale to 0..1, subtract `mean`, divide by `std`."""
+    """Upright, resize, crop the centre, scale to 0..1, subtract `mean`, divide by `std`."""
 
     title: ClassVar[str] = "Preprocessing"
 
     resolution: Pair = (224, 224)
     """Height and width that the model reads."""
+    resize: Literal["shorter", "squash", "pad"] = "shorter"
+    """Shorter: keep the aspect, fit the shorter side, crop the rest. Squash: stretch both sides. Pad: keep the aspect,
+    fit the longer side, fill the rest with the background."""
     crop_fraction: float = 0.9
-    """Which part of the resized shorter side the crop keeps."""
+    """Which part of the resized picture the crop keeps."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    """Pillow's filter for the resize."""
+    """Pillow's filter for the resize, with antialiasing."""
+    background: tuple[int, int, int] = (255, 255, 255)
+    """Colour (red, green, blue) under transparent pixels and around padded pictures."""
+    jpeg: Literal["exact", "double"] = "exact"
+    """Decode JPEG files exactly, or at the smallest scale of at least twice the size needed: faster for large ones."""
     mean: tuple[float, ...] = IMAGENET_MEAN
     """Subtracted from each channel; there are as many channels as numbers."""
     std: tuple[float, ...] = IMAGENET_STD
@@ -43,10 +54,10 @@ class Preprocess(Settings):
 
     def __post_init__(self) -> None:
         self._set_pair("resolution", low=1, high=65_536)
-        self._check_choices(("interpolation",))
-        if not isinstance(self.crop_fraction, float | int) or not 0 < self.crop_fraction <= 1:
-            raise UsageError(f"Crop fraction must be above 0 and at most 1, got {self.crop_fraction!r}.")
-        for name in ("mean", "std"):
+        self._check_choices(("resize", "interpolation", "jpeg"))
+        if not isinstance(self.crop_fraction, float | int) or not 0.01 <= self.crop_fraction <= 1:
+            raise UsageError(f"Crop fraction must be from 0.01 to 1, got {self.crop_fraction!r}.")
+        for name in ("mean", "std", "background"):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or not numbers:
                 raise UsageError(f"{name.capitalize()} must be a number for each channel, got {numbers!r}.")
@@ -57,6 +68,10 @@ class Preprocess(Settings):
             raise UsageError(f"Mean and std must have equally many numbers, got {self.mean!r} and {self.std!r}.")
         if min(self.std) <= 0:
             raise UsageError(f"Std must be above 0 in each channel, got {self.std!r}.")
+        if len(self.background) != 3:
+            raise UsageError(f"Background must be red, green and blue, got {self.background!r}.")
+        for level in self.background:
+            check_whole("background", level, low=0, high=255)
 
     @property
     def channels(self) -> int:
@@ -64,7 +79,7 @@ class Preprocess(Settings):
         return len(self.mean)
 
     def __call__(self, pictures: Iterable[Picture]) -> Tensor:
-        """Pictures (paths, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
+        """Pictures (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
         return torch.stack([self.one(picture) for picture in pictures])
 
     def one(self, picture: Picture) -> Tensor:
@@ -75,39 +90,68 @@ class Preprocess(Settings):
 
     def crop(self, picture: Picture) -> np.ndarray:
         """The picture as the model's eye gets it, before numbers are scaled: uint8 (H, W, C)."""
-        height, width = self.resolution
-        bands = []
-        for image in _as_images(picture, self.channels):
-            image = image.resize(self._resized(image.width, image.height), _FILTERS[self.interpolation])
-            left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-            bands.append(np.asarray(image.crop((left, top, left + width, top + height))).reshape(height, width, -1))
-        return np.concatenate(bands, axis=2)
+        bands = [self._fit(image) for image in self._as_images(picture)]
+        return np.concatenate([np.asarray(image).reshape(*self.resolution, -1) for image in bands], axis=2)
 
-    def _resized(self, width: int, height: int) -> Pair:
-        """Width and height after the resize: both sides at least the crop over its fraction, the aspect kept."""
+    def resized(self, width: int, height: int) -> Pair:
+        """Width and height after the resize, before the crop. timm's arithmetic: the shorter side is the crop over its
+        fraction, rounded down; the longer follows, rounded down."""
         wide, high = (int(side / self.crop_fraction) for side in reversed(self.resolution))
-        if width * high <= height * wide:  # the width is the side that limits
-            return wide, int(wide * height / width)
-        return int(high * width / height), high
+        if self.resize == "squash":
+            return wide, high
+        width_limits = width * high <= height * wide
+        if width_limits == (self.resize == "shorter"):
+            return wide, max(int(wide * height / width), 1)
+        return max(int(high * width / height), 1), high
+
+    def _fit(self, image: Image.Image) -> Image.Image:
+        height, width = self.resolution
+        wide, high = self.resized(image.width, image.height)
+        left, top = round((wide - width) / 2), round((high - height) / 2)
+        resample = _FILTERS[self.interpolation]
+        if wide * high > _WHOLE_RESIZE:
+            across, down = image.width / wide, image.height / high
+            right, bottom = min((left + width) * across, image.width), min((top + height) * down, image.height)
+            return image.resize((width, height), resample, box=(left * across, top * down, right, bottom))
+        image = image.resize((wide, high), resample)
+        if left >= 0 and top >= 0:
+            return image.crop((left, top, left + width, top + height))
+        fill = self.background if image.mode == "RGB" else _luminance(self.background)
+        canvas = Image.new(image.mode, (width, height), fill)
+        canvas.paste(image, (-left, -top))
+        return canvas
+
+    def _as_images(self, picture: Picture) -> list[Image.Image]:
+        """One Pillow image of 1 or 3 channels, or one for each band: Pillow has no mode for other numbers."""
+        channels = self.channels
+        if channels not in (1, 3):
+            if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (channels,):
+                raise UsageError(f"Picture of {channels} bands must be a uint8 array (height, width, {channels}).")
+            return [Image.fromarray(np.ascontiguousarray(picture[..., band])) for band in range(channels)]
+        if isinstance(picture, str | Path | bytes):
+            image = open_picture(picture, self._twice if self.jpeg == "double" else None)
+        elif isinstance(picture, np.ndarray):
+            if picture.dtype != np.uint8 or 0 in picture.shape or picture.shape[2:] not in ((), (1,), (3,), (4,)):
+                raise UsageError(
+                    f"Array must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {picture.dtype}"
+                    f" of shape {picture.shape}."
+                )
+            image = Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
+        elif isinstance(picture, Image.Image):
+            image = picture
+        else:
+            raise UsageError(f"Picture must be a path, a Pillow image or a uint8 array, got {type(picture).__name__}.")
+        try:
+            return [to_channels(image, channels, self.background)]
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"Picture of mode {image.mode} cannot be converted ({error}).") from None
+
+    def _twice(self, width: int, height: int) -> Pair:
+        wide, high = self.resized(width, height)
+        return 2 * wide, 2 * high
 
 
-def _as_images(picture: Picture, channels: int) -> list[Image.Image]:
-    """One Pillow image of 1 or 3 channels, or one for each band: Pillow has no mode for other numbers."""
-    if channels not in (1, 3):
-        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (channels,):
-            raise UsageError(f"Picture of {channels} bands must be a uint8 array (height, width, {channels}).")
-        return [Image.fromarray(np.ascontiguousarray(picture[..., band])) for band in range(channels)]
-    if isinstance(picture, str | Path):
-        image = open_picture(picture)
-    elif isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or 0 in picture.shape or picture.shape[2:] not in ((), (1,), (3,), (4,)):
-            raise UsageError(
-                f"Array must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {picture.dtype} of"
-                f" shape {picture.shape}."
-            )
-        image = Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
-    elif isinstance(picture, Image.Image):
-        image = picture
-    else:
-        raise UsageError(f"Picture must be a path, a Pillow image or a uint8 array, got {type(picture).__name__}.")
-    return [image.convert("L" if channels == 1 else "RGB")]
+def _luminance(colour: tuple[int, int, int]) -> int:
+    """Pillow's grey of a colour (ITU-R 601-2)."""
+    pixel = Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0))
+    return int(pixel) if isinstance(pixel, int | float) else 0

@@ -1,0 +1,219 @@
+"""Pictures in: every mode, orientation and size becomes the model's tensor, or one line that says why not."""
+
+import io
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.images.decode import MAX_PIXELS, open_picture, to_channels
+from vitrail.images.preprocess import Preprocess
+
+WHITE = (255, 255, 255)
+
+
+def noise(height, width, channels=3, seed=0):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def encoded(image, **options):
+    file = io.BytesIO()
+    image.save(file, **options)
+    return file.getvalue()
+
+
+def test_all_eight_orientations_give_the_same_pixels():
+    upright = Image.fromarray(noise(40, 60))
+    stored = {
+        1: upright,
+        2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: upright.transpose(Image.Transpose.ROTATE_180),
+        4: upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: upright.transpose(Image.Transpose.TRANSPOSE),
+        6: upright.transpose(Image.Transpose.ROTATE_90),
+        7: upright.transpose(Image.Transpose.TRANSVERSE),
+        8: upright.transpose(Image.Transpose.ROTATE_270),
+    }
+    preprocess = Preprocess(resolution=(16, 24))
+    expected = preprocess([upright])
+    for orientation, image in stored.items():
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        assert torch.equal(preprocess([encoded(image, format="PNG", exif=exif)]), expected), orientation
+
+
+def test_sixteen_bits_are_scaled_not_cut():
+    levels = np.linspace(0, 65_535, 64).astype(np.uint16).reshape(8, 8)
+    for file_format in ("PNG", "TIFF"):
+        image = open_picture(encoded(Image.fromarray(levels), format=file_format))
+        assert np.array_equal(np.asarray(to_channels(image, 1, WHITE)), np.rint(levels / 257).astype(np.uint8))
+    wide = Image.fromarray(levels.astype(np.int32))
+    assert np.array_equal(np.asarray(to_channels(wide, 1, WHITE)), np.rint(levels / 257).astype(np.uint8))
+    shares = Image.fromarray((levels / 65_535).astype(np.float32))
+    assert np.array_equal(np.asarray(to_channels(shares, 1, WHITE)), np.rint(levels / 65_535 * 255).astype(np.uint8))
+    dark = Image.fromarray(np.full((2, 2), 200, np.int32))
+    assert np.asarray(to_channels(dark, 1, WHITE)).tolist() == [[200, 200]] * 2
+
+
+def test_transparency_is_laid_on_the_stated_colour():
+    pixels = np.zeros((1, 3, 4), np.uint8)
+    pixels[0, :, 0] = 200
+    pixels[0, :, 3] = (0, 128, 255)
+    image = Image.fromarray(pixels)
+    red = np.asarray(to_channels(image, 3, (0, 0, 255)))[0]
+    assert red.tolist() == [[0, 0, 255], [100, 0, 127], [200, 0, 0]]
+    palette = image.convert("RGB").quantize(4)
+    palette.info["transparency"] = palette.getpixel((0, 0))
+    clear = open_picture(encoded(palette, format="PNG", transparency=palette.getpixel((0, 0))))
+    assert np.asarray(to_channels(clear, 3, (1, 2, 3)))[0].tolist() == [[1, 2, 3]] * 3
+    grey = Image.fromarray(np.array([[[10, 0], [10, 255]]], np.uint8))
+    assert np.asarray(to_channels(grey, 1, WHITE)).tolist() == [[255, 10]]
+
+
+def test_cmyk_palette_and_others_equal_pillows_conversion():
+    rgb = Image.fromarray(noise(8, 8))
+    cmyk = open_picture(encoded(rgb.convert("CMYK"), format="TIFF"))
+    assert np.array_equal(np.asarray(to_channels(cmyk, 3, WHITE)), np.asarray(cmyk.convert("RGB")))
+    for mode in ("1", "L", "P", "YCbCr", "HSV", "LAB", "CMYK", "RGBX"):
+        for channels in (1, 3):
+            image = rgb.convert("RGB").convert(mode) if mode != "LAB" else _lab(rgb)
+            assert np.asarray(to_channels(image, channels, WHITE)).shape[:2] == (8, 8)
+
+
+def _lab(rgb):
+    from PIL import ImageCms
+
+    standard = ImageCms.createProfile("sRGB")
+    return ImageCms.profileToProfile(rgb, standard, ImageCms.createProfile("LAB"), outputMode="LAB")
+
+
+def test_the_first_frame_of_an_animation():
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    image = open_picture(encoded(frames[0], format="GIF", save_all=True, append_images=frames[1:]))
+    assert image.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+
+
+@settings(max_examples=60)
+@given(
+    mode=st.sampled_from(["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"]),
+    size=st.one_of(
+        st.tuples(st.integers(1, 50), st.integers(1, 50)),
+        st.tuples(st.just(1), st.integers(1, 20_000)),
+        st.tuples(st.integers(1, 20_000), st.just(1)),
+    ),
+    resize=st.sampled_from(["shorter", "squash", "pad"]),
+    channels=st.sampled_from([1, 3]),
+)
+def test_any_mode_and_size_becomes_a_finite_tensor(mode, size, resize, channels):
+    half = (0.5,) * channels
+    preprocess = Preprocess(resolution=(20, 28), resize=resize, mean=half, std=half)
+    tensor = preprocess([Image.new(mode, size)])
+    assert tensor.shape == (1, channels, 20, 28)
+    assert tensor.isfinite().all()
+
+
+def test_resize_rules_by_hand():
+    picture = np.zeros((10, 20, 3), np.uint8)
+    settings = {"resolution": (8, 8), "crop_fraction": 1.0}
+    padded = Preprocess(resize="pad", background=(255, 0, 0), **settings).crop(picture)
+    assert (padded[2:6] == 0).all()
+    assert (padded[:2] == (255, 0, 0)).all()
+    assert (padded[6:] == (255, 0, 0)).all()
+    assert Preprocess(resize="pad", **settings).resized(20, 10) == (8, 4)
+    assert Preprocess(resize="squash", **settings).resized(20, 10) == (8, 8)
+    assert Preprocess(resize="shorter", **settings).resized(20, 10) == (16, 8)
+    grey = Preprocess(resize="pad", mean=(0.5,), std=(0.5,), **settings).crop(picture)
+    assert (grey[0] == 255).all()
+
+
+def test_a_thin_picture_is_resized_only_under_the_crop():
+    ramp = np.linspace(0, 255, 20_000).astype(np.uint8)[None]
+    start = time.perf_counter()
+    pixels = Preprocess(mean=(0.5,), std=(0.5,)).crop(ramp)
+    assert time.perf_counter() - start < 5
+    assert abs(float(pixels.mean()) - 127.5) < 2
+
+
+def test_scaled_jpeg_decoding_is_recorded_and_near(tmp_path):
+    smooth = Image.fromarray(noise(40, 60)).resize((2400, 1600), Image.Resampling.BICUBIC)
+    smooth.save(tmp_path / "camera.jpg", quality=90)
+    exact, double = Preprocess(), Preprocess(jpeg="double")
+    assert Preprocess.from_json(double.to_json()) == double
+    assert open_picture(tmp_path / "camera.jpg", double._twice).size == (1200, 800)
+    difference = np.abs(exact.crop(tmp_path / "camera.jpg").astype(int) - double.crop(tmp_path / "camera.jpg"))
+    assert 0 < difference.mean() < 2
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    smooth.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=90, exif=exif)
+    assert open_picture(tmp_path / "turned.jpg", double._twice).size == (1200, 800)
+
+
+def test_damaged_and_foreign_files_are_one_line(tmp_path):
+    whole = encoded(Image.fromarray(noise(50, 50)), format="JPEG")
+    cases = {
+        "empty.png": b"", "text.jpg": b"hello", "cut.jpg": whole[: len(whole) // 2], "head.png": b"\x89PNG\r\n\x1a\n",
+        "page.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
+    }  # fmt: skip
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DamagedError, match="cannot be decoded") as caught:
+            open_picture(tmp_path / name)
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="must be a file that exists"):
+        open_picture(tmp_path)
+
+
+def test_too_many_pixels_are_refused_before_decoding():
+    side = int(MAX_PIXELS**0.5) + 10
+    bomb = encoded(Image.new("1", (side, side)), format="PNG")
+    assert len(bomb) < 200_000
+    with pytest.raises(DamagedError, match="pixels are more than"):
+        open_picture(bomb)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"resize": "stretch"},
+        {"jpeg": "fast"},
+        {"background": (0, 0)},
+        {"background": (0, 0, 256)},
+        {"crop_fraction": 0.001},
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(UsageError):
+        Preprocess(**wrong)
+
+
+@pytest.mark.slow
+def test_every_odd_picture_of_pillows_own_tests_decodes_or_is_refused():
+    """Unpack Pillow's source package and set PILLOW_TEST_IMAGES to its Tests/images."""
+    folder = Path(os.environ.get("PILLOW_TEST_IMAGES", "nowhere"))
+    if not folder.is_dir():
+        pytest.skip("needs Tests/images of Pillow's source package: set PILLOW_TEST_IMAGES")
+    preprocess = Preprocess(resolution=(32, 32))
+    decoded = refused = 0
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        start = time.perf_counter()
+        try:
+            tensor = preprocess([path])
+        except VitrailError:
+            refused += 1
+        else:
+            assert tensor.shape == (1, 3, 32, 32)
+            assert tensor.isfinite().all()
+            decoded += 1
+        assert time.perf_counter() - start < 5, path
+    assert decoded > 400
+    assert refused > 100
