@@ -50,8 +50,13 @@ def test_local_attention_hears_a_ring_of_patches_a_layer():
 
 
 def test_reach_refuses_a_layer_that_does_not_exist():
-    with pytest.raises(UsageError, match="Layer must be from 0 to 3, got 4"):
-        reach(create("ViT-Nano/7"), torch.randn(1, 1, 28, 28), 4)
+    model = create("ViT-Nano/7").train()
+    with pytest.raises(UsageError, match="Layer must be a whole number from 0 to 3, got 4"):
+        reach(model, torch.randn(1, 1, 28, 28), 4)
+    reach(model, torch.randn(1, 1, 28, 28), 3)
+    assert model.training
+    with pytest.raises(UsageError, match="must be asked with output classes"):
+        reach(create("iGPT-Micro", causal=True, output="pixels", classes=16), torch.randn(1, 1, 14, 14), 0)
 
 
 def test_reach_figure_leaves_silent_pixels_white():

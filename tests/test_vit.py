@@ -49,7 +49,8 @@ def test_without_position_patch_order_and_patchwise_shifts_do_not_matter(pool):
     assert difference(logits, model(shuffle_patches(images, torch.randperm(24)))) < 1e-9
     assert difference(logits, model(images.roll((4, 8), (2, 3)))) < 1e-9
     assert difference(logits, model(images.roll(1, 3))) > NO
-    assert difference(logits, small(pool=pool)(shuffle_patches(images, torch.randperm(24)))) > NO
+    positioned = small(pool=pool)
+    assert difference(positioned(images), positioned(shuffle_patches(images, torch.randperm(24)))) > NO
 
 
 def test_learned_positions_can_be_reindexed_to_shuffled_patches():

@@ -20,6 +20,8 @@ class Classifier:
     def __init__(self, bundle: Bundle | str | Path) -> None:
         self.bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
         self.bundle.model.eval()
+        if getattr(self.bundle.model.config, "output", "classes") == "pixels":
+            raise UsageError("Classifier must have a model that predicts classes, got one that predicts pixels.")
         classes = range(self.bundle.model.config.classes)
         self.labels = self.bundle.labels or tuple(map(str, classes))
 

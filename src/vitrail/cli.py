@@ -193,10 +193,11 @@ def _print_json(document: object) -> None:
 def _print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*(headers or ()), box=None, pad_edge=False, show_header=headers is not None)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # names are text, not markup
     # Piped output has no width of its own: never cut it.
     console = Console(width=None if sys.stdout.isatty() else 200)
     with console.capture() as captured:

@@ -25,13 +25,15 @@ def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
 
     An existing `path` is refused unless `force`; then it stays until the new folder is complete.
     """
-    path = Path(path)
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     refuse_existing(path, force=force)
-    refuse_foreign(path)
     try:
+        refuse_foreign(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(
             f"Output must be in a folder that can be written, got {str(path)!r} ({_reason(error)})."
         ) from None
@@ -75,11 +77,15 @@ def refuse_foreign(path: Path) -> None:
     """Even by force, only what we wrote is replaced: a folder with a manifest, or an empty one."""
     if not os.path.lexists(path):
         return
-    is_folder = path.is_dir() and not path.is_symlink()
-    if not is_folder or (not (path / MANIFEST).is_file() and any(path.iterdir())):
+    if not _is_ours(path):
         raise UsageError(
             f"Output to be overwritten must be a folder that vitrail wrote, got {str(path)!r}. Move it away yourself."
         )
+
+
+def _is_ours(path: Path) -> bool:
+    is_folder = path.is_dir() and not path.is_symlink()
+    return is_folder and ((path / MANIFEST).is_file() or not any(path.iterdir()))
 
 
 def read_json(path: Path) -> Any:
@@ -103,7 +109,11 @@ def verify(folder: Path, names: Iterable[str]) -> None:
     manifest = read_json(manifest_path)
     files = manifest.get("files") if isinstance(manifest, dict) and manifest.keys() == {"files"} else None
     # Written by `_canonical`, read back the same: any changed byte of the manifest shows here or in a checksum.
-    if not isinstance(files, dict) or manifest_path.read_bytes() != _canonical(manifest).encode():
+    try:
+        is_as_written = manifest_path.read_bytes() == _canonical(manifest).encode()
+    except (OSError, ValueError):  # what JSON can read but we would never write: NaN, half characters
+        is_as_written = False
+    if not isinstance(files, dict) or not is_as_written:
         raise DamagedError(
             f"{str(manifest_path)!r} is damaged: it is not a manifest as written. Restore it from a copy."
         )
@@ -142,7 +152,12 @@ def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
     it is then removed under the name `aside`."""
     if not force or not os.path.lexists(path):
         aside.rename(path)  # refused by the system if a folder with content has appeared there meanwhile
-    elif not _exchange(aside, path):
+    elif _exchange(aside, path):
+        if not _is_ours(aside):  # something else has appeared there meanwhile
+            _exchange(aside, path)
+            refuse_foreign(path)
+    else:
+        refuse_foreign(path)
         replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
         path.rename(replaced)
         try:
@@ -151,7 +166,8 @@ def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
             replaced.rename(path)
             raise
         _remove(replaced)
-    _flush_one(path.parent)
+    with contextlib.suppress(OSError):  # the folder is in place; some systems cannot flush a folder's own name
+        _flush_one(path.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:

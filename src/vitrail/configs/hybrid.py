@@ -1,6 +1,7 @@
 """The hybrid in numbers: a Vision Transformer on the feature map of a convolutional stem."""
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 from vitrail.configs.tally import Tally
@@ -35,6 +36,10 @@ class HybridConfig(ViTConfig):
         return tally.channels, *tally.side
 
     @property
+    def canvas_scale(self) -> int:
+        return 4 * 2 ** max(len(self.stem_layers) - 1, 0) if self.stem == "resnet" else math.prod(self.stem_strides)
+
+    @property
     def _embed_parameters(self) -> int:
         return self._stem_tally.parameters + super()._embed_parameters
 
@@ -61,13 +66,20 @@ class HybridConfig(ViTConfig):
         self._set_pair("resolution", low=1, high=65_536)
         for name in ("stem_layers", "stem_strides"):
             numbers = getattr(self, name)
-            if not isinstance(numbers, tuple) or len(numbers) > 8:
+            if not isinstance(numbers, list | tuple) or len(numbers) > 8:
                 raise UsageError(f"Stem layers and strides must be up to 8 whole numbers, got {numbers!r}.")
+            object.__setattr__(self, name, tuple(numbers))
             for number in numbers:
                 check_whole(name, number, low=1, high=4096)
         check_whole("stem_base", self.stem_base, low=1, high=4096)
         if self.stem == "resnet" and self.stem_base % 32:
             raise UsageError(f"Stem base must be a multiple of the 32 groups of GroupNorm, got {self.stem_base}.")
+        if self.stem == "resnet" and self.stem_strides:
+            raise UsageError(f"Stem strides must be left alone for stem resnet, got {self.stem_strides!r}.")
+        if self.stem == "light" and self.stem_base != 64:
+            raise UsageError(f"Stem base must be left alone for stem light, got {self.stem_base}.")
+        if self.wrap:
+            raise UsageError("Wrap must be left alone in a hybrid: its convolutions know where the edge is.")
         if self.stem == "light" and (not self.stem_layers or len(self.stem_strides) != len(self.stem_layers)):
             raise UsageError(
                 f"Stem strides must be one for each of the stem's convolutions, got {self.stem_strides!r} for"

@@ -39,6 +39,11 @@ class PatchedConfig(ModelConfig):
         return self.channels, *self.resolution
 
     @property
+    def canvas_scale(self) -> int:
+        """Pixels of the picture for one of the canvas, in each direction."""
+        return 1
+
+    @property
     def grid(self) -> Pair:
         """Rows and columns of patches."""
         sides = zip(self.canvas[1:], self.padding, self.patch, self.step, strict=True)
@@ -59,12 +64,14 @@ class PatchedConfig(ModelConfig):
         return self.patches * self.canvas[0] * self.patch[0] * self.patch[1] * self.width
 
     def _check_grid(self) -> None:
-        for side, size, pad, patch, step in zip(
-            ("height", "width"), self.canvas[1:], self.padding, self.patch, self.step, strict=True
+        scale = self.canvas_scale
+        for side, given, size, pad, patch, step in zip(
+            ("height", "width"), self.resolution, self.canvas[1:], self.padding, self.patch, self.step, strict=True
         ):
+            got = f"got {side} {given}" + (f" (a feature map of {size})" if scale > 1 else "")
             if size + 2 * pad < patch:
                 raise UsageError(
-                    f"Resolution must be at least one patch, got {side} {size} with patch {patch}."
+                    f"Resolution must be at least one patch, {got} with patch {patch}."
                     " Choose a larger resolution or a smaller patch."
                 )
             if (size + 2 * pad - patch) % step:
@@ -72,6 +79,6 @@ class PatchedConfig(ModelConfig):
                 is_plain = self.stride is None and not pad
                 kind = f"patch {patch}" if is_plain else f"patch {patch}, stride {step}, padding {pad}"
                 raise UsageError(
-                    f"Resolution must divide into whole patches, got {side} {size} with {kind}."
-                    f" Use {f'{lower} or ' if lower > 0 else ''}{lower + step}."
+                    f"Resolution must divide into whole patches, {got} with {kind}."
+                    f" Use {f'{scale * lower} or ' if lower > 0 else ''}{scale * (lower + step)}."
                 )

@@ -36,8 +36,9 @@ class ResNetConfig(ModelConfig):
             numbers = getattr(self, name)
             if numbers is None:
                 continue
-            if not isinstance(numbers, tuple) or not 1 <= len(numbers) <= 8:
+            if not isinstance(numbers, list | tuple) or not 1 <= len(numbers) <= 8:
                 raise UsageError(f"{name.capitalize()} must be 1 to 8 whole numbers, got {numbers!r}.")
+            object.__setattr__(self, name, tuple(numbers))
             for number in numbers:
                 check_whole(name, number, low=1, high=200)
         if self.kind == "bit":

@@ -13,7 +13,9 @@ from vitrail.configs.lstm import LSTMConfig
 from vitrail.errors import UsageError
 from vitrail.inspection.colours import INK, LEAD, PAPER, sequential
 from vitrail.models.base import AnyModel, Seen
+from vitrail.models.look import evaluating
 from vitrail.models.lstm import sequence_order
+from vitrail.settings import check_whole
 
 _DECADES = 4  # of the logarithmic colour scale
 
@@ -24,23 +26,25 @@ def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.nda
     The state is read through random signs, several draws of them: a plain sum of features would be blind to whatever a
     norm removes. A pixel model rounds colours, so there the gradient stops at the embedded tokens, one for each pixel.
     """
-    depth = model.config.depth
-    if not 0 <= layer < depth:
-        raise UsageError(f"Layer must be from 0 to {depth - 1}, got {layer}.")
+    config = model.config
+    check_whole("layer", layer, low=0, high=config.depth - 1)
+    is_pixels = config.family == "igpt"
+    if is_pixels and (config.output == "pixels" or not model.pos_embed.requires_grad):
+        raise UsageError("Reach into a pixel model must be asked with output classes and weights that are not frozen.")
     images = images.detach().clone().requires_grad_()
     seen = Seen(frozenset([layer]))
-    with torch.enable_grad():
-        model.eval()(images, seen)
+    with torch.enable_grad(), evaluating(model):
+        model(images, seen)
         state_BD = _centre(seen.steps[f"blocks.{layer}"], model.config)
-        source = seen.steps["tokens"] if model.config.family == "igpt" else images
+        source = seen.steps["tokens"] if is_pixels else images
         generator = torch.Generator().manual_seed(0)
         total = torch.zeros_like(source)
         for _ in range(draws):
-            signs = torch.randint(0, 2, state_BD.shape, generator=generator) * 2 - 1
+            signs = torch.randint(0, 2, state_BD.shape, generator=generator).to(state_BD.device) * 2 - 1
             (gradient,) = torch.autograd.grad((state_BD * signs).sum(), source, retain_graph=True)
             total += gradient.abs()
-    per_pixel = total.sum(-1).unflatten(1, model.config.resolution) if source is not images else total.sum(1)
-    heard = per_pixel.mean(0).detach().double().numpy()
+    per_pixel = total.sum(-1).unflatten(1, config.resolution) if is_pixels else total.sum(1)
+    heard = per_pixel.mean(0).detach().cpu().double().numpy()
     return heard / heard.max()
 
 

@@ -19,7 +19,8 @@ class Seen:
     """The layers that were asked for, from 0."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     """Intermediate results. Every family: `blocks.0` and so on, what left each layer asked for, and `pooled`, what the
-    head read. ViT besides: `patches` (flattened pixels), `projected`, `tokens` (eq. 1)."""
+    head read. Models of patches
+    besides: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`; Transformers: `tokens`."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each layer asked for; rows sum to 1."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
@@ -44,6 +45,8 @@ class Model(nn.Module, Generic[Config]):
 
     config: Config
     head: nn.Linear
+    places_own_weights = False
+    """Whether weights belong to places of the picture, so that another size is another model."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -81,20 +84,18 @@ class Model(nn.Module, Generic[Config]):
 
     def resize(self, resolution: int | Pair) -> Self:
         """A copy of this model for another resolution, on the same device; refused where places have own weights."""
-        return self._rebuild(
-            self.config.replace(resolution=resolution),
-            {name: tensor.clone() for name, tensor in self.state_dict().items()},
-        )
+        config = self.config.replace(resolution=resolution)
+        if self.places_own_weights and config.resolution != self.config.resolution:
+            raise UsageError(
+                f"Resize must keep the resolution of family {config.family}, whose weights belong to places, got"
+                f" {config.resolution} after {self.config.resolution}. Create a new model instead."
+            )
+        return self._rebuild(config, {name: tensor.clone() for name, tensor in self.state_dict().items()})
 
     def _rebuild(self, config: Config, tensors: dict[str, Tensor]) -> Self:
         """A model of `config` with these tensors, frozen where this one is frozen, and in its mode."""
         with torch.device("meta"):
             rebuilt = type(self)(config)
-        if any(tensor.shape != tensors[name].shape for name, tensor in rebuilt.state_dict().items()):
-            raise UsageError(
-                f"Resize must keep the number of places that a model of family {config.family} has weights for, got"
-                f" resolution {config.resolution} after {self.config.resolution}. Create a new model instead."
-            )
         rebuilt.load_state_dict(tensors, assign=True)
         rebuilt.fill_tables()
         for ours, theirs in zip(self.parameters(), rebuilt.parameters(), strict=True):

@@ -120,7 +120,7 @@ class BasicUnit(nn.Module):
         shortcut = x_BCHW
         if self.downsample is not None:
             shortcut = self.downsample["norm"](self.downsample["conv"](x_BCHW))
-        y = F.relu(self.norm1(self.conv1(x_BCHW)), inplace=True)
+        y = F.relu(self.norm1(self.conv1(x_BCHW)))
         return F.relu(shortcut + self.norm2(self.conv2(y)), inplace=True)
 
 
@@ -133,7 +133,7 @@ class ConvNormReLU(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x_BCHW)), inplace=True)
+        return F.relu(self.norm(self.conv(x_BCHW)))
 
 
 class Root(nn.Module):

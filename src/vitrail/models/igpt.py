@@ -8,6 +8,7 @@ Shapes: B images, N pixels in raster order, D width, P colours, K classes.
     logits = norm(z_L) W                     over the palette for each next pixel; or over classes, of the mean token
 """
 
+import contextlib
 import math
 from typing import cast
 
@@ -80,9 +81,13 @@ class IGPT(Model[IGPTConfig]):
 
     def quantise(self, images_BCHW: Tensor) -> Tensor:
         """The nearest palette colour of every pixel, (B, N)."""
-        pixels_BNC = images_BCHW.flatten(2).transpose(1, 2)
-        # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
-        return (self.palette.square().sum(1) - 2 * pixels_BNC @ self.palette.T).argmin(dim=-1)
+        pixels_BNC = images_BCHW.flatten(2).transpose(1, 2).float()
+        palette_PC = self.palette.float()
+        # In full precision whatever surrounds it: a rounded distance is another word, not a rounding error.
+        device = images_BCHW.device.type
+        with contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+            # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
+            return (palette_PC.square().sum(1) - 2 * pixels_BNC @ palette_PC.T).argmin(dim=-1)
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair) -> "IGPT":
@@ -95,13 +100,18 @@ class IGPT(Model[IGPTConfig]):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """The published code's normals (image-gpt, model.py), with GPT-2's smaller ones into the residual."""
+        """The published code's normals (image-gpt, src/model.py); the head starts at zero as in the other families."""
+        width, depth = self.config.width, self.config.depth
         nn.init.normal_(self.colour_embed.weight, std=0.02)
         nn.init.normal_(self.pos_embed, std=0.01)
         for block in self.blocks:
-            for linear in (block.attn.qkv, block.mlp.fc1, block.attn.proj, block.mlp.fc2):
-                into_residual = linear is block.attn.proj or linear is block.mlp.fc2
-                nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * self.config.depth) if into_residual else 0.02)
+            for linear, std in (
+                (block.attn.qkv, 1 / math.sqrt(width)),
+                (block.attn.proj, 1 / math.sqrt(width * depth)),
+                (block.mlp.fc1, 0.02),
+                (block.mlp.fc2, 0.02),
+            ):
+                nn.init.normal_(linear.weight, std=std)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
         nn.init.zeros_(self.head.weight)

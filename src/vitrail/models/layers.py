@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.base import Seen
 from vitrail.settings import Pair
 
 
@@ -44,8 +45,12 @@ class PatchEmbed(nn.Module):
             return patchify(images_BCHW, self.patch)
         return F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride).transpose(1, 2)
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        return F.linear(self.flatten(images_BCHW), self.proj.weight.flatten(1), self.proj.bias)
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        patches_BNF = self.flatten(images_BCHW)
+        x_BND = F.linear(patches_BNF, self.proj.weight.flatten(1), self.proj.bias)
+        if seen is not None:
+            seen.steps["patches"], seen.steps["projected"] = patches_BNF, x_BND
+        return x_BND
 
 
 class Attention(nn.Module):
@@ -180,7 +185,9 @@ def make_norm(kind: str, width: int, epsilon: float) -> nn.Module:
 def is_plain(linear: nn.Module) -> bool:
     """Whether this is torch's own linear layer and nobody listens: only then may its inside be used directly, or its
     output be overwritten. Adapters, quantised layers and hooks get the usual call and keep what they were given."""
-    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._backward_hooks)
+    return type(linear) is nn.Linear and not (
+        linear._forward_pre_hooks or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks
+    )
 
 
 def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:

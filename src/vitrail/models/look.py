@@ -1,7 +1,8 @@
 """Looking at a model while it works. The model runs its usual way; what it shows is written down beside it."""
 
+import contextlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 import torch
 from torch import Tensor
@@ -27,11 +28,18 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None) -
         if not -depth <= layer < depth:
             raise UsageError(f"Layer must be from 0 to {depth - 1} (or -1 to {-depth} from the end), got {layer}.")
     seen = Seen(frozenset(layer % depth for layer in chosen))
+    with evaluating(model):
+        model(images, seen)
+    return seen
+
+
+@contextlib.contextmanager
+def evaluating(model: AnyModel) -> Generator[None]:
+    """Evaluation mode for a while; then every module is again in the mode it was in."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        model(images, seen)
+        yield
     finally:
         for module, was_training in modes.items():
             module.training = was_training
-    return seen

@@ -7,6 +7,8 @@ Shapes: B images, N patches in the chosen order, D width, S state, K classes.
     logits     = head(h_N)                   the last state, of both directions if there are two
 """
 
+import random
+
 import torch
 from torch import Tensor, nn
 
@@ -39,10 +41,7 @@ class LSTM(Model[LSTMConfig]):
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)
-        x_BND = self.patch_embed(images_BCHW)[:, self.order]
-        if seen is not None:
-            seen.steps["patches"] = self.patch_embed.flatten(images_BCHW)[:, self.order]
-            seen.steps["projected"] = x_BND
+        x_BND = self.patch_embed(images_BCHW, seen)[:, self.order]
         for layer, recurrent in enumerate(self.layers):
             if layer:
                 x_BND = drop(x_BND, self.config.dropout, self.training)
@@ -65,7 +64,10 @@ class LSTM(Model[LSTMConfig]):
                     )
                 continue
             for gate in parameter.chunk(4):
-                nn.init.xavier_uniform_(gate) if kind.startswith("weight_ih") else nn.init.orthogonal_(gate)
+                if kind.startswith("weight_ih"):
+                    nn.init.xavier_uniform_(gate)
+                else:
+                    gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -88,7 +90,10 @@ def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
             order = raster.clone()
             order[1::2] = order[1::2].flip(1)
         case "random":
-            order = torch.randperm(raster.numel(), generator=torch.Generator().manual_seed(seed), device="cpu")
+            # Python promises this sequence for ever; a saved model reads in the order it was trained with.
+            chance = random.Random(seed)
+            keys = [chance.random() for _ in range(raster.numel())]
+            order = torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device="cpu")
         case _:
             raise ValueError(kind)
     return order.flatten()

@@ -39,6 +39,7 @@ class Mixer(Model[MixerConfig]):
     """Patches in, two kinds of MLP in turn, the mean of all patches out."""
 
     blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
+    places_own_weights = True
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)
@@ -52,10 +53,7 @@ class Mixer(Model[MixerConfig]):
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)
-        x_BND = self.stem(images_BCHW)
-        if seen is not None:
-            seen.steps["patches"] = self.stem.flatten(images_BCHW)
-            seen.steps["projected"] = x_BND
+        x_BND = self.stem(images_BCHW, seen)
         for layer, block in enumerate(self.blocks):
             x_BND = block(x_BND)
             if seen is not None:

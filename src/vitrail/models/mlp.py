@@ -17,6 +17,8 @@ from vitrail.models.layers import activate, drop, is_plain
 class PixelMLP(Model[MLPConfig]):
     """The floor: what a network reaches that knows nothing of pictures."""
 
+    places_own_weights = True
+
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
         pixels = config.channels * config.resolution[0] * config.resolution[1]

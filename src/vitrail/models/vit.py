@@ -148,14 +148,12 @@ class ViT(Model[ViTConfig]):
     def embed(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         """Eq. 1: patches, projected, with [CLS] and registers before them and their positions added."""
         self._check_images(images_BCHW)
-        x_BND = self.patch_embed(images_BCHW)
+        x_BND = self.patch_embed(images_BCHW, seen)
         prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
         if self.config.placement == "once" and (position := self.position(0)) is not None:
             z_BTD = z_BTD + position
         if seen is not None:
-            seen.steps["patches"] = self.patch_embed.flatten(images_BCHW)
-            seen.steps["projected"] = x_BND
             seen.steps["tokens"] = z_BTD
         return drop(z_BTD, self.config.dropout, self.training)
 

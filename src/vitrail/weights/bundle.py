@@ -168,12 +168,17 @@ def _model_card(bundle: Bundle) -> str:
     info = bundle.model.config.info()
     provenance = bundle.provenance
     height, width = info["resolution"]
+    is_classifier = getattr(bundle.model.config, "output", "classes") == "classes"
+    task = "image-classification" if is_classifier else "unconditional-image-generation"
+    use = 'print(vitrail.Classifier("path/to/this/folder").predict(["picture.png"]))'
+    if not is_classifier:
+        use = 'model = vitrail.load("path/to/this/folder").model'
     lines = [
         "---",
         "library_name: vitrail",
-        "pipeline_tag: image-classification",
+        f"pipeline_tag: {task}",
         f"license: {json.dumps(provenance.get('licence', 'unknown'))}",
-        f"tags: [image-classification, {info['family']}]",
+        f"tags: [{task}, {info['family']}]",
         "---",
         f"# {info['name'] or info['family']}",
         "",
@@ -182,7 +187,7 @@ def _model_card(bundle: Bundle) -> str:
         "",
         "```python",
         "import vitrail",
-        'print(vitrail.Classifier("path/to/this/folder").predict(["picture.png"]))',
+        use,
         "```",
         "",
         "## Where it comes from",
