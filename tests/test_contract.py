@@ -55,7 +55,6 @@ def test_gradients_determinism_batches_and_bundles(name, tmp_path):
     assert torch.equal(model(images), logits)
     alone = torch.cat([model(image[None]) for image in images])
     largest = logits.abs().max().item()
-    assert largest < 100
     torch.testing.assert_close(alone / largest, logits / largest, rtol=0, atol=1e-5)
 
     (logits * torch.randn_like(logits)).sum().backward()
