@@ -56,7 +56,9 @@ def run(output: Path, *, epochs: int, seed: int, force: bool) -> None:
     )
     bundle = load(output / "bundle")
     answers = [answer[0] for answer in Classifier(bundle).predict(held_out.images, top_k=1)]
-    shown = len(answers) // 3
+    third = len(answers) // 3
+    is_right = [answer["label"] == LABELS[label] for answer, label in zip(answers, held_out.labels, strict=True)]
+    shown = next((index for index in range(third, len(answers)) if is_right[index]), third)
     digit, answer = held_out.images[shown], answers[shown]
     figure = class_attention_figure(
         Image.fromarray(preprocess.crop(digit)[..., 0]), look(bundle.model, preprocess([digit])), bundle.model.config,
