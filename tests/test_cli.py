@@ -156,6 +156,14 @@ def test_a_damaged_bundle_is_exit_1(tmp_path):
     assert "is damaged: it is not a JSON document" in done.stderr
 
 
+def test_a_pipe_in_a_files_place_is_no_endless_wait(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "bundle")
+    (tmp_path / "bundle" / "config.json").unlink()
+    os.mkfifo(tmp_path / "bundle" / "config.json")
+    done = run("info", tmp_path / "bundle", timeout=20)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
 def test_debug_shows_the_traceback_and_keeps_the_exit_code():
     done = run("info", "nothing", "--debug")
     assert done.returncode == 2

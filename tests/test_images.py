@@ -172,6 +172,12 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
         open_picture(tmp_path)
 
 
+def test_levels_that_are_no_numbers_are_refused_by_name(tmp_path):
+    Image.fromarray(np.full((2, 2), np.nan, np.float32)).save(tmp_path / "nan.tiff")
+    with pytest.raises(DamagedError, match=r"nan\.tiff' of mode F cannot be converted"):
+        Preprocess()([tmp_path / "nan.tiff"])
+
+
 def test_too_many_pixels_are_refused_before_decoding():
     side = int(MAX_PIXELS**0.5) + 10
     bomb = encoded(Image.new("1", (side, side)), format="PNG")

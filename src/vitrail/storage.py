@@ -27,13 +27,11 @@ def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     refuse_existing(path, force=force)
+    refuse_foreign(path)
     try:
-        refuse_foreign(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
     except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(
             f"Output must be in a folder that can be written, got {str(path)!r} ({_reason(error)})."
         ) from None
@@ -90,6 +88,8 @@ def _is_ours(path: Path) -> bool:
 
 def read_json(path: Path) -> Any:
     """The JSON document in a file that should hold one."""
+    if not path.is_file():  # nor a pipe, which would wait for ever
+        raise DamagedError(f"{str(path)!r} is missing or no file. Restore it from a copy.")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError):

@@ -71,14 +71,9 @@ def to_channels(image: Image.Image, channels: int, background: tuple[int, int, i
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(ground, image)
-    return image.convert("RGB").convert("L") if channels == 1 and image.mode == "CMYK" else _convert(image, channels)
-
-
-def _convert(image: Image.Image, channels: int) -> Image.Image:
-    mode = "L" if channels == 1 else "RGB"
-    if mode == "L" and image.mode in ("LAB", "HSV", "YCbCr"):  # no direct way to grey
+    if channels == 1 and image.mode in ("CMYK", "LAB", "HSV", "YCbCr"):  # no good direct way to grey
         image = image.convert("RGB")
-    return image.convert(mode)
+    return image.convert("L" if channels == 1 else "RGB")
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
@@ -89,7 +84,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     """
     levels = np.asarray(image, dtype=np.float64)
     if not np.isfinite(levels).all():
-        raise DamagedError("Picture has levels that are not finite numbers.")
+        raise ValueError("some levels are not finite numbers")
     largest = levels.max(initial=0)
     if image.mode.startswith("I;16"):
         scale = 257.0

@@ -144,7 +144,8 @@ class Preprocess(Settings):
         try:
             return [to_channels(image, channels, self.background)]
         except (OSError, ValueError) as error:
-            raise DamagedError(f"Picture of mode {image.mode} cannot be converted ({error}).") from None
+            name = repr(str(picture)) if isinstance(picture, str | Path) else "picture"
+            raise DamagedError(f"{name} of mode {image.mode} cannot be converted ({error}).") from None
 
     def _twice(self, width: int, height: int) -> Pair:
         wide, high = self.resized(width, height)

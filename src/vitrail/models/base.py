@@ -19,8 +19,8 @@ class Seen:
     """The layers that were asked for, from 0."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     """Intermediate results. Every family: `blocks.0` and so on, what left each layer asked for, and `pooled`, what the
-    head read. Models of patches
-    besides: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`; Transformers: `tokens`."""
+    head read. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
+    Transformers: `tokens`, with positions."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each layer asked for; rows sum to 1."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
