@@ -65,6 +65,9 @@ def _decode_smaller(image: Image.Image, enough: Callable[[int, int], Pair]) -> N
 
 def to_channels(image: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
     """The picture in 8-bit grey (1 channel) or colour (3), with what is transparent laid on `background`."""
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode == mode and not image.has_transparency_data:
+        return image
     if image.mode.startswith(("I", "F")):
         image = _to_8_bits(image)
     if image.has_transparency_data:
@@ -73,7 +76,7 @@ def to_channels(image: Image.Image, channels: int, background: tuple[int, int, i
         image = Image.alpha_composite(ground, image)
     if channels == 1 and image.mode in ("CMYK", "LAB", "HSV", "YCbCr"):  # no good direct way to grey
         image = image.convert("RGB")
-    return image.convert("L" if channels == 1 else "RGB")
+    return image.convert(mode)
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:

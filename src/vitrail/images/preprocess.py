@@ -80,18 +80,37 @@ class Preprocess(Settings):
 
     def __call__(self, pictures: Iterable[Picture]) -> Tensor:
         """Pictures (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
-        return torch.stack([self.one(picture) for picture in pictures])
+        return self.scale(torch.from_numpy(np.stack([self.crop(picture) for picture in pictures])))
 
-    def one(self, picture: Picture) -> Tensor:
-        """One picture as a tensor (C, H, W)."""
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        scaled = (self.crop(picture).astype(np.float32) / 255 - mean) / std
-        return torch.from_numpy(np.ascontiguousarray(scaled.transpose(2, 0, 1)))
+    def read(self, picture: Picture) -> Image.Image | np.ndarray:
+        """The whole picture in the model's channels, upright; an array for other numbers of bands than 1 and 3."""
+        images = self._as_images(picture)
+        return images[0] if len(images) == 1 else np.stack([np.asarray(image) for image in images], axis=2)
 
     def crop(self, picture: Picture) -> np.ndarray:
         """The picture as the model's eye gets it, before numbers are scaled: uint8 (H, W, C)."""
-        bands = [self._fit(image) for image in self._as_images(picture)]
-        return np.concatenate([np.asarray(image).reshape(*self.resolution, -1) for image in bands], axis=2)
+        return self._stack([self._fit(image) for image in self._as_images(picture)])
+
+    def crop_box(self, picture: Picture, box: tuple[int, int, int, int]) -> np.ndarray:
+        """One part of the picture, (top, left, height, width), resized to all of the model's eye: uint8 (H, W, C)."""
+        top, left, tall, wide = box
+        height, width = self.resolution
+        return self._stack(
+            [
+                image.crop((left, top, left + wide, top + tall)).resize((width, height), _FILTERS[self.interpolation])
+                for image in self._as_images(picture)
+            ]
+        )
+
+    def keeps(self, height: int, width: int) -> bool:
+        """Whether `crop` leaves every pixel of a picture of this size as it is."""
+        return self.resolution == (height, width) and self.resized(width, height) == (width, height)
+
+    def scale(self, pixels_BHWC: Tensor) -> Tensor:
+        """Cropped pictures as the numbers that models read: (B, C, H, W) of 32-bit reals."""
+        scaled_BCHW = pixels_BHWC.movedim(-1, -3).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        mean, std = (torch.tensor(values, device=scaled_BCHW.device)[:, None, None] for values in (self.mean, self.std))
+        return scaled_BCHW.sub_(mean).div_(std)
 
     def resized(self, width: int, height: int) -> Pair:
         """Width and height after the resize, before the crop. timm's arithmetic: the shorter side is the crop over its
@@ -103,6 +122,9 @@ class Preprocess(Settings):
         if width_limits == (self.resize == "shorter"):
             return wide, max(int(wide * height / width), 1)
         return max(int(high * width / height), 1), high
+
+    def _stack(self, bands: list[Image.Image]) -> np.ndarray:
+        return np.concatenate([np.asarray(image).reshape(*self.resolution, -1) for image in bands], axis=2)
 
     def _fit(self, image: Image.Image) -> Image.Image:
         height, width = self.resolution

@@ -1,0 +1,58 @@
+"""Chance as a pure function of counters: no generator, no state, nothing that depends on what ran before.
+
+`uniform(seed, epoch, index, draw="flip")` is the same number for ever, in any process and in any order of calls.
+Arrays of counters broadcast: a whole batch costs one call.
+"""
+
+import zlib
+
+import numpy as np
+
+Counter = int | np.ndarray
+
+# SplitMix64 (Steele, Lea, Flood 2014): a step, then a mix in which every bit of the input reaches every output bit.
+_STEP, _FIRST, _SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def bits(*counters: Counter, draw: str) -> np.ndarray:
+    """64 random bits for each combination of counters; `draw` names the purpose, so that purposes are independent."""
+    state = np.array([zlib.crc32(draw.encode())], np.uint64)
+    for counter in counters:
+        state = _mix(state * _STEP + np.asarray(counter).astype(np.uint64))
+    return _mix(state)
+
+
+def uniform(*counters: Counter, draw: str) -> np.ndarray:
+    """Real numbers in [0, 1), all 53 bits of them random."""
+    return (bits(*counters, draw=draw) >> np.uint64(11)) * 2.0**-53
+
+
+def whole(high: Counter, *counters: Counter, draw: str) -> np.ndarray:
+    """Whole numbers from 0 to below `high` (up to 2^32; the bias is below 2^-21)."""
+    return np.minimum(uniform(*counters, draw=draw) * high, np.asarray(high) - 1).astype(np.int64)
+
+
+def beta(alpha: float, *counters: Counter, draw: str) -> np.ndarray:
+    """Shares from the distribution Beta(alpha, alpha), 0 < alpha <= 1, by Jöhnk's rejection (half or more pass)."""
+    share = None
+    for attempt in range(64):
+        one, other = (uniform(*counters, attempt, draw=draw + side) ** (1 / alpha) for side in "ab")
+        total = one + other
+        fits = (total <= 1) & (total > 0)
+        found = np.divide(one, total, out=np.full(total.shape, np.nan), where=fits)
+        share = found if share is None else np.where(np.isnan(share), found, share)
+        if not np.isnan(share).any():
+            break
+    return np.nan_to_num(share, nan=0.5)
+
+
+def permutation(count: int, *counters: int, draw: str) -> np.ndarray:
+    """The numbers 0 ... count - 1 in a random order."""
+    return np.argsort(bits(*counters, np.arange(count), draw=draw), kind="stable")
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    state = state + _STEP
+    state = (state ^ (state >> np.uint64(30))) * _FIRST
+    state = (state ^ (state >> np.uint64(27))) * _SECOND
+    return state ^ (state >> np.uint64(31))
