@@ -29,6 +29,17 @@ Errors are one line; add --debug for the traceback. --version prints the version
 Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 
+Data = Annotated[
+    str,
+    tyro.conf.Positional,
+    arg(
+        metavar="DATA",
+        help="A folder of class folders (perhaps in train, val, test), an idx folder, a .npz, a .csv, digits or"
+        " fashion-mnist.",
+    ),
+]
+
+
 def models(*, json: Json = False) -> None:
     """List every model by its name, with parameters, multiply-accumulates and shapes."""
     rows = [config.info() for config in zoo.MODELS.values()]
@@ -65,6 +76,35 @@ def info(
     return _print_table(None, [[key, _cell(key, value)] for key, value in row.items()])
 
 
+def doctor(
+    data: Data,
+    *,
+    json: Json = False,
+) -> None:
+    """Look for what would spoil training: unreadable files, duplicates across splits, classes that do not fit.
+
+    Exit code 1 if something would break training, 0 if there are warnings or nothing.
+    """
+    from vitrail.data.doctor import examine
+    from vitrail.data.sources import open_data
+
+    dataset = open_data(data)
+    findings = examine(dataset)
+    if json:
+        _print_json({"findings": [finding.to_json() for finding in findings]})
+    else:
+        counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
+        _print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
+        rows = [[one.severity, one.kind, one.message, *_shorten(one.files)] for one in findings]
+        if rows:
+            sys.stdout.write("\n")
+            _print_table(("severity", "kind", "what", "files"), rows)
+        else:
+            sys.stdout.write("\nnothing to complain about\n")
+    if any(finding.severity == "error" for finding in findings):
+        sys.exit(1)
+
+
 def demo(
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
@@ -78,7 +118,7 @@ def demo(
     run(output, epochs=epochs, seed=seed, force=force)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"models": models, "info": info, "demo": demo}
+COMMANDS: dict[str, Callable[..., None]] = {"models": models, "info": info, "doctor": doctor, "demo": demo}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -203,6 +243,11 @@ def _print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write(captured.get())
+
+
+def _shorten(files: Sequence[str], most: int = 4) -> list[str]:
+    rest = len(files) - most
+    return [" ".join(files[:most]) + (f" and {rest:,} more" if rest > 0 else "")]
 
 
 def _cell(key: str, value: Any) -> str:

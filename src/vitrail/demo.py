@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vitrail import __version__
 from vitrail.classifier import Classifier
-from vitrail.data.digits import LABELS, Pictures, load_digits
+from vitrail.data.arrays import built_in
+from vitrail.data.dataset import Split
 from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import class_attention_figure
@@ -34,13 +35,14 @@ def run(output: Path, *, epochs: int, seed: int, force: bool) -> None:
     check_whole("seed", seed, low=0, high=2**63 - 1)
     check_output(output, force=force)
     refuse_foreign(output / "bundle")
-    training, held_out = load_digits()
+    digits = built_in("digits")
+    training, held_out = digits.splits["train"], digits.splits["test"]
     preprocess = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
 
     torch.manual_seed(seed)
     model = create(MODEL, dropout=0.1)
     _say(f"{MODEL}: {model.config.parameters:,} parameters, {len(training.labels):,} training digits, {epochs} epochs")
-    _train(model, preprocess(training.images), torch.from_numpy(training.labels), epochs)
+    _train(model, preprocess(training.pictures), torch.from_numpy(training.labels), epochs)
 
     provenance = {
         "data": "digits: 1,797 handwritten digits (UCI), 360 held out",
@@ -52,23 +54,25 @@ def run(output: Path, *, epochs: int, seed: int, force: bool) -> None:
         "epochs": epochs,
     }
     save(
-        Bundle(model=model, preprocess=preprocess, labels=LABELS, provenance=provenance), output / "bundle", force=force
+        Bundle(model=model, preprocess=preprocess, labels=digits.labels, provenance=provenance),
+        output / "bundle",
+        force=force,
     )
     bundle = load(output / "bundle")
-    answers = [answer[0] for answer in Classifier(bundle).predict(held_out.images, top_k=1)]
+    answers = [answer[0] for answer in Classifier(bundle).predict(held_out.pictures, top_k=1)]
     third = len(answers) // 3
-    is_right = [answer["label"] == LABELS[label] for answer, label in zip(answers, held_out.labels, strict=True)]
+    is_right = [answer["label"] == digits.labels[label] for answer, label in zip(answers, held_out.labels, strict=True)]
     shown = next((index for index in range(third, len(answers)) if is_right[index]), third)
-    digit, answer = held_out.images[shown], answers[shown]
+    digit, answer = held_out.pictures[shown], answers[shown]
     figure = class_attention_figure(
         Image.fromarray(preprocess.crop(digit)[..., 0]), look(bundle.model, preprocess([digit])), bundle.model.config,
-        f"A {LABELS[held_out.labels[shown]]}, answered {answer['label']} ({answer['score']:.2f})",
+        f"A {digits.labels[held_out.labels[shown]]}, answered {answer['label']} ({answer['score']:.2f})",
     )  # fmt: skip
     try:
         figure.save(output / "attention.png")
     except OSError as error:
         raise VitrailError(f"Writing {str(output / 'attention.png')!r} failed ({error.strerror}).") from None
-    _report(held_out, answers)
+    _report(held_out, digits.labels, answers)
     _print(f"\nmodel      {output / 'bundle'}\nattention  {output / 'attention.png'}")
 
 
@@ -106,8 +110,8 @@ def _shift(images_BCHW: Tensor) -> Tensor:
     return padded[torch.arange(len(images_BCHW))[:, None, None], :, rows, columns].permute(0, 3, 1, 2)
 
 
-def _report(held_out: Pictures, answers: list[dict[str, str | float]]) -> None:
-    truth = [LABELS[label] for label in held_out.labels]
+def _report(held_out: Split, labels: tuple[str, ...], answers: list[dict[str, str | float]]) -> None:
+    truth = [labels[label] for label in held_out.labels]
     right = np.array([answer["label"] == label for answer, label in zip(answers, truth, strict=True)])
     low, high = _wilson(int(right.sum()), len(right))
     _print(

@@ -103,7 +103,7 @@ def augment(
     """Decoded pictures (see `Preprocess.read`), or an array (B, H, W, C) of them, as uint8 (B, height, width, C)."""
     if settings.crop == "resized":
         pixels = _resized_crops(pictures, draw, settings, preprocess)
-    elif isinstance(pictures, np.ndarray) and preprocess.keeps(*pictures.shape[1:3]):
+    elif isinstance(pictures, np.ndarray) and preprocess.keeps(*pictures.shape[1:]):
         pixels = pictures
     else:
         pixels = np.stack([preprocess.crop(picture) for picture in pictures])

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 
 # Larger pictures are refused before they are decoded: 120 megapixels are 360 MB in memory, and more while converted.
 MAX_PIXELS = 120_000_000
+
+# Decoders log what they then raise. Without a handler, Python would print it.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _ROTATED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 _ORIENTATION = 0x0112
@@ -39,13 +43,31 @@ def open_picture(source: str | Path | bytes, enough: Callable[[int, int], Pair] 
             with Image.open(file, formats=_known_formats()) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
+                if image.format == "TIFF" and image.info.get("compression") == "webp":
+                    # Builds of libtiff without it complain on the terminal, past Python.
+                    raise ValueError("TIFF compressed by WebP is not supported")
                 if enough is not None:
                     _decode_smaller(image, enough)
                 image.load()
                 return ImageOps.exif_transpose(image)
     except Exception as error:  # decoders raise whatever their format's parser raises
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
+        raise DamagedError(f"{name!r} cannot be decoded ({_first_line(error)}).") from None
+
+
+def identify(source: str | Path) -> tuple[str, str, Pair]:
+    """What the header of a picture file says: format, mode and (width, height)."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(source, formats=_known_formats()) as image:
+                return str(image.format), image.mode, image.size
+    except Exception as error:
+        raise DamagedError(f"{str(source)!r} cannot be decoded ({_first_line(error)}).") from None
+
+
+def _first_line(error: Exception) -> str:
+    """Why a decoder failed, in a few words."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 @functools.cache

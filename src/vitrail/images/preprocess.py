@@ -102,9 +102,10 @@ class Preprocess(Settings):
             ]
         )
 
-    def keeps(self, height: int, width: int) -> bool:
-        """Whether `crop` leaves every pixel of a picture of this size as it is."""
-        return self.resolution == (height, width) and self.resized(width, height) == (width, height)
+    def keeps(self, height: int, width: int, channels: int) -> bool:
+        """Whether `crop` leaves every pixel of an array of this shape as it is."""
+        is_size = self.resolution == (height, width) and self.resized(width, height) == (width, height)
+        return is_size and channels == self.channels
 
     def scale(self, pixels_BHWC: Tensor) -> Tensor:
         """Cropped pictures as the numbers that models read: (B, C, H, W) of 32-bit reals."""

@@ -1,0 +1,126 @@
+"""Labelled pictures in splits that share one table of classes."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from vitrail import chance
+from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.settings import check_number
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Some pictures and the index of each one's class."""
+
+    name: str
+    pictures: Sequence[str] | np.ndarray
+    """Paths of files, or pixels in memory: uint8 (n, height, width, channels)."""
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def in_memory(self) -> np.ndarray | None:
+        """The pixels, if they are in memory."""
+        return self.pictures if isinstance(self.pictures, np.ndarray) else None
+
+    def call(self, index: int) -> str:
+        """What messages call a picture: its path, or its number."""
+        return f"{self.name} picture {index}" if self.in_memory is not None else str(self.pictures[index])
+
+    def take(self, indices: np.ndarray, name: str | None = None) -> Self:
+        """Some of the pictures, in the order given."""
+        pixels = self.in_memory
+        pictures = [self.pictures[index] for index in indices] if pixels is None else pixels[indices]
+        return dataclasses.replace(self, name=name or self.name, pictures=pictures, labels=self.labels[indices])
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Everything under one DATA: `splits` has some of train, val and test, or `all` where nothing is divided yet."""
+
+    name: str
+    """As the user named it."""
+    labels: tuple[str, ...]
+    """Names of the classes of all splits, sorted."""
+    splits: dict[str, Split]
+    folders: dict[str, tuple[str, ...]]
+    """Classes that each split lists, though it may have no picture of them."""
+    root: str = ""
+    """Folder of the picture files."""
+    licence: str = "unknown"
+    """Terms of the pictures, where they are known."""
+
+    @property
+    def first(self) -> Split:
+        """The split that tells what the pictures are like."""
+        return next(iter(self.splits.values()))
+
+    def for_training(self, *, holdout: float, seed: int) -> tuple[Split, Split | None]:
+        """Pictures to train on, and others to choose by: `val`, or else a share held out, equal in every class."""
+        check_number("holdout", holdout, low=0, below=1)
+        training = self.splits.get("train") or self.splits.get("all")
+        if training is None:
+            raise UsageError(f"Data to train on must have a train split, got only {', '.join(self.splits)}.")
+        self._check_classes(training)
+        if "val" in self.splits:
+            return dataclasses.replace(training, name="train"), self.splits["val"]
+        held_out = draw_held_out(training.labels, holdout, seed)
+        if not held_out.any():
+            return dataclasses.replace(training, name="train"), None
+        kept, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+        return training.take(kept, "train"), training.take(chosen, "val")
+
+    def for_evaluation(self, split: str | None = None) -> Split:
+        """The split that is asked for; else `test`, else `val`, else every picture."""
+        if split is not None:
+            split = "val" if split == "validation" else split
+            if split not in self.splits:
+                known = ", ".join(self.splits)
+                raise UsageError(f"Split must be one of {known}, got {split!r}.{did_you_mean(split, self.splits)}")
+            return self.splits[split]
+        return self.splits.get("test") or self.splits.get("val") or self.first
+
+    def fingerprint(self) -> str:
+        """Changes when names, sizes or labels of pictures change (for pictures in memory: any pixel)."""
+        digest = hashlib.sha256(repr(self.labels).encode())
+        for name, split in self.splits.items():
+            digest.update(name.encode() + split.labels.astype("<i8").tobytes())
+            pixels = split.in_memory
+            if pixels is not None:
+                digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
+                continue
+            for path in split.pictures:
+                size = os.stat(path).st_size if os.path.exists(path) else -1  # noqa: PTH110, PTH116 - 200,000 of them
+                digest.update(f"{os.path.relpath(path, self.root)}\0{size}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def _check_classes(self, training: Split) -> None:
+        if len(self.labels) < 2:
+            raise UsageError(
+                f"Data to train on must have at least 2 classes, got {list(self.labels)} in {self.name!r}."
+            )
+        counts = np.bincount(training.labels, minlength=len(self.labels))
+        if missing := [self.labels[index] for index in np.flatnonzero(counts == 0)]:
+            named = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            raise DamagedError(
+                f"{self.name!r} has no training picture of class {named}. `vitrail doctor {self.name}` says more."
+            )
+
+
+def draw_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """True for the samples held out: the share of each class, rounded, but never a class's only one."""
+    held_out = np.zeros(len(labels), bool)
+    keys = chance.bits(seed, np.arange(len(labels)), draw="held out")
+    for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):
+        wanted = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
+        held_out[members[: min(wanted, len(members) - 1)]] = True
+    return held_out

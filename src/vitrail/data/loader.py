@@ -1,0 +1,196 @@
+"""Batches of pictures in an order that is a pure function of (seed, epoch).
+
+Every sample comes exactly once in an epoch, whatever the batch size and the number of workers and ranks; the last batch
+is smaller. A batch belongs to all ranks together: each takes whole pairs of neighbours out of it, so that one rank or
+many see the same samples in the same step, with the same pixels. Workers are threads (decoding and resizing run outside
+Python's lock): nothing is pickled or copied between processes, and their number changes speed alone.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail import chance
+from vitrail.data.cache import PictureCache
+from vitrail.data.dataset import Split
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.images.augment import Augment, Draw, Mixture, augment, draw_mixture
+from vitrail.images.preprocess import Preprocess
+from vitrail.settings import check_whole
+
+Result = TypeVar("Result")
+OnDamage = Literal["error", "skip", "substitute"]
+
+_CHUNK = 8  # pictures that a worker decodes at a time
+_SMALL = 64 * 64  # pixels up to which pictures in memory are treated as one batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What one rank sees in one step."""
+
+    pixels: Tensor
+    """uint8 (B, H, W, C), augmented; `Preprocess.scale` makes them the model's numbers."""
+    labels: Tensor
+    """Class indices (B)."""
+    indices: np.ndarray
+    """Which samples of the split these are, in order."""
+    weights: Tensor
+    """1, or 0 for a damaged picture that is to be skipped (B)."""
+    mixture: Mixture | None
+    """How to mix the pictures in pairs (see `images.augment.mix`)."""
+    whole: int
+    """Number of samples in the step over all ranks."""
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of samples in one epoch."""
+    return chance.permutation(count, seed, epoch, draw="order")
+
+
+def rank_share(count: int, rank: int, ranks: int) -> slice:
+    """The part of a batch of `count` that one rank works on: whole pairs, as evenly as they go."""
+    pairs = (count + 1) // 2
+    return slice(2 * (pairs * rank // ranks), min(2 * (pairs * (rank + 1) // ranks), count))
+
+
+class Loader:
+    """`for batch in loader.epoch(3, start=17)` goes on with the eighteenth step of the fourth epoch."""
+
+    def __init__(
+        self,
+        split: Split,
+        preprocess: Preprocess,
+        *,
+        batch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        settings: Augment | None = None,
+        workers: int = 2,
+        rank: int = 0,
+        ranks: int = 1,
+        cache: PictureCache | None = None,
+        on_damage: OnDamage = "error",
+    ) -> None:
+        check_whole("batch", batch, low=1, high=1_000_000)
+        check_whole("workers", workers, low=0, high=256)
+        if not len(split):
+            raise UsageError(f"Split must have pictures, got an empty {split.name}.")
+        self.split, self.preprocess, self.batch, self.seed, self.shuffle = split, preprocess, batch, seed, shuffle
+        self.settings = settings or Augment()
+        self.workers, self.rank, self.ranks, self.cache, self.on_damage = workers, rank, ranks, cache, on_damage
+        self.damaged: dict[str, str] = {}
+        """Pictures that could not be read so far, and why."""
+        if preprocess.channels not in (1, 3) and (self.settings.randaugment or self.settings.hue):
+            raise UsageError(f"RandAugment and hue need 1 or 3 channels, got {preprocess.channels}.")
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch."""
+        return -(-len(self.split) // self.batch)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """All samples in the order of the epoch."""
+        count = len(self.split)
+        return epoch_order(count, self.seed, epoch) if self.shuffle else np.arange(count)
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+        """This rank's part of each batch, from step `start` on."""
+        order = self.order(epoch)
+        shares = []
+        for step in range(start, self.steps):
+            together = order[step * self.batch : (step + 1) * self.batch]
+            shares.append((together[rank_share(len(together), self.rank, self.ranks)], len(together)))
+        pixels = self.split.in_memory
+        is_small = pixels is not None and max(np.prod(pixels.shape[1:3]), np.prod(self.preprocess.resolution)) <= _SMALL
+        chunk = self.batch if is_small else _CHUNK
+        pieces = [
+            [indices[at : at + chunk] for at in range(0, len(indices), chunk)] or [indices] for indices, _ in shares
+        ]
+        jobs = (lambda piece=piece: self._prepare(piece, epoch) for group in pieces for piece in group)
+        # Small pictures are held up by Python's lock: more than one thread would wait for the other.
+        workers = min(self.workers, 1) if is_small else self.workers
+        prepared = _in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
+        try:
+            for (indices, whole), group in zip(shares, pieces, strict=True):
+                done = [next(prepared) for _ in group]
+                yield self._assemble(indices, whole, epoch, done)
+        finally:
+            prepared.close()
+
+    def _prepare(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels of some samples, and whose they are: another's for a substitute, -1 for one to be skipped."""
+        draw = Draw(self.seed, epoch, indices)
+        memory = self.split.in_memory
+        if memory is not None and len(indices):
+            return augment(memory[indices], draw, self.settings, self.preprocess), indices
+        found = [self._read(int(index)) for index in indices]
+        owners = np.array([owner for _, owner in found], np.int64)
+        pixels = np.zeros((len(indices), *self.preprocess.resolution, self.preprocess.channels), np.uint8)
+        is_good = owners >= 0
+        if is_good.any():
+            pictures = [picture for picture, _ in found if picture is not None]
+            pixels[is_good] = augment(pictures, draw._replace(index=indices[is_good]), self.settings, self.preprocess)
+        return pixels, owners
+
+    def _read(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
+        """A decoded picture and its index; what a damaged one becomes, the policy says."""
+        count = len(self.split)
+        for place in range(index, index + count):
+            path = self.split.call(place % count)
+            try:
+                if self.cache is None:
+                    return self.preprocess.read(path), place % count
+                return self.cache.read(path, self.preprocess), place % count
+            except VitrailError as error:
+                if self.on_damage == "error":
+                    raise DamagedError(str(error)) from None
+                self.damaged[path] = str(error)
+                if self.on_damage == "skip":
+                    return None, -1
+        raise DamagedError(f"No picture of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
+
+    def _assemble(
+        self, indices: np.ndarray, whole: int, epoch: int, done: list[tuple[np.ndarray, np.ndarray]]
+    ) -> Batch:
+        pixels = done[0][0] if len(done) == 1 else np.concatenate([part for part, _ in done])
+        owners = np.concatenate([part for _, part in done])
+        is_skipped = owners < 0
+        mixture = None
+        if self.settings.mixes and len(indices):
+            draw = Draw(self.seed, epoch, indices)
+            mixture = draw_mixture(draw, self.settings, self.preprocess.resolution, is_skipped)
+        return Batch(
+            pixels=torch.from_numpy(pixels),
+            labels=torch.from_numpy(self.split.labels[np.where(is_skipped, indices, owners)]),
+            indices=indices,
+            weights=torch.from_numpy((~is_skipped).astype(np.float32)),
+            mixture=mixture,
+            whole=whole,
+        )
+
+
+def _in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
+    """Results of jobs in their order, up to `ahead` of them computed by threads before they are asked for."""
+    if workers == 0:
+        for job in jobs:
+            yield job()
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="vitrail-loader")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(job))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

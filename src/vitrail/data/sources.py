@@ -1,0 +1,166 @@
+"""From the word a user types for DATA to pictures with labels."""
+
+import csv
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.arrays import BUILT_IN, built_in, is_idx_folder, read_idx_folder, read_npz
+from vitrail.data.dataset import Dataset, Split
+from vitrail.errors import DamagedError, UsageError, did_you_mean
+
+# Endings of the formats that `images.decode` reads, and the format that each promises.
+SUFFIXES = {
+    "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "mpo": "JPEG", "png": "PNG", "gif": "GIF",
+    "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM", "pgm": "PPM", "pbm": "PPM",
+    "pnm": "PPM", "avif": "AVIF",
+}  # fmt: skip
+
+_SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+_FILE_COLUMNS = ("file", "path", "filename", "image")
+
+
+def open_data(data: str | Path) -> Dataset:
+    """A class folder, an idx folder, a `.npz`, a `.csv`, or a built-in set. Pictures are listed, not yet read."""
+    if str(data) in BUILT_IN:
+        return built_in(str(data))
+    path = Path(data)
+    try:
+        exists = bool(str(data)) and path.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        exists = False
+    if not exists:
+        raise UsageError(
+            f"Data must be a folder, a .npz or .csv file, or one of {', '.join(BUILT_IN)}, got {str(data)!r}."
+            f"{did_you_mean(str(data), BUILT_IN)}"
+        )
+    try:
+        if path.is_dir():
+            return read_idx_folder(path) if is_idx_folder(path) else _read_class_folder(path)
+        match path.suffix.lower():
+            case ".npz":
+                return read_npz(path)
+            case ".csv":
+                return _read_csv(path)
+    except OSError as error:
+        raise DamagedError(f"{error.filename or str(path)!r} cannot be read ({error.strerror}).") from None
+    raise UsageError(f"Data file must end in .npz or .csv, got {str(path)!r}.")
+
+
+def list_pictures(folders: Iterable[str | Path]) -> list[str]:
+    """Every picture file under some folders, each folder's sorted."""
+    return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
+
+
+def _read_class_folder(root: Path) -> Dataset:
+    """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
+    below = _subfolders(root)
+    parts = {name: root / name for name in below if name in _SPLIT_NAMES}
+    if {"val", "validation"} <= parts.keys():
+        raise UsageError(f"Data folder must have one of val and validation, got both in {str(root)!r}.")
+    if "train" not in parts and len(parts) < len(below):
+        parts = {}  # classes that happen to be called so
+    classes = {_SPLIT_NAMES[name]: _subfolders(folder) for name, folder in parts.items()} or {"all": below}
+    places = {_SPLIT_NAMES[name]: folder for name, folder in parts.items()} or {"all": root}
+    table = tuple(sorted({name for names in classes.values() for name in names}))
+    if not table:
+        raise UsageError(
+            f"Data folder must have a folder of pictures for each class, got {str(root)!r} without any. See the README"
+            " for the layouts."
+        )
+    if unspeakable := [name for name in table if not _is_text(name)]:
+        raise UsageError(f"Class folder must have a name in Unicode, got {unspeakable[0]!r} in {str(root)!r}.")
+    number = {name: index for index, name in enumerate(table)}
+    splits = {}
+    for split in sorted(classes, key=("train", "val", "test", "all").index):
+        files: list[str] = []
+        labels: list[int] = []
+        for name in sorted(classes[split]):
+            found = list_pictures([places[split] / name])
+            files += found
+            labels += [number[name]] * len(found)
+        splits[split] = Split(split, files, np.array(labels, np.int64))
+    splits = {name: split for name, split in splits.items() if len(split) or name == "train"}
+    if not any(len(split) for split in splits.values()):
+        raise UsageError(f"Data folder must have pictures in its class folders, got none in {str(root)!r}.")
+    folders = {split: tuple(sorted(names)) for split, names in classes.items()}
+    return Dataset(str(root), table, splits, folders, root=str(root))
+
+
+def _subfolders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
+    """Picture files at any depth. A link to a folder is followed, but never in a circle."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.rpartition(".")[2].lower() in SUFFIXES and entry.is_file():
+                yield entry.path
+            elif entry.is_dir():
+                if not entry.is_symlink():
+                    yield from _walk(entry.path, followed)
+                elif (real := os.path.realpath(entry.path)) not in followed and not _is_inside(folder, real):
+                    yield from _walk(entry.path, followed | {real})
+
+
+def _is_inside(folder: str, other: str) -> bool:
+    return (os.path.realpath(folder) + os.sep).startswith(other + os.sep)
+
+
+def _read_csv(path: Path) -> Dataset:
+    """Lines of `file,label` or `file,label,split`, with or without a header; files are relative to the CSV's folder."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [(number, row) for number, row in enumerate(csv.reader(file, strict=True), 1) if any(row)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DamagedError(f"{str(path)!r} cannot be read as CSV ({error}).") from None
+    columns = {"file": 0, "label": 1, "split": 2}
+    header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
+    if "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
+        spoken = {("file" if name in _FILE_COLUMNS else name): place for place, name in enumerate(header)}
+        if not {"file", "label"} <= spoken.keys():
+            raise UsageError(f"CSV header must have file and label, got {', '.join(header)} in {str(path)!r}.")
+        columns = {"file": spoken["file"], "label": spoken["label"], "split": spoken.get("split", len(header))}
+        rows = rows[1:]
+    if not rows:
+        raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
+    found: dict[str, list[tuple[str, str]]] = {}
+    for number, row in rows:
+        cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
+        if not cells["file"] or not cells["label"]:
+            raise DamagedError(f"Line {number} of {str(path)!r} must have a file and a label, got {','.join(row)!r}.")
+        split = _SPLIT_NAMES.get(cells["split"].lower()) if cells["split"] else "all"
+        if split is None:
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}."
+            )
+        found.setdefault(split, []).append((str(path.parent / cells["file"]), cells["label"]))
+    if "all" in found and len(found) > 1:
+        raise DamagedError(f"{str(path)!r} must name a split in every line or in none.")
+    table = tuple(sorted({label for pairs in found.values() for _, label in pairs}))
+    number_of = {name: index for index, name in enumerate(table)}
+    splits = {
+        split: Split(
+            split,
+            [file for file, _ in found[split]],
+            np.array([number_of[label] for _, label in found[split]], np.int64),
+        )
+        for split in ("train", "val", "test", "all")
+        if split in found
+    }
+    folders = {split: tuple(sorted({label for _, label in pairs})) for split, pairs in found.items()}
+    return Dataset(str(path), table, splits, folders, root=str(path.parent))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

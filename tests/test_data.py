@@ -1,0 +1,265 @@
+"""DATA: every form a user may name, one table of classes, and what is refused in one line."""
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitrail.data.arrays import _FASHION
+from vitrail.data.dataset import draw_held_out
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, UsageError, VitrailError
+
+
+def picture(path, seed=0, size=(20, 16), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """cat and dog for training, cat and emu for validation: the tables of the splits differ."""
+    for split, label, count in (
+        ("train", "cat", 5),
+        ("train", "dog", 4),
+        ("validation", "cat", 2),
+        ("validation", "emu", 1),
+    ):
+        for index in range(count):
+            picture(tmp_path / split / label / f"{index}.png", index)
+    return tmp_path
+
+
+def test_one_table_of_classes_for_all_splits(folder):
+    data = open_data(folder)
+    assert data.labels == ("cat", "dog", "emu")
+    assert list(data.splits) == ["train", "val"]
+    assert data.splits["train"].labels.tolist() == [0] * 5 + [1] * 4
+    assert data.splits["val"].labels.tolist() == [0, 0, 2]
+    assert [os.path.relpath(path, folder) for path in data.splits["val"].pictures] == [
+        "validation/cat/0.png", "validation/cat/1.png", "validation/emu/0.png",
+    ]  # fmt: skip
+
+
+def test_training_refuses_a_class_without_training_pictures(folder):
+    with pytest.raises(DamagedError, match=r"no training picture of class 'emu'.*vitrail doctor"):
+        open_data(folder).for_training(holdout=0.2, seed=0)
+
+
+def test_files_at_any_depth_links_and_what_is_no_picture(tmp_path):
+    picture(tmp_path / "a" / "deep" / "er" / "x.JPG")
+    picture(tmp_path / "a" / "y.png")
+    picture(tmp_path / "b" / "z.webp")
+    (tmp_path / "a" / "notes.txt").write_text("no picture")
+    (tmp_path / "a" / ".hidden.png").write_bytes(b"no picture")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "round").symlink_to(tmp_path / "a")
+    (tmp_path / "b" / "over").symlink_to(tmp_path / "a" / "deep")
+    (tmp_path / "a" / "deep" / "back").symlink_to(tmp_path / "b")
+    data = open_data(tmp_path)
+    assert list(data.splits) == ["all"]
+    names = [os.path.relpath(path, tmp_path) for path in data.first.pictures]
+    assert {"a/deep/er/x.JPG", "a/y.png", "b/z.webp", "b/over/er/x.JPG"} <= set(names)
+    assert len(names) < 12
+
+
+def test_classes_called_like_splits(tmp_path):
+    for label in ("test", "val", "other"):
+        picture(tmp_path / label / "x.png")
+    assert open_data(tmp_path).labels == ("other", "test", "val")
+
+
+def test_evaluation_takes_test_then_val_then_everything(tmp_path, folder):
+    assert open_data(folder).for_evaluation().name == "val"
+    picture(folder / "test" / "cat" / "t.png")
+    data = open_data(folder)
+    assert data.for_evaluation().name == "test"
+    assert data.for_evaluation("validation").name == "val"
+    with pytest.raises(UsageError, match="Did you mean"):
+        data.for_evaluation("tests")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_folders(tmp_path, packed):
+    rng = np.random.default_rng(0)
+    wanted = {}
+    for prefix, split, count in (("train", "train", 7), ("t10k", "test", 3)):
+        images, labels = rng.integers(0, 256, (count, 5, 4), np.uint8), rng.integers(0, 3, count).astype(np.uint8)
+        labels[:3] = [2, 0, 1]
+        wanted[split] = (images, labels)
+        for name, array in ((f"{prefix}-images-idx3-ubyte", images), (f"{prefix}-labels-idx1-ubyte", labels)):
+            content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+            (tmp_path / (name + ".gz" * packed)).write_bytes(gzip.compress(content) if packed else content)
+    data = open_data(tmp_path)
+    assert data.labels == ("0", "1", "2")
+    for split, (images, labels) in wanted.items():
+        np.testing.assert_array_equal(data.splits[split].pictures[..., 0], images)
+        np.testing.assert_array_equal(data.splits[split].labels, labels)
+    path = tmp_path / ("train-images-idx3-ubyte" + ".gz" * packed)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"\0\0\7\1" + whole[4:], whole + whole[-30:], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=path.name):
+            open_data(tmp_path)
+
+
+def test_npz_files(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (6, 5, 4, 3), np.uint8), np.array([10, 2, 2, 10, 7, 7])
+    np.savez(tmp_path / "all.npz", images=images, labels=labels)
+    data = open_data(tmp_path / "all.npz")
+    assert data.labels == ("2", "7", "10")
+    assert data.first.labels.tolist() == [2, 0, 0, 2, 1, 1]
+    np.savez(tmp_path / "words.npz", train_images=images[..., 0], train_labels=np.array(list("xyzxyz")))
+    data = open_data(tmp_path / "words.npz")
+    assert (data.labels, data.splits["train"].pictures.shape) == (("x", "y", "z"), (6, 5, 4, 1))
+    np.savez(tmp_path / "named.npz", images=images, labels=labels % 3, classes=np.array(["wolf", "ape", "bee"]))
+    data = open_data(tmp_path / "named.npz")
+    assert data.labels == ("ape", "bee", "wolf")
+    assert [data.labels[index] for index in data.first.labels] == ["ape", "bee", "bee", "ape", "ape", "ape"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}, "uint8"),
+        ({"images": np.zeros((2, 4, 4), np.uint8)}, "only one of images and labels"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "one whole number"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "one whole number"),
+        ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "must be called images"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, 5]), "classes": np.array(["a"])}, "0 to 0"),
+        ({"images": np.array([{}, {}]), "labels": np.zeros(2, int)}, "cannot be read as npz"),
+    ],
+)
+def test_impossible_npz_files_are_one_line(tmp_path, arrays, complaint):
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(VitrailError, match=complaint) as caught:
+        open_data(tmp_path / "x.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_csv_files(tmp_path):
+    for index in range(4):
+        picture(tmp_path / "sub" / f"{index}, x.png", index)
+    path = tmp_path / "list.csv"
+    path.write_text('"sub/0, x.png",dog\n"sub/1, x.png",cat\n')
+    data = open_data(path)
+    assert data.labels == ("cat", "dog")
+    assert [data.labels[index] for index in data.first.labels] == ["dog", "cat"]
+    assert Path(data.first.pictures[1]).samefile(tmp_path / "sub" / "1, x.png")
+    path.write_text(
+        '\ufeffid,Label,file,split\n7,dog,"sub/0, x.png",train\n8,cat,"sub/1, x.png",train\n\n9,cat,a.png,test\n'
+    )
+    data = open_data(path)
+    assert {name: split.labels.tolist() for name, split in data.splits.items()} == {"train": [1, 0], "test": [0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "none"),
+        ("file,label\n", "none"),
+        ("a.png\n", "Line 1.*a file and a label"),
+        ("file,label\na.png,\n", "Line 2"),
+        ("file,class\na.png,x\n", "header must have"),
+        ("a.png,x,tain\n", "split train, val or test"),
+        ("a.png,x,train\nb.png,y\n", "every line"),
+        ('a.png,"x\n', "cannot be read as CSV"),
+    ],
+)
+def test_impossible_csv_files_are_one_line(tmp_path, text, complaint):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(VitrailError, match=complaint) as caught:
+        open_data(tmp_path / "x.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_data_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "flat").mkdir()
+    picture(tmp_path / "flat" / "x.png")
+    (tmp_path / "hollow" / "cat").mkdir(parents=True)
+    (tmp_path / "file.txt").write_text("x")
+    for name in ("missing", "empty", "flat", "hollow", "file.txt", "\0", "x" * 5000):
+        with pytest.raises(UsageError):
+            open_data(tmp_path / name)
+    with pytest.raises(UsageError, match="Did you mean 'fashion-mnist'"):
+        open_data("fashion-mnst")
+    for split in ("train", "val", "validation"):
+        picture(tmp_path / "both" / split / "cat" / "x.png")
+    with pytest.raises(UsageError, match="one of val and validation"):
+        open_data(tmp_path / "both")
+
+
+def test_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    data = open_data("digits")
+    training, test = data.splits["train"], data.splits["test"]
+    assert (training.pictures.shape, test.pictures.shape) == ((1437, 8, 8, 1), (360, 8, 8, 1))
+    assert np.bincount(test.labels).tolist() == [36] * 10
+
+    def rows(images, labels):
+        return sorted(map(tuple, np.column_stack([images.reshape(len(labels), -1), labels]).tolist()))
+
+    theirs = load_digits()
+    both = rows(np.concatenate([training.pictures, test.pictures]), np.concatenate([training.labels, test.labels]))
+    assert both == rows(np.round(theirs.images * 255 / 16).astype(np.uint8), theirs.target)
+
+
+def test_fashion_mnist_where_it_is_and_where_it_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.data.arrays._FASHION_PACKAGE", tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="apt install dataset-fashion-mnist"):
+        open_data("fashion-mnist")
+    labels = np.arange(10, dtype=np.uint8)
+    images = np.arange(10, dtype=np.uint8)[:, None, None] * np.ones((1, 28, 28), np.uint8)
+    for prefix in ("train", "t10k"):
+        for name, array in ((f"{prefix}-images-idx3-ubyte", images), (f"{prefix}-labels-idx1-ubyte", labels)):
+            content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+            (tmp_path / name).write_bytes(content)
+    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
+    data = open_data("fashion-mnist")
+    assert data.labels == tuple(sorted(_FASHION))
+    split = data.splits["test"]
+    assert [data.labels[index] for index in split.labels] == [_FASHION[level] for level in split.pictures[:, 0, 0, 0]]
+
+
+def test_the_fingerprint_follows_names_sizes_labels_and_pixels(folder):
+    data = open_data(folder)
+    before = data.fingerprint()
+    assert open_data(folder).fingerprint() == before
+    path = folder / "train" / "cat" / "0.png"
+    path.write_bytes(path.read_bytes() + b" ")
+    assert open_data(folder).fingerprint() != before
+    digits = open_data("digits")
+    first = digits.fingerprint()
+    digits.splits["test"].pictures[0, 0, 0, 0] ^= 1
+    assert digits.fingerprint() != first
+
+
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    share=st.floats(0.01, 0.9),
+    seed=st.integers(0, 1000),
+)
+def test_held_out_is_the_share_of_each_class_and_never_all_of_it(counts, share, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    held_out = draw_held_out(labels, share, seed)
+    for label, count in enumerate(counts):
+        found = int(held_out[labels == label].sum())
+        assert found == (0 if count == 1 else min(max(round(share * count), 1), count - 1))
+    assert np.array_equal(held_out, draw_held_out(labels, share, seed))
+    assert not draw_held_out(labels, 0.0, seed).any()
+
+
+def test_another_seed_holds_out_others():
+    labels = np.zeros(100, int)
+    assert (draw_held_out(labels, 0.2, 0) != draw_held_out(labels, 0.2, 1)).any()

@@ -1,0 +1,187 @@
+"""The doctor finds every planted defect, names it, and finds nothing else."""
+
+import json
+import shutil
+import time
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from test_cli import run
+from vitrail.data.doctor import examine
+from vitrail.data.sources import open_data
+
+
+def photo(path, seed, size=(96, 80), mode="RGB"):
+    """A picture of a few soft blobs: no two alike."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    image = small.resize(size, Image.Resampling.BICUBIC).convert(mode)
+    image.save(path)
+    return path
+
+
+@pytest.fixture
+def healthy(tmp_path):
+    seed = 0
+    for split, count in (("train", 12), ("val", 6)):
+        for label in ("cat", "dog"):
+            for index in range(count):
+                seed += 1
+                photo(tmp_path / "data" / split / label / f"{index}.jpg", seed, size=(80 + 3 * seed, 90 + 2 * seed))
+    return tmp_path / "data"
+
+
+def kinds(folder):
+    return {finding.kind: finding for finding in examine(open_data(folder))}
+
+
+def test_a_healthy_folder_has_no_findings(healthy):
+    assert examine(open_data(healthy)) == []
+
+
+def test_each_kind_is_found_and_nothing_else(healthy, tmp_path):
+    def check(kind, *files, severity="warning"):
+        found = examine(open_data(folder))
+        assert [finding.kind for finding in found] == [kind], found
+        assert found[0].severity == severity
+        assert sorted(found[0].files) == sorted(str(folder / file) for file in files)
+        shutil.rmtree(folder)
+        shutil.copytree(healthy, folder)
+
+    folder = tmp_path / "ill"
+    shutil.copytree(healthy, folder)
+    (folder / "train/cat/x.jpg").write_bytes((folder / "train/cat/3.jpg").read_bytes()[:900])
+    check("unreadable", "train/cat/x.jpg", severity="error")
+    (folder / "train/emu").mkdir()
+    check("empty-class", "train/emu", severity="error")
+    for index in range(2):
+        photo(folder / f"train/emu/{index}.jpg", 900 + index)
+    check("label-mismatch", severity="error")
+    photo(folder / "train/emu/0.jpg", 900)
+    photo(folder / "val/emu/0.jpg", 901)
+    check("single-picture-class")
+    for index in range(120):
+        photo(folder / f"train/cat/more-{index}.jpg", 1000 + index, size=(100 + index, 90))
+    check("imbalance")
+    shutil.copy(folder / "train/dog/4.jpg", folder / "val/dog/copy.jpg")
+    check("duplicate", "train/dog/4.jpg", "val/dog/copy.jpg")
+    with Image.open(folder / "train/dog/4.jpg") as image:
+        mirrored = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).resize((70, 75))
+        mirrored.save(folder / "val/cat/near.jpg", quality=70)
+    check("near-duplicate", "train/dog/4.jpg", "val/cat/near.jpg")
+    photo(tmp_path / "x.png", 77).rename(folder / "train/dog/x.jpg")
+    check("lying-extension", "train/dog/x.jpg")
+    photo(folder / "train/dog/grey.jpg", 78, mode="L")
+    photo(folder / "val/dog/grey.jpg", 79, mode="L")
+    check("mixed-modes", "train/dog/grey.jpg", "val/dog/grey.jpg")
+    photo(folder / "train/dog/tiny.jpg", 80, size=(9, 9))
+    check("mixed-sizes", "train/dog/tiny.jpg")
+
+
+def test_one_odd_size_among_equal_ones(tmp_path):
+    for index in range(30):
+        photo(tmp_path / "ab"[index % 2] / f"{index}.png", index, size=(64, 64) if index else (64, 70))
+    (finding,) = examine(open_data(tmp_path))
+    assert (finding.kind, finding.files) == ("mixed-sizes", (str(tmp_path / "a/0.png"),))
+
+
+def test_pictures_in_memory(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 8, 8), np.uint8)
+    np.savez(
+        tmp_path / "x.npz", train_images=images[:30], train_labels=np.arange(30) % 2,
+        test_images=np.concatenate([images[30:], images[4:5]]), test_labels=np.arange(11) % 2,
+    )  # fmt: skip
+    (finding,) = examine(open_data(tmp_path / "x.npz"))
+    assert (finding.kind, finding.files) == ("duplicate", ("train picture 4", "test picture 10"))
+
+
+def plant(folder):
+    """Twelve defects of six kinds in a copy of the photos; each as (kind, its files)."""
+    trained = {label: sorted((folder / "train" / label).iterdir()) for label in ("ants", "bees")}
+    planted = []
+
+    def broken(path, content):
+        path.write_bytes(content)
+        planted.append(("unreadable", {path}))
+
+    broken(folder / "train/ants/zz-cut.jpg", trained["ants"][0].read_bytes()[:5000])
+    broken(folder / "train/bees/zz-empty.jpg", b"")
+    broken(folder / "val/bees/zz-text.jpg", b"<html>404 not found</html>" * 50)
+    for source, target in ((trained["ants"][5], "val/ants/zz-a.jpg"), (trained["bees"][7], "val/bees/zz-b.jpg")):
+        shutil.copy(source, folder / target)
+        planted.append(("duplicate", {source, folder / target}))
+    with Image.open(trained["ants"][20]) as image:
+        image.resize((image.width * 2 // 3, image.height * 2 // 3)).save(folder / "val/ants/zz-small.jpg", quality=60)
+        planted.append(("near-duplicate", {trained["ants"][20], folder / "val/ants/zz-small.jpg"}))
+    with Image.open(trained["bees"][30]) as image:
+        bright = ImageEnhance.Brightness(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)).enhance(1.15)
+        bright.save(folder / "val/bees/zz-turned.jpg")
+        planted.append(("near-duplicate", {trained["bees"][30], folder / "val/bees/zz-turned.jpg"}))
+    for name, form in (("train/ants/zz-liar.jpg", "PNG"), ("val/bees/zz-liar.png", "JPEG")):
+        photo(folder / "new.png", len(planted), size=(300, 280))
+        with Image.open(folder / "new.png") as image:
+            image.save(folder / name, format=form)
+        (folder / "new.png").unlink()
+        planted.append(("lying-extension", {folder / name}))
+    (folder / "train/wasps").mkdir()
+    planted.append(("empty-class", {folder / "train/wasps"}))
+    for label, split in (("flies", "val"), ("moths", "train")):
+        for index in range(2):
+            photo(folder / split / label / f"{index}.jpg", 500 + index + 10 * len(planted), size=(320, 240))
+        planted.append(("label-mismatch", label))
+    return planted
+
+
+def test_twelve_defects_of_six_kinds_in_real_photos(shared, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(shared / "hymenoptera", folder)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert examine(open_data(folder)) == []
+    planted = plant(folder)
+    assert len(planted) == 12
+    assert len({kind for kind, _ in planted}) == 6
+    found = [
+        (finding.kind, finding.message.split("'")[1] if finding.kind == "label-mismatch" else set(finding.files))
+        for finding in examine(open_data(folder))
+    ]
+    expected = [(kind, what if isinstance(what, str) else {str(path) for path in what}) for kind, what in planted]
+    assert [one for one in expected if one not in found] == []
+    assert [one for one in found if one not in expected] == []
+    assert len(found) == 12
+
+
+def test_the_command(healthy):
+    done = run("doctor", healthy)
+    assert done.returncode == 0
+    assert "nothing" in done.stdout
+    shutil.copy(healthy / "train/dog/4.jpg", healthy / "val/dog/copy.jpg")
+    done = run("doctor", healthy, "--json")
+    assert done.returncode == 0
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert set(finding) == {"kind", "severity", "files", "message"}
+    assert (finding["kind"], finding["severity"]) == ("duplicate", "warning")
+    (healthy / "train/cat/broken.jpg").write_bytes(b"")
+    done = run("doctor", healthy)
+    assert done.returncode == 1
+    assert "broken.jpg" in done.stdout
+    assert "duplicate" in done.stdout
+    done = run("doctor", healthy, "--json")
+    assert done.returncode == 1
+    assert [finding["severity"] for finding in json.loads(done.stdout)["findings"]] == ["error", "warning"]
+    assert run("doctor", healthy / "nowhere").returncode == 2
+
+
+def test_many_files_are_listed_in_seconds(tmp_path):
+    """20,000 here, so that tests stay short; `benchmarks/pictures.py` lists 200,000 beside timm's reader."""
+    for label in range(20):
+        (tmp_path / str(label)).mkdir()
+        for index in range(1000):
+            (tmp_path / str(label) / f"{index}.jpg").touch()
+    began = time.perf_counter()
+    assert len(open_data(tmp_path).first) == 20_000
+    assert time.perf_counter() - began < 10

@@ -1,0 +1,252 @@
+"""The loader: each sample once, the same order and pixels for any workers and ranks, and damage by policy."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitrail.data.cache import PictureCache
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Loader, rank_share
+from vitrail.errors import DamagedError, UsageError
+from vitrail.images.augment import Augment, mix
+from vitrail.images.preprocess import Preprocess
+
+EYE = Preprocess(resolution=(24, 24))
+SETTINGS = Augment(crop="resized", flip="random", randaugment=1, erasing=0.3, mixup=0.4, cutmix=0.6)
+
+
+def in_memory(count, size=24, channels=3, classes=5):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
+    return Split("train", pixels, np.arange(count) % classes)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """37 photos of various sizes and kinds."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    paths = []
+    for index in range(37):
+        height, width = rng.integers(30, 90, 2)
+        pixels = rng.integers(0, 256, (height // 6, width // 6, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((int(width), int(height)), Image.Resampling.BICUBIC)
+        paths.append(str(folder / f"{index:02d}.{'png' if index % 5 == 0 else 'jpg'}"))
+        image.convert("L" if index % 7 == 0 else "RGB").save(paths[-1])
+    return Split("train", paths, np.arange(37) % 3)
+
+
+def run(loader, epoch=0, start=0):
+    """Everything that a training step would see, as numbers."""
+    seen = []
+    for batch in loader.epoch(epoch, start=start):
+        images = loader.preprocess.scale(batch.pixels)
+        if batch.mixture is not None:
+            images = mix(images, batch.mixture)
+        share = None if batch.mixture is None else batch.mixture.share
+        seen.append((batch.indices, images.numpy(), batch.labels.numpy(), batch.weights.numpy(), share, batch.whole))
+    return seen
+
+
+def same(one, other):
+    assert len(one) == len(other)
+    for left, right in zip(one, other, strict=True):
+        for a, b in zip(left, right, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@given(
+    count=st.integers(1, 200), batch=st.integers(1, 64), ranks=st.integers(1, 5), seed=st.integers(0, 99),
+    shuffle=st.booleans(),
+)  # fmt: skip
+def test_every_sample_exactly_once_for_any_batch_and_ranks(count, batch, ranks, seed, shuffle):
+    split = in_memory(count, size=1, channels=1)
+    eye = Preprocess(resolution=1, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    per_rank = [
+        list(Loader(split, eye, batch=batch, seed=seed, rank=r, ranks=ranks, workers=0, shuffle=shuffle).epoch(2))
+        for r in range(ranks)
+    ]
+    alone = list(Loader(split, eye, batch=batch, seed=seed, workers=0, shuffle=shuffle).epoch(2))
+    for step, whole in enumerate(alone):
+        together = np.concatenate([batches[step].indices for batches in per_rank])
+        np.testing.assert_array_equal(together, whole.indices)
+        assert {batches[step].whole for batches in per_rank} == {len(whole.indices)}
+    np.testing.assert_array_equal(np.sort(np.concatenate([part.indices for part in alone])), np.arange(count))
+    assert len(alone) == -(-count // batch)
+
+
+@given(count=st.integers(0, 300), ranks=st.integers(1, 9))
+def test_ranks_take_whole_pairs_evenly(count, ranks):
+    shares = [rank_share(count, rank, ranks) for rank in range(ranks)]
+    assert shares[0].start == 0
+    assert shares[-1].stop == count
+    assert all(left.stop == right.start for left, right in itertools.pairwise(shares))
+    assert all(share.start % 2 == 0 or share.start == count for share in shares)
+    sizes = [share.stop - share.start for share in shares]
+    assert max(sizes) - min(sizes) <= 3
+
+
+@pytest.mark.parametrize("kind", ["files", "small", "large"])
+def test_the_number_of_workers_changes_no_bit(kind, files):
+    split = {"files": files, "small": in_memory(50), "large": in_memory(20, size=80)}[kind]
+    eye = EYE if kind != "large" else Preprocess(resolution=(72, 72))
+    runs = [run(Loader(split, eye, batch=8, seed=5, settings=SETTINGS, workers=w), epoch=3) for w in (0, 1, 2, 5)]
+    for other in runs[1:]:
+        same(runs[0], other)
+    again = run(Loader(split, eye, batch=8, seed=6, settings=SETTINGS), epoch=3)
+    assert not np.array_equal(again[0][0], runs[0][0][0])
+
+
+@pytest.mark.parametrize("kind", ["files", "small"])
+@pytest.mark.parametrize("batch", [6, 7, 16])
+def test_one_rank_and_two_see_the_same_pixels_at_the_same_step(kind, batch, files):
+    split = files if kind == "files" else in_memory(41)
+    one = run(Loader(split, EYE, batch=batch, settings=SETTINGS), epoch=1)
+    two = [run(Loader(split, EYE, batch=batch, settings=SETTINGS, rank=r, ranks=2), epoch=1) for r in (0, 1)]
+    for whole, *parts in zip(one, *two, strict=True):
+        for column in range(4):
+            np.testing.assert_array_equal(whole[column], np.concatenate([part[column] for part in parts]))
+
+
+def test_a_restart_in_mid_epoch_goes_on_with_the_very_next_sample(files):
+    loader = Loader(files, EYE, batch=5, settings=SETTINGS, seed=9)
+    whole = run(loader, epoch=4)
+    for start in (0, 1, 3, loader.steps - 1, loader.steps):
+        same(run(Loader(files, EYE, batch=5, settings=SETTINGS, seed=9), epoch=4, start=start), whole[start:])
+
+
+def test_epochs_have_other_orders_and_other_pixels():
+    loader = Loader(in_memory(64), EYE, batch=64, settings=Augment(crop="resized"))
+    one, two = (run(loader, epoch)[0] for epoch in (0, 1))
+    assert not np.array_equal(one[0], two[0])
+    back = [np.argsort(part[0]) for part in (one, two)]
+    assert not np.array_equal(one[1][back[0]], two[1][back[1]])
+
+
+def test_evaluation_is_in_order_and_as_predict_sees_it(files):
+    batches = run(Loader(files, EYE, batch=10, shuffle=False))
+    np.testing.assert_array_equal(np.concatenate([part[0] for part in batches]), np.arange(37))
+    np.testing.assert_array_equal(np.concatenate([part[1] for part in batches]), EYE(files.pictures).numpy())
+
+
+def damage(files, tmp_path):
+    """Three of the photos broken in three ways."""
+    paths = list(files.pictures)
+    for index, content in ((3, b""), (11, b"not a picture"), (12, None)):
+        paths[index] = str(tmp_path / f"broken-{index}.jpg")
+        if content is not None:
+            (tmp_path / f"broken-{index}.jpg").write_bytes(content)
+    return Split("train", paths, files.labels)
+
+
+def test_damaged_pictures_by_policy(files, tmp_path):
+    split = damage(files, tmp_path)
+    with pytest.raises(DamagedError, match="broken-"):
+        run(Loader(split, EYE, batch=8))
+
+    loader = Loader(split, EYE, batch=8, on_damage="skip", settings=SETTINGS)
+    skipped = run(loader)
+    indices, weights = (np.concatenate([part[column] for part in skipped]) for column in (0, 3))
+    assert sorted(indices[weights == 0].tolist()) == [3, 11, 12]
+    assert sorted(indices.tolist()) == list(range(37))
+    assert sorted(loader.damaged) == sorted(split.pictures[index] for index in (3, 11, 12))
+    assert "broken-11.jpg" in loader.damaged[split.pictures[11]]
+
+    loader = Loader(split, EYE, batch=37, shuffle=False, on_damage="substitute")
+    (substituted,) = run(loader)
+    assert substituted[3].all()
+    for index, substitute in ((3, 4), (11, 13), (12, 13)):
+        np.testing.assert_array_equal(substituted[1][index], substituted[1][substitute])
+        assert substituted[2][index] == split.labels[substitute]
+    assert len(loader.damaged) == 3
+
+    nothing = Split("train", [split.pictures[3]] * 4, np.zeros(4, int))
+    with pytest.raises(DamagedError, match="No picture"):
+        run(Loader(nothing, EYE, batch=2, on_damage="substitute"))
+
+
+def test_leaving_early_leaves_no_thread_behind(files):
+    batches = Loader(files, EYE, batch=4, workers=3).epoch(0)
+    next(batches)
+    batches.close()
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-loader")]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in left)
+
+
+def test_grey_pictures_for_a_model_of_colours():
+    (batch,) = Loader(in_memory(6, channels=1), EYE, batch=6, shuffle=False).epoch(0)
+    assert batch.pixels.shape == (6, 24, 24, 3)
+
+
+def test_impossible_loaders_are_refused():
+    with pytest.raises(UsageError, match="must have pictures"):
+        Loader(Split("val", [], np.zeros(0, int)), EYE, batch=1)
+    with pytest.raises(UsageError, match="1 or 3 channels"):
+        Loader(
+            in_memory(4, channels=5), Preprocess(mean=(0.5,) * 5, std=(0.5,) * 5), batch=2,
+            settings=Augment(randaugment=1),
+        )  # fmt: skip
+
+
+def test_the_cache_gives_the_same_pixels_and_does_not_decode_again(files, tmp_path, monkeypatch):
+    plain = [run(Loader(files, EYE, batch=8, settings=SETTINGS), epoch=e) for e in (0, 1)]
+    with PictureCache(tmp_path, 10**8) as cache, PictureCache(tmp_path, 10**8) as another:
+        loader = Loader(files, EYE, batch=8, settings=SETTINGS, cache=cache)
+        same(run(loader, epoch=0), plain[0])
+        assert (cache.hits, cache.misses) == (0, 37)
+
+        def refuse(*_):
+            raise AssertionError("decoded again")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("vitrail.images.preprocess.open_picture", refuse)
+            same(run(loader, epoch=1), plain[1])
+            same(run(Loader(files, EYE, batch=8, settings=SETTINGS, cache=another), epoch=1), plain[1])
+        run(Loader(files, EYE.replace(background=(1, 2, 3)), batch=8, cache=cache))
+        assert cache.misses == 74
+
+
+def test_the_cache_notices_changed_files_and_damage(tmp_path):
+    path, folder = tmp_path / "x.png", tmp_path / "cache"
+
+    def read():
+        """Colour of the corner as a new process reads it, and whether it came from the cache."""
+        with PictureCache(folder, 10**6) as cache:
+            return np.asarray(cache.read(str(path), EYE))[0, 0].tolist(), bool(cache.hits)
+
+    Image.new("RGB", (9, 9), "red").save(path)
+    assert [read(), read()] == [([255, 0, 0], False), ([255, 0, 0], True)]
+    Image.new("RGB", (9, 9), "blue").save(path)
+    assert [read(), read()] == [([0, 0, 255], False), ([0, 0, 255], True)]
+    content = bytearray((folder / "pixels").read_bytes())
+    content[300] ^= 1
+    (folder / "pixels").write_bytes(content)
+    assert [read(), read()] == [([0, 0, 255], False), ([0, 0, 255], True)]
+    (folder / "pixels").write_bytes(content[:400])
+    assert [read(), read()] == [([0, 0, 255], False), ([0, 0, 255], True)]
+    # A crash in the middle of an entry: what comes after is still found.
+    (folder / "index").write_bytes((folder / "index").read_bytes() + b"half an entry")
+    Image.new("RGB", (9, 9), "lime").save(path)
+    assert [read(), read()] == [([0, 255, 0], False), ([0, 255, 0], True)]
+
+
+def test_the_cache_stays_within_its_limit(files, tmp_path):
+    with PictureCache(tmp_path, 40_000) as cache:
+        loader = Loader(files, EYE, batch=8, cache=cache)
+        first = run(loader)
+        assert 20_000 < (tmp_path / "pixels").stat().st_size <= 40_000
+        same(run(loader), first)
+        assert 0 < cache.hits < 37
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="Cache must be a folder"):
+        PictureCache(tmp_path / "file", 1)
