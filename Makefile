@@ -24,6 +24,7 @@ lint: $(VENV)/.ready-test
 bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/pictures.py
 
 clean:
 	rm -rf $(VENV)

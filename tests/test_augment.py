@@ -11,9 +11,10 @@ from PIL import Image
 
 from peers import import_peer
 from vitrail import chance
+from vitrail.configs.augment import Augment
 from vitrail.errors import UsageError
 from vitrail.images import operations
-from vitrail.images.augment import Augment, Draw, augment, crop_boxes, draw_mixture, mix
+from vitrail.images.augment import Draw, augment, crop_boxes, draw_mixture, mix
 from vitrail.images.preprocess import Preprocess
 
 EYE = Preprocess(resolution=(24, 20), crop_fraction=1.0)

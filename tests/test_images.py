@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -203,7 +204,7 @@ def test_impossible_settings_are_refused(wrong):
 
 
 @pytest.mark.slow
-def test_every_odd_picture_of_pillows_own_tests_decodes_or_is_refused():
+def test_every_odd_picture_of_pillows_own_tests_decodes_or_is_refused(capfd):
     """Unpack Pillow's source package and set PILLOW_TEST_IMAGES to its Tests/images."""
     folder = Path(os.environ.get("PILLOW_TEST_IMAGES", "nowhere"))
     if not folder.is_dir():
@@ -221,5 +222,7 @@ def test_every_odd_picture_of_pillows_own_tests_decodes_or_is_refused():
             assert tensor.isfinite().all()
             decoded += 1
         assert time.perf_counter() - start < 5, path
+        assert capfd.readouterr() == ("", ""), path  # decoders in C write past Python
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000  # KiB
     assert decoded > 400
     assert refused > 100

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitrail.configs.augment import Augment
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
 from vitrail.errors import DamagedError, UsageError
-from vitrail.images.augment import Augment, mix
+from vitrail.images.augment import mix
 from vitrail.images.preprocess import Preprocess
 
 EYE = Preprocess(resolution=(24, 24))

@@ -18,10 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import chance
+from vitrail.configs.augment import Augment
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.augment import Augment, Draw, Mixture, augment, draw_mixture
+from vitrail.images.augment import Draw, Mixture, augment, draw_mixture
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_whole
 

@@ -5,10 +5,9 @@ decoded photos one by one or on many small pictures in memory: the same operatio
 pictures comes last, on the numbers that the model reads.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,71 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import chance
-from vitrail.errors import UsageError
+from vitrail.configs.augment import Augment
 from vitrail.images import operations
 from vitrail.images.preprocess import Preprocess
-from vitrail.settings import Settings, check_number, check_whole
 
 _CROP_ATTEMPTS = 10
 _JITTERS = ("brightness", "contrast", "saturation", "hue")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Augment(Settings):
-    """Crop, flip, RandAugment, colour jitter, erasing; then Mixup or CutMix. The defaults change nothing."""
-
-    title: ClassVar[str] = "Augmentation"
-
-    crop: Literal["none", "pad", "resized"] = "none"
-    """None: as in evaluation. Pad: add a rim, take a random window. Resized: a random part of random shape."""
-    padding: int = 4
-    """Width of the rim of crop = pad, in pixels."""
-    scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest share of the area that crop = resized keeps."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Smallest and largest width over height of crop = resized."""
-    flip: Literal["none", "random", "alternate"] = "none"
-    """Mirror at random, or each picture in every other epoch (the first time at random)."""
-    randaugment: int = 0
-    """How many random operations (RandAugment, arXiv 1909.13719, with torchvision's list and ranges)."""
-    magnitude: int = 9
-    """Strength of RandAugment: 30 is the end of torchvision's scale; beyond, ranges are extrapolated."""
-    brightness: float = 0.0
-    """Colour jitter: factors from 1 - x to 1 + x."""
-    contrast: float = 0.0
-    """Likewise."""
-    saturation: float = 0.0
-    """Likewise."""
-    hue: float = 0.0
-    """Colour jitter: turn from -x to x, up to half a circle (0.5)."""
-    erasing: float = 0.0
-    """Probability of painting over a random box with the mean colour (arXiv 1708.04896)."""
-    mixup: float = 0.0
-    """Alpha of Mixup (arXiv 1710.09412), up to 1; 0 is off."""
-    cutmix: float = 0.0
-    """Alpha of CutMix (arXiv 1905.04899), up to 1; with Mixup, each picture gets one of the two at random."""
-    fill: int = 0
-    """Level of rims and of what rotation and the like uncover."""
-
-    def __post_init__(self) -> None:
-        self._check_choices(("crop", "flip"))
-        check_whole("padding", self.padding, low=0, high=1024)
-        check_whole("randaugment", self.randaugment, low=0, high=16)
-        check_whole("magnitude", self.magnitude, low=0, high=60)
-        check_whole("fill", self.fill, low=0, high=255)
-        for name in ("brightness", "contrast", "saturation", "erasing", "mixup", "cutmix"):
-            check_number(name, getattr(self, name), low=0, below=math.nextafter(1, 2))
-        check_number("hue", self.hue, low=0, below=math.nextafter(0.5, 1))
-        for name, high in (("scale", 1.0), ("ratio", 100.0)):
-            ends = getattr(self, name)
-            if not isinstance(ends, list | tuple) or len(ends) != 2 or not 0 < ends[0] <= ends[1] <= high:
-                raise UsageError(f"{name.capitalize()} must be two rising numbers above 0, to {high:g}, got {ends!r}.")
-            object.__setattr__(self, name, tuple(ends))
-
-    @property
-    def mixes(self) -> bool:
-        """Whether pictures are mixed in pairs."""
-        return self.mixup > 0 or self.cutmix > 0
 
 
 class Draw(NamedTuple):
@@ -112,8 +52,10 @@ def augment(
         down, right = draw.whole(places, "pad down"), draw.whole(places, "pad right")
         pixels = operations.pad_and_crop(pixels, settings.padding, down, right, settings.fill)
     if settings.flip != "none":
-        mirrored = _is_mirrored(draw, settings)[:, None, None, None]
-        pixels = np.where(mirrored, operations.flip(pixels), pixels)
+        mirrored = _is_mirrored(draw, settings)
+        if mirrored.any():
+            pixels = pixels.copy()
+            pixels[mirrored] = operations.flip(pixels[mirrored])
     for turn in range(settings.randaugment):
         pixels = _random_operation(pixels, draw, turn, settings)
     pixels = _jitter(pixels, draw, settings)

@@ -49,7 +49,8 @@ def open_picture(source: str | Path | bytes, enough: Callable[[int, int], Pair] 
                 if enough is not None:
                     _decode_smaller(image, enough)
                 image.load()
-                return ImageOps.exif_transpose(image)
+                ImageOps.exif_transpose(image, in_place=True)
+                return image
     except Exception as error:  # decoders raise whatever their format's parser raises
         raise DamagedError(f"{name!r} cannot be decoded ({_first_line(error)}).") from None
 

@@ -1,7 +1,7 @@
 """Changes to pictures in memory: uint8 arrays (B, H, W, C) with a strength for each picture.
 
 Each equals torchvision's operation of that name on a Pillow image, to the bit (its own rounding included), and works
-on one photo as on a batch of small pictures. Where all pixels change alike, the batch is one tall Pillow image.
+on one photo as on a batch of small pictures. Where all rows change alike, the batch is one tall Pillow image.
 """
 
 import math
@@ -16,7 +16,9 @@ Pictures = np.ndarray
 
 def flip(pictures: Pictures) -> Pictures:
     """Left becomes right."""
-    return pictures[:, :, ::-1]
+    if pictures.shape[3] not in (1, 3):
+        return pictures[:, :, ::-1]
+    return _tall(pictures, lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
 
 
 def to_grey(pictures: Pictures) -> Pictures:
@@ -167,11 +169,11 @@ def _one_by_one(pictures: Pictures, settings: Any, change: Callable[[Image.Image
     return np.stack(changed).reshape(pictures.shape)
 
 
-def _tall(pictures: Pictures, change: Callable[[Image.Image], Image.Image], mode: str = "RGB") -> Pictures:
-    """Apply what treats every pixel alike to all pictures at once, stacked to one tall image of three channels."""
+def _tall(pictures: Pictures, change: Callable[[Image.Image], Image.Image], mode: str | None = None) -> Pictures:
+    """Apply what treats every row alike to all pictures at once, stacked to one tall image."""
     count, height, width, channels = pictures.shape
     rows = np.ascontiguousarray(pictures).reshape(count * height, width, channels)
-    image = Image.frombytes(mode, (width, count * height), rows.data)
+    image = Image.frombytes(mode or ("L" if channels == 1 else "RGB"), (width, count * height), rows.data)
     return np.array(change(image)).reshape(count, height, width, -1)
 
 

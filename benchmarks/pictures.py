@@ -1,0 +1,249 @@
+"""From picture files to batches: vitrail beside Pillow + torchvision as timm uses them, transformers, and DataLoader.
+
+    .venv/bin/python benchmarks/pictures.py                     (all; about 15 minutes on two cores)
+    .venv/bin/python benchmarks/pictures.py --parts decode loader --rounds 3
+
+Needs `imagenet-val-500` and `deit-ti16` (see tests/conftest.py) and, for the part `memory`, Fashion-MNIST. Every round
+runs each engine once; a figure is the median over rounds, a ratio the median of the rounds' ratios.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from safetensors.torch import load_file
+
+from forward import race, ratio
+from peers import load_peer
+from vitrail import create
+from vitrail.configs.augment import Augment
+from vitrail.data.cache import PictureCache
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+
+SHARED = Path(os.environ.get("VITRAIL_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
+
+
+def timm_transform(**options):
+    return load_peer("timm.data").create_transform(
+        input_size=224, interpolation="bicubic", crop_pct=0.9, mean=IMAGENET_MEAN, std=IMAGENET_STD, **options
+    )
+
+
+def decoders():
+    """Name -> function from a path to a tensor (3, 224, 224)."""
+    transform = timm_transform()
+    processor = load_peer("transformers").ViTImageProcessorPil(
+        size={"height": 224, "width": 224}, image_mean=IMAGENET_MEAN, image_std=IMAGENET_STD, resample=3
+    )
+
+    def with_timm(path):
+        with Image.open(path) as image:
+            return transform(image.convert("RGB"))
+
+    def with_transformers(path):
+        with Image.open(path) as image:
+            return processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+
+    exact, double = Preprocess(), Preprocess(jpeg="double")
+    return {
+        "vitrail": lambda path: exact([path])[0],
+        "vitrail, jpeg=double": lambda path: double([path])[0],
+        "Pillow + torchvision (timm)": with_timm,
+        "transformers": with_transformers,
+    }
+
+
+def camera_photos(photos, folder):
+    """Each photo at 12 megapixels, with a sensor's noise, so that a file has the 3 to 5 MB of a camera's."""
+
+    def make(numbered):
+        number, path = numbered
+        with Image.open(path) as image:
+            large = np.asarray(image.convert("RGB").resize((4000, 3000), Image.Resampling.BICUBIC), np.int16)
+        noise = np.random.default_rng(number).normal(0, 5.5, (3000, 4000, 1)).astype(np.int16)
+        target = folder / f"{number:03d}.jpg"
+        Image.fromarray(np.clip(large + noise, 0, 255).astype(np.uint8)).save(target, quality=90, subsampling="4:2:0")
+        return str(target)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(make, enumerate(photos)))
+
+
+def run_all(function, paths):
+    for path in paths:
+        function(path)
+
+
+def decode(photos, rounds, title):
+    engines = {name: partial(run_all, function, photos) for name, function in decoders().items()}
+    times = race(engines, rounds)
+    sizes = [Path(path).stat().st_size / 1e6 for path in photos]
+    print(f"\n{title}: {len(photos)} files of {np.median(sizes):.2f} MB, one thread\n")
+    print("| engine | images/s | over the fastest peer |\n|---|---|---|")
+    peers = [name for name in times if not name.startswith("vitrail")]
+    best = min(peers, key=lambda name: np.median(times[name]))
+    for name, seconds in times.items():
+        over = f"{ratio(seconds, times[best]):.2f}x" if name not in peers else ""
+        print(f"| {name} | {len(photos) / np.median(seconds):.1f} | {over} |")
+
+
+def accuracy(photos, labels, title):
+    """What the scaled decode does to real predictions."""
+    model = create("ViT-Ti/16").eval()
+    model.load_state_dict(load_file(SHARED / "deit-ti16" / "model.safetensors"))
+    print(f"\nDeiT-Ti/16 on {title}:\n")
+    print("| decode | right | largest mean pixel change of a picture | same answer |\n|---|---|---|---|")
+    answers, tensors = {}, {}
+    for jpeg in ("exact", "double"):
+        loader = Loader(Split("val", photos, labels), Preprocess(jpeg=jpeg), batch=50, shuffle=False)
+        with torch.inference_mode():
+            pixels = [batch.pixels for batch in loader.epoch()]
+            answers[jpeg] = torch.cat([model(loader.preprocess.scale(part)).argmax(1) for part in pixels]).numpy()
+        tensors[jpeg] = torch.cat(pixels).numpy()
+        change = np.abs(tensors[jpeg].astype(int) - tensors["exact"]).mean(axis=(1, 2, 3)).max()
+        same = (answers[jpeg] == answers["exact"]).sum()
+        print(f"| {jpeg} | {(answers[jpeg] == labels).sum()} of {len(labels)} | {change:.2f} | {same} |")
+
+
+class PerSample(torch.utils.data.Dataset):
+    """What a user writes: one picture at a time through a transform."""
+
+    def __init__(self, pictures, labels, transform):
+        self.pictures, self.labels, self.transform = pictures, labels, transform
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        picture = self.pictures[index]
+        if isinstance(picture, str):
+            with Image.open(picture) as image:
+                return self.transform(image.convert("RGB")), self.labels[index]
+        return self.transform(Image.fromarray(picture)), self.labels[index]
+
+
+def drain(loader):
+    return sum(len(labels) for _, labels in loader)
+
+
+def drain_ours(loader, epoch=0):
+    return sum(len(loader.preprocess.scale(batch.pixels)) for batch in loader.epoch(epoch))
+
+
+def loaders(photos, labels, rounds):
+    """One epoch of RandomResizedCrop, flip and normalisation at batch 50."""
+    transform = timm_transform(is_training=True, auto_augment=None, color_jitter=None, hflip=0.5)
+    dataset = PerSample(photos, labels, transform)
+    settings = Augment(crop="resized", flip="random")
+    split = Split("train", photos, labels)
+    with tempfile.TemporaryDirectory() as folder, PictureCache(folder, 10**10) as cache:
+        cached = Loader(split, Preprocess(), batch=50, settings=settings, cache=cache)
+        drain_ours(cached)
+        engines = {
+            f"vitrail, {workers} workers": partial(
+                drain_ours, Loader(split, Preprocess(), batch=50, settings=settings, workers=workers)
+            )
+            for workers in (0, 2)
+        }
+        engines["vitrail, 2 workers, second epoch from the cache"] = partial(drain_ours, cached, 1)
+        for workers in (0, 2):
+            engines[f"DataLoader, {workers} workers"] = partial(
+                drain, torch.utils.data.DataLoader(dataset, 50, shuffle=True, num_workers=workers)
+            )
+        times = race(engines, rounds)
+    report("imagenet-val-500, RandomResizedCrop 224, flip", times, len(photos), "DataLoader, 2 workers")
+
+
+def memory(rounds):
+    """One epoch of Fashion-MNIST's 10,000 test pictures: pad by 2, crop, flip, normalise, batch 128."""
+    data = open_data("fashion-mnist").splits["test"]
+    v1 = load_peer("torchvision.transforms")
+    transform = v1.Compose(
+        [v1.RandomCrop(28, padding=2), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
+    )
+    dataset = PerSample(data.pictures[..., 0], data.labels, transform)
+    eye = Preprocess(resolution=28, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    settings = Augment(crop="pad", padding=2, flip="random")
+    engines = {
+        f"vitrail, {workers} workers": partial(
+            drain_ours, Loader(data, eye, batch=128, settings=settings, workers=workers)
+        )
+        for workers in (0, 1)
+    }
+    for workers in (0, 2):
+        engines[f"DataLoader, {workers} workers"] = partial(
+            drain, torch.utils.data.DataLoader(dataset, 128, shuffle=True, num_workers=workers)
+        )
+    report("Fashion-MNIST in memory, pad and crop, flip", race(engines, rounds), len(data), "DataLoader, 2 workers")
+
+
+def report(title, times, count, reference):
+    print(f"\n{title}, end to end:\n\n| loader | images/s | over {reference} |\n|---|---|---|")
+    for name, seconds in times.items():
+        over = "" if name == reference else f"{ratio(seconds, times[reference]):.2f}x"
+        print(f"| {name} | {count / np.median(seconds):,.0f} | {over} |")
+
+
+def index(rounds):
+    """200,000 empty files in 1,000 folders."""
+    timm_reader = load_peer("timm.data.readers.reader_image_folder")
+    with tempfile.TemporaryDirectory() as folder:
+        for label in range(1000):
+            place = Path(folder, f"class-{label:04d}")
+            place.mkdir()
+            for number in range(200):
+                (place / f"{number}.jpg").touch()
+        engines = {
+            "vitrail": lambda: open_data(folder),
+            "timm": lambda: timm_reader.find_images_and_targets(folder),
+        }
+        times = race(engines, rounds)
+    print("\n200,000 files in 1,000 folders, listed and labelled:\n\n| reader | seconds | |\n|---|---|---|")
+    for name, seconds in times.items():
+        print(f"| {name} | {np.median(seconds):.2f} | {ratio(seconds, times['timm']):.2f}x |")
+
+
+def main():
+    parts = ("decode", "camera", "loader", "memory", "index")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--camera-photos", type=int, default=500, help="how many of the 500 to enlarge for accuracy")
+    chosen = parser.parse_args()
+    data = open_data(SHARED / "imagenet-val-500").first
+    # Folder names are ImageNet's class numbers.
+    labels = np.array([int(Path(path).parent.name) for path in data.pictures])
+    torch.set_num_threads(2)
+    if "decode" in chosen.parts:
+        decode(data.pictures[:200], chosen.rounds, "Photos of ImageNet")
+        accuracy(data.pictures, labels, "the 500 photos as they are")
+    if "camera" in chosen.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            photos = camera_photos(data.pictures[: chosen.camera_photos], Path(folder))
+            print(f"made {len(photos)} camera photos in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+            decode(photos[:12], chosen.rounds, "Camera photos, 4000 x 3000")
+            accuracy(photos, labels[: len(photos)], "the photos at 12 megapixels")
+    if "loader" in chosen.parts:
+        loaders(data.pictures, labels, chosen.rounds)
+    if "memory" in chosen.parts:
+        memory(chosen.rounds)
+    if "index" in chosen.parts:
+        index(chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()
