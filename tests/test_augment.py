@@ -96,6 +96,12 @@ def test_randaugment_has_torchvisions_operations_and_ranges():
         for sign in (1, -1) if signed else (1,):
             changed = apply(image, name, sign * level, torchvision.InterpolationMode.NEAREST, None)
             possible.setdefault(np.asarray(changed).tobytes(), []).append((name, sign, 1 / 14 / (2 if signed else 1)))
+    # Strengths of the whole scale: those are rounded in single precision, and contrast shows a wrong last bit.
+    for magnitude in range(0, 31, 5):
+        strength = 1 + float(torchvision.RandAugment()._augmentation_space(31, (24, 20))["Contrast"][0][magnitude])
+        changed = augment(np.stack([picture] * 200), draw(200), Augment(randaugment=1, magnitude=magnitude), EYE)
+        wanted = apply(image, "Contrast", strength - 1, torchvision.InterpolationMode.NEAREST, None)
+        assert any((one == np.asarray(wanted)).all() for one in changed), magnitude
     many = 4200
     changed = augment(np.stack([picture] * many), draw(many), Augment(randaugment=1), EYE)
     for key, ways in possible.items():
@@ -212,7 +218,17 @@ def test_other_numbers_of_bands_are_cropped_and_flipped():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"crop": "padd"}, {"mixup": 1.5}, {"scale": (0.5, 0.1)}, {"magnitude": 61}, {"hue": 0.6}, {"padding": -1}]
+    "wrong",
+    [
+        {"crop": "padd"},
+        {"mixup": 1.5},
+        {"scale": (0.5, 0.1)},
+        {"magnitude": 61},
+        {"hue": 0.6},
+        {"padding": -1},
+        {"mixup": 1e-5},
+        {"scale": ("a", "b")},
+    ],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(UsageError):

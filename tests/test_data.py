@@ -72,9 +72,30 @@ def test_files_at_any_depth_links_and_what_is_no_picture(tmp_path):
 
 
 def test_classes_called_like_splits(tmp_path):
-    for label in ("test", "val", "other"):
+    for label in ("test", "train", "val", "other"):
         picture(tmp_path / label / "x.png")
-    assert open_data(tmp_path).labels == ("other", "test", "val")
+    assert open_data(tmp_path).labels == ("other", "test", "train", "val")
+
+
+def test_splits_by_their_other_names_and_beside_strangers(tmp_path):
+    for split in ("Train", "valid", "TEST"):
+        for label in "ab":
+            picture(tmp_path / split / label / "x.png")
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "boxes.json").write_text("{}")
+    assert list(open_data(tmp_path).splits) == ["train", "val", "test"]
+    picture(tmp_path / "more" / "x.png")
+    with pytest.raises(UsageError, match="Train beside 'more'"):
+        open_data(tmp_path)
+
+
+def test_a_path_is_never_a_built_in_set(tmp_path, monkeypatch):
+    for label in "ab":
+        picture(tmp_path / "digits" / label / "x.png")
+    monkeypatch.chdir(tmp_path)
+    assert open_data(Path("digits")).labels == ("a", "b")
+    assert open_data("./digits").labels == ("a", "b")
+    assert len(open_data("digits").labels) == 10
 
 
 def test_evaluation_takes_test_then_val_then_everything(tmp_path, folder):
@@ -136,6 +157,15 @@ def test_npz_files(tmp_path):
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "one whole number"),
         ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "must be called images"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, 5]), "classes": np.array(["a"])}, "0 to 0"),
+        (
+            {"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "classes": np.array("a")},
+            "list of names",
+        ),
+        (
+            {"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "classes": np.array(["a", "a"])},
+            "differ",
+        ),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "classes": np.array([b"a"])}, "names"),
         ({"images": np.array([{}, {}]), "labels": np.zeros(2, int)}, "cannot be read as npz"),
     ],
 )
@@ -160,6 +190,39 @@ def test_csv_files(tmp_path):
     )
     data = open_data(path)
     assert {name: split.labels.tolist() for name, split in data.splits.items()} == {"train": [1, 0], "test": [0]}
+
+
+@pytest.mark.parametrize("kind", ["npz", "idx"])
+def test_files_damaged_anywhere_are_one_line_or_still_good(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (20, 6, 6), np.uint8), (np.arange(20) % 3).astype(np.uint8)
+    if kind == "npz":
+        path = data = tmp_path / "x.npz"
+        np.savez_compressed(path, images=images, labels=labels)
+    else:
+        data, path = tmp_path, tmp_path / "train-images-idx3-ubyte.gz"
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+            (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    whole = path.read_bytes()
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged[: rng.integers(1, len(whole))] if rng.random() < 0.3 else damaged)
+        try:
+            open_data(data)
+        except VitrailError as error:
+            refused += "\n" not in str(error)
+    assert refused > 100
+
+
+def test_a_file_that_promises_more_than_the_machine_holds(tmp_path):
+    header = struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**15, 2**15)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(header)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, 1) + b"x")
+    with pytest.raises(DamagedError, match="would fill"):
+        open_data(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +258,7 @@ def test_what_is_no_data_is_refused(tmp_path):
         open_data("fashion-mnst")
     for split in ("train", "val", "validation"):
         picture(tmp_path / "both" / split / "cat" / "x.png")
-    with pytest.raises(UsageError, match="one of val and validation"):
+    with pytest.raises(UsageError, match="must have one val folder"):
         open_data(tmp_path / "both")
 
 

@@ -1,6 +1,7 @@
 """The doctor finds every planted defect, names it, and finds nothing else."""
 
 import json
+import os
 import shutil
 import time
 
@@ -185,3 +186,69 @@ def test_many_files_are_listed_in_seconds(tmp_path):
     began = time.perf_counter()
     assert len(open_data(tmp_path).first) == 20_000
     assert time.perf_counter() - began < 10
+
+
+def test_what_training_would_refuse_or_lose(healthy, tmp_path):
+    (healthy / "train/dog/notes.heic").write_bytes(b"x")
+    (healthy / "train/dog/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    found = kinds(healthy)
+    assert set(found) == {"ignored-file", "unreadable"}
+    assert found["unreadable"].files == (str(healthy / "train/dog/gone.jpg"),)
+    assert found["ignored-file"].files == (str(healthy / "train/dog/notes.heic"),)
+    for index in range(3):
+        photo(tmp_path / "one" / "cat" / f"{index}.jpg", index)
+    assert set(kinds(tmp_path / "one")) == {"single-class"}
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "x.npz", images=rng.integers(0, 256, (9, 8, 8), np.uint8), labels=np.arange(9) % 2,
+        classes=np.array(["a", "b", "c"]),
+    )  # fmt: skip
+    assert set(kinds(tmp_path / "x.npz")) == {"empty-class"}
+
+
+def test_copies_where_splits_are_still_to_be_drawn(tmp_path):
+    for label in "ab":
+        for index in range(4):
+            photo(tmp_path / label / f"{index}.png", 10 * ord(label) + index, size=(30, 30))
+    with Image.open(tmp_path / "a/1.png") as image:  # the same pixels in another file
+        image.save(tmp_path / "a/again.png", compress_level=1)
+    shutil.copy(tmp_path / "a/2.png", tmp_path / "b/2-too.png")
+    found = kinds(tmp_path)
+    assert set(found) == {"duplicate", "conflicting-labels"}
+    assert len(found["duplicate"].files) == len(found["conflicting-labels"].files) == 2
+
+
+def test_pictures_that_look_alike_by_nature_are_one_finding(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 20)):
+        for index in range(count):
+            disc = Image.new("L", (80, 80), 255)
+            place = 30 + rng.integers(0, 5, 2)
+            disc.paste(0, (int(place[0]), int(place[1]), int(place[0]) + 20, int(place[1]) + 20))
+            path = tmp_path / split / "ab"[index % 2] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noisy = np.asarray(disc).astype(int) + rng.integers(-6, 7, (80, 80))
+            Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(path)
+    (finding,) = examine(open_data(tmp_path))
+    assert finding.kind == "near-duplicate"
+    assert "nature of the data" in finding.message
+
+
+def test_a_pipe_among_the_pictures_is_named_and_not_read(tmp_path):
+    os.mkfifo(tmp_path / "p.jpg")
+    for index in range(4):
+        photo(tmp_path / f"{index}.png", index)
+    (tmp_path / "x.csv").write_text("p.jpg,a\n0.png,a\n1.png,a\n2.png,b\n3.png,b\n")
+    (finding,) = examine(open_data(tmp_path / "x.csv"))
+    assert (finding.kind, finding.files) == ("unreadable", (str(tmp_path / "p.jpg"),))
+
+
+def test_long_and_strange_names_are_shown_whole(tmp_path):
+    deep = tmp_path / ("a-folder-with-a-long-name-" * 5) / ("and-another-" * 10)
+    for label in ("cat", "<b>\nx"):
+        for index in range(2):
+            photo(deep / label / f"{index}.jpg", 100 + index + ord(label[0]))
+    (deep / "cat" / "broken-and-rather-long-file-name.jpg").write_bytes(b"")
+    done = run("doctor", deep)
+    assert done.returncode == 1
+    assert "cat/broken-and-rather-long-file-name.jpg" in done.stdout

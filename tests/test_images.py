@@ -85,8 +85,25 @@ def test_cmyk_palette_and_others_equal_pillows_conversion():
     assert np.array_equal(np.asarray(to_channels(cmyk, 3, WHITE)), np.asarray(cmyk.convert("RGB")))
     for mode in ("1", "L", "P", "YCbCr", "HSV", "LAB", "CMYK", "RGBX"):
         for channels in (1, 3):
-            image = rgb.convert("RGB").convert(mode) if mode != "LAB" else _lab(rgb)
-            assert np.asarray(to_channels(image, channels, WHITE)).shape[:2] == (8, 8)
+            image = rgb.convert(mode) if mode != "LAB" else _lab(rgb)
+            wanted = image.convert("RGB").convert("L" if channels == 1 else "RGB")
+            np.testing.assert_array_equal(np.asarray(to_channels(image, channels, WHITE)), np.asarray(wanted))
+
+
+def test_sixteen_bits_are_scaled_whatever_a_picture_holds():
+    for level in (255, 256, 65_535):  # a dark frame of a 16-bit set is dark
+        pgm = b"P5 4 4 65535\n" + np.full(16, level, ">u2").tobytes()
+        assert np.asarray(to_channels(open_picture(pgm), 1, WHITE))[0, 0] == round(level / 257)
+    for largest in (1.0, 1.01):
+        shares = Image.fromarray(np.array([[0.5, largest]], np.float32))
+        assert np.asarray(to_channels(shares, 1, WHITE)).tolist() == [[128, 255]]
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG"])
+def test_damaged_exif_does_not_spoil_a_good_picture(form):
+    rgb = Image.fromarray(noise(8, 8))
+    whole = encoded(rgb, format=form, lossless=True, exif=b"Exif\0\0garbage-and-more")
+    assert open_picture(whole).size == (8, 8)
 
 
 def _lab(rgb):

@@ -1,7 +1,13 @@
 """The loader: each sample once, the same order and pixels for any workers and ranks, and damage by policy."""
 
 import itertools
+import os
+import resource
+import signal
+import subprocess
+import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -83,7 +89,10 @@ def test_every_sample_exactly_once_for_any_batch_and_ranks(count, batch, ranks, 
 
 @given(count=st.integers(0, 300), ranks=st.integers(1, 9))
 def test_ranks_take_whole_pairs_evenly(count, ranks):
-    shares = [rank_share(count, rank, ranks) for rank in range(ranks)]
+    sizes = [len(range(count)[rank_share(count, rank, ranks)]) for rank in range(ranks)]
+    assert sum(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
+    shares = [rank_share(count, rank, ranks, unit=2) for rank in range(ranks)]
     assert shares[0].start == 0
     assert shares[-1].stop == count
     assert all(left.stop == right.start for left, right in itertools.pairwise(shares))
@@ -189,11 +198,36 @@ def test_grey_pictures_for_a_model_of_colours():
 def test_impossible_loaders_are_refused():
     with pytest.raises(UsageError, match="must have pictures"):
         Loader(Split("val", [], np.zeros(0, int)), EYE, batch=1)
+    five = Preprocess(mean=(0.5,) * 5, std=(0.5,) * 5)
+    for settings in (Augment(randaugment=1), Augment(contrast=0.1), Augment(saturation=0.1), Augment(hue=0.1)):
+        with pytest.raises(UsageError, match="1 or 3 channels"):
+            Loader(in_memory(4, channels=5), five, batch=2, settings=settings)
     with pytest.raises(UsageError, match="1 or 3 channels"):
-        Loader(
-            in_memory(4, channels=5), Preprocess(mean=(0.5,) * 5, std=(0.5,) * 5), batch=2,
-            settings=Augment(randaugment=1),
-        )  # fmt: skip
+        Loader(Split("train", ["x.png"], np.zeros(1, int)), five, batch=2)
+    for wrong in ({"rank": 2, "ranks": 2}, {"rank": -1}, {"ranks": 0}, {"on_damage": "ignore"}, {"seed": -1}):
+        with pytest.raises(UsageError):
+            Loader(in_memory(4), EYE, batch=2, **wrong)
+    with pytest.raises(UsageError, match="Start"):
+        next(Loader(in_memory(4), EYE, batch=2).epoch(0, start=3))
+
+
+def test_an_epoch_without_one_readable_picture_is_an_error(tmp_path):
+    split = Split("train", [str(tmp_path / f"{index}.png") for index in range(4)], np.zeros(4, int))
+    with pytest.raises(DamagedError, match="No picture of train"):
+        run(Loader(split, EYE, batch=2, on_damage="skip"))
+
+
+def test_threads_leave_warnings_as_they_were(files):
+    before = list(warnings.filters)
+    for _ in range(3):
+        run(Loader(files, EYE, batch=4, workers=4))
+    assert warnings.filters == before
+
+
+def test_a_rank_without_samples_has_an_empty_batch():
+    loader = Loader(in_memory(4), EYE, batch=4, settings=SETTINGS, rank=0, ranks=3)
+    ((indices, images, *_),) = run(loader)
+    assert (len(indices), images.shape) == (0, (0, 3, 24, 24))
 
 
 def test_the_cache_gives_the_same_pixels_and_does_not_decode_again(files, tmp_path, monkeypatch):
@@ -236,6 +270,68 @@ def test_the_cache_notices_changed_files_and_damage(tmp_path):
     (folder / "index").write_bytes((folder / "index").read_bytes() + b"half an entry")
     Image.new("RGB", (9, 9), "lime").save(path)
     assert [read(), read()] == [([0, 255, 0], False), ([0, 255, 0], True)]
+
+
+def test_the_cache_follows_a_file_that_changes_under_it(tmp_path):
+    path = tmp_path / "x.png"
+    with PictureCache(tmp_path / "cache", 10**6) as cache:
+        for colour, level in (("red", [255, 0, 0]), ("blue", [0, 0, 255]), ("red", [255, 0, 0])):
+            Image.new("RGB", (9, 9), colour).save(path)
+            os.utime(path, ns=(0, cache.hits + cache.misses))
+            assert np.asarray(cache.read(str(path), EYE))[0, 0].tolist() == level
+        assert (cache.hits, cache.misses) == (1, 2)
+        size = (tmp_path / "cache" / "pixels").stat().st_size
+        assert size == 2 * 9 * 9 * 3
+
+
+def test_damaged_entries_are_stored_once_more_and_not_again_and_again(tmp_path):
+    path = tmp_path / "x.png"
+    Image.new("RGB", (9, 9), "red").save(path)
+    with PictureCache(tmp_path / "cache", 10**6) as cache:
+        cache.read(str(path), EYE)
+    content = bytearray((tmp_path / "cache" / "pixels").read_bytes())
+    content[7] ^= 1
+    (tmp_path / "cache" / "pixels").write_bytes(content)
+    with PictureCache(tmp_path / "cache", 10**6) as cache:
+        for _ in range(5):
+            cache.read(str(path), EYE)
+        assert (cache.hits, cache.misses) == (4, 1)
+
+
+def test_processes_share_a_cache_without_storing_twice(files, tmp_path):
+    script = (
+        "import sys\nfrom vitrail.data.cache import PictureCache\nfrom vitrail.images.preprocess import Preprocess\n"
+        "with PictureCache(sys.argv[1], 10**8) as cache:\n"
+        "    for path in sys.argv[2:]:\n        cache.read(path, Preprocess(resolution=(24, 24)))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), *files.pictures]
+    running = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    with PictureCache(tmp_path, 10**8) as cache:
+        needed = 0
+        for path in files.pictures:
+            pixels = np.asarray(cache.read(path, EYE))
+            np.testing.assert_array_equal(pixels, np.atleast_3d(np.asarray(EYE.read(path))))
+            needed += pixels.nbytes
+        assert cache.misses == 0
+    assert (tmp_path / "pixels").stat().st_size == needed
+
+
+def test_a_full_disk_only_costs_the_cache(files, tmp_path):
+    """A limit on the size of files stands for the disk."""
+    expected = run(Loader(files, EYE, batch=8))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        with PictureCache(tmp_path, 10**8) as cache:
+            loader = Loader(files, EYE, batch=8, cache=cache)
+            same(run(loader), expected)
+            same(run(loader), expected)
+            assert 0 < cache.hits < 37
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_the_cache_stays_within_its_limit(files, tmp_path):

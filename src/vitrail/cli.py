@@ -6,12 +6,13 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 from tyro.conf import arg
@@ -29,6 +30,7 @@ Errors are one line; add --debug for the traceback. --version prints the version
 Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 
+BundlePath = Annotated[str, tyro.conf.Positional, arg(metavar="BUNDLE", help="A folder that train or save wrote.")]
 Data = Annotated[
     str,
     tyro.conf.Positional,
@@ -95,13 +97,140 @@ def doctor(
     else:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
         _print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
-        rows = [[one.severity, one.kind, one.message, *_shorten(one.files)] for one in findings]
-        if rows:
-            sys.stdout.write("\n")
-            _print_table(("severity", "kind", "what", "files"), rows)
-        else:
+        for finding in findings:
+            files = [os.path.relpath(file, dataset.root) if dataset.root else file for file in finding.files]
+            rest = [f"... and {len(files) - 10:,} more (all with --json)"] if len(files) > 10 else []
+            lines = [f"{finding.severity}  {finding.kind}: {finding.message}", *files[:10], *rest]
+            sys.stdout.write("\n" + "\n    ".join(_printable(line) for line in lines) + "\n")
+        if not findings:
             sys.stdout.write("\nnothing to complain about\n")
     if any(finding.severity == "error" for finding in findings):
+        sys.exit(1)
+
+
+def train(
+    data: Data,
+    *,
+    model: Annotated[str, arg(metavar="NAME", help="A name of `vitrail models`.")],
+    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
+    recipe: Annotated[str, arg(metavar="R", help="A recipe of the package, or a .toml file.")] = "small",
+    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training picture.")] = None,
+    steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None,
+    minutes: Annotated[
+        float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")
+    ] = None,
+    seed: Annotated[int, arg(metavar="S", help="Same seed, machine and threads: same weights.")] = 0,
+    objective: Annotated[
+        Literal["classify", "masked", "next-pixel"] | None,
+        arg(help="Classes; the paper's masked patches (ViT); the next pixel (iGPT)."),
+    ] = None,
+    set: Annotated[
+        tuple[str, ...],
+        arg(metavar="KEY=VALUE", help="Any setting of the recipe: batch=64 augment.mixup=0.2 model.dropout=0.1 ..."),
+    ] = (),
+    resume: Annotated[
+        Literal["auto"] | None, arg(help="Go on from the newest whole checkpoint of RUN, or begin if there is none.")
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False,
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None,
+    device: Annotated[str, arg(metavar="D", help="cpu, cuda, ...; auto takes a GPU if there is one.")] = "auto",
+    amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False,
+    compile: Annotated[bool, arg(help="Compile the model first.")] = False,
+    cache: Annotated[
+        Path | None, arg(metavar="DIR", help="Keep decoded pictures there: later epochs need no JPEG work.")
+    ] = None,
+    cache_gigabytes: Annotated[float, arg(metavar="N", help="How large the cache may grow.")] = 10.0,
+    checkpoint_seconds: Annotated[
+        float, arg(metavar="N", help="A checkpoint after so many seconds, or at an epoch's end if that comes first.")
+    ] = 30.0,
+    keep: Annotated[int, arg(metavar="N", help="Checkpoints that stay, besides the best.")] = 2,
+) -> None:
+    """Train a model on your pictures. Kill it whenever you like: --resume auto ends with the same bits.
+
+    Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
+    """
+    from vitrail.configs.recipe import change_recipe, find_recipe
+    from vitrail.training.loop import Options
+    from vitrail.training.run import train as run
+
+    chosen = change_recipe(find_recipe(recipe), set)
+    if objective is not None:
+        chosen = chosen.replace(objective=objective)
+    options = Options(
+        seed=seed, workers=workers, threads=threads, device=device, amp=amp, compile=compile,
+        cache=None if cache is None else str(cache), cache_gigabytes=cache_gigabytes,
+        checkpoint_seconds=checkpoint_seconds, keep=keep,
+    )  # fmt: skip
+    zoo.find(model)
+    run(
+        data, model, output, chosen.with_length(epochs=epochs, steps=steps, minutes=minutes), options,
+        resumes=resume == "auto", force=force, command=shlex.join(["vitrail", *sys.argv[1:]]),
+    )  # fmt: skip
+
+
+def evaluate(
+    bundle: BundlePath,
+    data: Data,
+    *,
+    split: Annotated[str | None, arg(metavar="S", help="train, val or test; else test, val or everything.")] = None,
+    protocol: Annotated[Literal["classify"], arg(help="Classify: the bundle's own answers.")] = "classify",
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    json: Json = False,
+) -> None:
+    """How good a bundle is on data: accuracy with its interval, top 5, calibration, each class, confusion."""
+    from vitrail.evaluation.protocols import classify
+    from vitrail.weights.bundle import load
+
+    scores = classify(load(bundle), data, split, workers=workers)
+    if json:
+        return _print_json(scores)
+    low, high = scores["accuracy_interval"]
+    rows = [
+        [
+            "data",
+            f"{data} ({scores['split']}, {scores['count']:,} pictures; classes matched {scores['labels_matched']})",
+        ],
+        ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
+        ["top 5", f"{scores['top5']:.2%}"],
+        ["calibration error", f"{scores['ece']:.3f}"],
+    ]
+    _print_table(None, rows)
+    sys.stdout.write("\n")
+    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
+    rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
+    return _print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+
+
+def predict(
+    bundle: BundlePath,
+    files: Annotated[
+        tuple[str, ...], tyro.conf.Positional, arg(metavar="FILE|DIR", help="Pictures, or folders of them.")
+    ],
+    *,
+    top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each picture.")] = 5,
+    engine: Annotated[Literal["torch", "auto"], arg(help="What computes.")] = "torch",
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    json: Annotated[bool, arg(help="Print a JSON line for each picture instead of a table.")] = False,
+) -> None:
+    """Name what is on pictures. A file that cannot be read is named, the others are answered; then exit code 1."""
+    from vitrail.classifier import Classifier
+
+    rows, is_damaged = [], False
+    for answer in Classifier(bundle).stream(files, top_k=top_k, workers=workers):
+        is_damaged |= "error" in answer
+        if json:
+            _print_json(answer)
+            sys.stdout.flush()
+        elif "error" in answer:
+            rows.append([answer["file"], f"error: {answer['error']}", ""])
+        else:
+            best, *others = answer["predictions"]
+            rest = ", ".join(f"{one['label']} {one['score']:.3f}" for one in others)
+            rows.append([answer["file"], f"{best['label']} {best['score']:.3f}", rest])
+    if not json:
+        _print_table(("file", "answer", "then"), rows)
+    if is_damaged:
         sys.exit(1)
 
 
@@ -118,7 +247,10 @@ def demo(
     run(output, epochs=epochs, seed=seed, force=force)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"models": models, "info": info, "doctor": doctor, "demo": demo}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "models": models, "info": info, "doctor": doctor, "train": train,
+    "evaluate": evaluate, "predict": predict, "demo": demo,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -245,9 +377,9 @@ def _print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     sys.stdout.write(captured.get())
 
 
-def _shorten(files: Sequence[str], most: int = 4) -> list[str]:
-    rest = len(files) - most
-    return [" ".join(files[:most]) + (f" and {rest:,} more" if rest > 0 else "")]
+def _printable(text: str) -> str:
+    """Names of files may hold line breaks and worse."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _cell(key: str, value: Any) -> str:

@@ -84,6 +84,12 @@ def check_number(name: str, value: object, *, low: float, below: float) -> None:
         raise UsageError(f"{spoken(name)} must be a number of at least {low:g} and below {below:g}, got {value!r}.")
 
 
+def check_share(name: str, value: object, high: float) -> None:
+    """`value` is a number from 0 to `high`, both included."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
+        raise UsageError(f"{spoken(name)} must be a number from 0 to {high:g}, got {value!r}.")
+
+
 def jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has lists where Python has tuples."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}

@@ -1,11 +1,10 @@
 """What training may do to a picture, in numbers; `images.augment` does it."""
 
 import dataclasses
-import math
 from typing import ClassVar, Literal
 
 from vitrail.errors import UsageError
-from vitrail.settings import Settings, check_number, check_whole
+from vitrail.settings import Settings, check_share, check_whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,12 +50,18 @@ class Augment(Settings):
         check_whole("randaugment", self.randaugment, low=0, high=16)
         check_whole("magnitude", self.magnitude, low=0, high=60)
         check_whole("fill", self.fill, low=0, high=255)
-        for name in ("brightness", "contrast", "saturation", "erasing", "mixup", "cutmix"):
-            check_number(name, getattr(self, name), low=0, below=math.nextafter(1, 2))
-        check_number("hue", self.hue, low=0, below=math.nextafter(0.5, 1))
+        for name, high in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5), ("erasing", 1)):
+            check_share(name, getattr(self, name), high)
+        for name in ("mixup", "cutmix"):
+            check_share(name, getattr(self, name), 1)
+            if 0 < getattr(self, name) < 0.01:
+                raise UsageError(f"{name.capitalize()} must be 0 or from 0.01 to 1, got {getattr(self, name)!r}.")
         for name, high in (("scale", 1.0), ("ratio", 100.0)):
             ends = getattr(self, name)
-            if not isinstance(ends, list | tuple) or len(ends) != 2 or not 0 < ends[0] <= ends[1] <= high:
+            is_pair = (
+                isinstance(ends, list | tuple) and len(ends) == 2 and all(isinstance(e, int | float) for e in ends)
+            )
+            if not is_pair or not 0 < ends[0] <= ends[1] <= high:
                 raise UsageError(f"{name.capitalize()} must be two rising numbers above 0, to {high:g}, got {ends!r}.")
             object.__setattr__(self, name, tuple(ends))
 

@@ -60,6 +60,8 @@ class ViTConfig(PatchedConfig):
     """Initial value of a learned scale per feature on each residual branch (CaiT); none leaves it out."""
     dropout: float = 0.0
     """Probability of zeroing a feature after embedding, attention and each MLP layer, in training."""
+    token_drop: float = 0.0
+    """Share of patch tokens left out at random in training (PatchDropout), where position enters once."""
     drop_path: float = 0.0
     """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
 
@@ -80,6 +82,9 @@ class ViTConfig(PatchedConfig):
         check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
         check_number("dropout", self.dropout, low=0, below=1)
         check_number("drop_path", self.drop_path, low=0, below=1)
+        check_number("token_drop", self.token_drop, low=0, below=1)
+        if self.token_drop and (self.placement != "once" or self.attention != "global"):
+            raise UsageError("Token drop must be 0 unless position enters once and attention is global.")
         if self.layer_scale is not None:
             check_number("layer_scale", self.layer_scale, low=0, below=1e6)
         if self.attention_span is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail import chance
 from vitrail.data.dataset import SPLITS, Dataset, Split
 from vitrail.errors import DamagedError, UsageError
 
@@ -57,8 +58,10 @@ def read_npz(path: Path) -> Dataset:
         _refuse_more_than_memory(size, path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise DamagedError(f"{str(path)!r} cannot be read as npz ({str(error).splitlines()[0]}).") from None
+    except DamagedError:
+        raise
+    except Exception as error:  # a damaged archive raises what its parsers raise
+        raise DamagedError(f"{str(path)!r} cannot be read as npz ({_reason(error)}).") from None
     return _from_arrays(arrays, str(path))
 
 
@@ -91,8 +94,7 @@ def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
         split: Split(split, pictures, index)
         for (split, (pictures, _)), index in zip(pairs.items(), indices, strict=True)
     }
-    folders = {split: tuple(table[i] for i in np.unique(part.labels)) for split, part in splits.items()}
-    return Dataset(name, table, splits, folders)
+    return Dataset(name, table, splits)
 
 
 def _as_pictures(images: np.ndarray, key: str, name: str) -> np.ndarray:
@@ -108,9 +110,14 @@ def _class_table(
     labels: list[np.ndarray], classes: np.ndarray | None, name: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """Names sorted (numbers by value), and every label as an index into them."""
+    labels = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in labels]
+    if len({part.dtype.kind for part in labels}) > 1:
+        raise DamagedError(f"{name!r} has labels that are numbers in one split and names in another.")
     together = np.concatenate(labels)
     if classes is not None:
-        names = [str(word) for word in classes]
+        names = classes.tolist() if classes.ndim == 1 and classes.dtype.kind == "U" else []
+        if not names or len(set(names)) < len(names):
+            raise DamagedError(f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.")
         if together.dtype.kind == "U" or together.min() < 0 or together.max() >= len(names):
             raise DamagedError(f"Labels must be numbers from 0 to {len(names) - 1}, as classes has names, in {name!r}.")
         order = sorted(range(len(names)), key=names.__getitem__)
@@ -133,9 +140,15 @@ def _read_idx(path: Path) -> np.ndarray:
             if len(levels) != size or file.read(1):
                 relation = "fewer" if len(levels) < size else "more"
                 raise ValueError(f"its header promises {size:,} bytes of pixels or labels, it has {relation}")
-    except (OSError, ValueError, EOFError, struct.error) as error:
-        raise DamagedError(f"{str(path)!r} cannot be read ({error}).") from None
+    except DamagedError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"{str(path)!r} cannot be read ({_reason(error)}).") from None
     return np.frombuffer(levels, np.uint8).reshape(shape)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _refuse_more_than_memory(size: int, path: Path) -> None:
@@ -149,7 +162,7 @@ def _digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8 pixels (see NOTICE); a fifth, 36 of each class, is the test split."""
     with resources.files("vitrail.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)
-    order = np.random.default_rng(0).permutation(len(labels))
+    order = chance.permutation(len(labels), 0, draw="digits")
     test = np.sort(np.concatenate([order[labels[order] == digit][:36] for digit in range(10)]))
     table = tuple("0123456789")
     everything = Split("all", images, labels)
@@ -157,7 +170,7 @@ def _digits() -> Dataset:
         "train": everything.take(np.setdiff1d(np.arange(len(labels)), test), "train"),
         "test": everything.take(test, "test"),
     }
-    return Dataset("digits", table, splits, dict.fromkeys(splits, table), licence="cc-by-4.0")
+    return Dataset("digits", table, splits, licence="cc-by-4.0")
 
 
 def _fashion_mnist() -> Dataset:
@@ -174,7 +187,7 @@ def _fashion_mnist() -> Dataset:
             splits = {
                 name: dataclasses.replace(split, labels=rank[split.labels]) for name, split in data.splits.items()
             }
-            return Dataset("fashion-mnist", table, splits, dict.fromkeys(splits, table), licence="mit")
+            return Dataset("fashion-mnist", table, splits, licence="mit")
     raise UsageError(
         "Data 'fashion-mnist' must be installed first: on Debian `apt install dataset-fashion-mnist`; elsewhere put its"
         " four idx files into a folder fashion-mnist and set VITRAIL_DATA to the folder above."

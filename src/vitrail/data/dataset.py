@@ -52,8 +52,8 @@ class Dataset:
     labels: tuple[str, ...]
     """Names of the classes of all splits, sorted."""
     splits: dict[str, Split]
-    folders: dict[str, tuple[str, ...]]
-    """Classes that each split lists, though it may have no picture of them."""
+    folders: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    """The folder of each class in each split, also of those without a picture."""
     root: str = ""
     """Folder of the picture files."""
     licence: str = "unknown"
@@ -65,9 +65,9 @@ class Dataset:
         return next(iter(self.splits.values()))
 
     def for_training(self, *, holdout: float, seed: int) -> tuple[Split, Split | None]:
-        """Pictures to train on, and others to choose by: `val`, or else a share held out, equal in every class."""
+        """Pictures to train on, and others to choose by: `val`, or else a share held out of every class."""
         check_number("holdout", holdout, low=0, below=1)
-        training = self.splits.get("train") or self.splits.get("all")
+        training = self.splits.get("train", self.splits.get("all"))
         if training is None:
             raise UsageError(f"Data to train on must have a train split, got only {', '.join(self.splits)}.")
         self._check_classes(training)
@@ -87,7 +87,7 @@ class Dataset:
                 known = ", ".join(self.splits)
                 raise UsageError(f"Split must be one of {known}, got {split!r}.{did_you_mean(split, self.splits)}")
             return self.splits[split]
-        return self.splits.get("test") or self.splits.get("val") or self.first
+        return next((self.splits[name] for name in ("test", "val") if name in self.splits), self.first)
 
     def fingerprint(self) -> str:
         """Changes when names, sizes or labels of pictures change (for pictures in memory: any pixel)."""
@@ -103,13 +103,17 @@ class Dataset:
                 digest.update(f"{os.path.relpath(path, self.root)}\0{size}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
+    def missing(self, split: Split) -> list[str]:
+        """Classes that the split has no picture of."""
+        counts = np.bincount(split.labels, minlength=len(self.labels))
+        return [self.labels[index] for index in np.flatnonzero(counts == 0)]
+
     def _check_classes(self, training: Split) -> None:
         if len(self.labels) < 2:
             raise UsageError(
                 f"Data to train on must have at least 2 classes, got {list(self.labels)} in {self.name!r}."
             )
-        counts = np.bincount(training.labels, minlength=len(self.labels))
-        if missing := [self.labels[index] for index in np.flatnonzero(counts == 0)]:
+        if missing := self.missing(training):
             named = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise DamagedError(
                 f"{self.name!r} has no training picture of class {named}. `vitrail doctor {self.name}` says more."
@@ -117,7 +121,7 @@ class Dataset:
 
 
 def draw_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """True for the samples held out: the share of each class, rounded, but never a class's only one."""
+    """True for the samples held out: the share of each class, rounded but at least one, and never all of it."""
     held_out = np.zeros(len(labels), bool)
     keys = chance.bits(seed, np.arange(len(labels)), draw="held out")
     for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):

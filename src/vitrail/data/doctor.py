@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import itertools
+import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import SUFFIXES
 from vitrail.errors import VitrailError
-from vitrail.images.decode import identify, open_picture, to_channels
+from vitrail.images.decode import identify, open_picture, read_file, to_channels
 
 IMBALANCE = 10  # the largest class over the smallest, from which a warning is due
 _SAME_SIZE = 0.9  # share of pictures of one size from which other sizes are remarkable
@@ -48,6 +49,7 @@ class _Seen:
 
     name: str
     split: str
+    label: int
     digest: bytes
     format: str
     mode: str
@@ -57,14 +59,14 @@ class _Seen:
 
 def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
     """Every finding, errors first."""
-    findings = [*_classes(dataset)]
+    findings = [*_classes(dataset), *_strangers(dataset)]
     seen: list[_Seen] = []
     for split in dataset.splits.values():
         if (pixels := split.in_memory) is not None:
             seen += _look_at_memory(split, pixels)
         else:
             with ThreadPoolExecutor(workers) as pool:
-                results = list(pool.map(_look, split.pictures, itertools.repeat(split.name)))
+                results = list(pool.map(_look, split.pictures, itertools.repeat(split.name), split.labels.tolist()))
             seen += [result for result in results if isinstance(result, _Seen)]
             findings += [result for result in results if isinstance(result, Finding)]
     findings += [*_duplicates(seen), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
@@ -73,22 +75,22 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
 
 def _classes(dataset: Dataset) -> Iterator[Finding]:
     counts = {name: np.bincount(split.labels, minlength=len(dataset.labels)) for name, split in dataset.splits.items()}
-    none = np.zeros(len(dataset.labels), int)
     reported = set()
+    if len(dataset.labels) < 2:
+        yield Finding("single-class", "error", (), f"there is only one class, {dataset.labels[0]!r}")
     for split, listed in dataset.folders.items():
-        for index in (dataset.labels.index(label) for label in listed):
-            label = dataset.labels[index]
-            if counts.get(split, none)[index] == 0:
+        missing = dataset.missing(dataset.splits[split]) if split in dataset.splits else dataset.labels
+        for label, folder in listed.items():
+            if label in missing:
                 reported.add(label)
-                where = str(Path(dataset.root, *([] if split == "all" else [split]), label))
-                yield Finding("empty-class", "error", (where,), f"class {label!r} has no picture in {split}")
+                yield Finding("empty-class", "error", (folder,), f"class {label!r} has no picture in {split}")
     for index, label in enumerate(dataset.labels):
         present = [split for split in counts if counts[split][index]]
         absent = [split for split in counts if not counts[split][index]]
-        if present and absent and label not in reported:
+        if absent and label not in reported:
             reported.add(label)
-            message = f"class {label!r} is in {' and '.join(present)} but not in {' and '.join(absent)}"
-            yield Finding("label-mismatch", "error", (), message)
+            where = f"is in {' and '.join(present)} but not in {' and '.join(absent)}" if present else "has no picture"
+            yield Finding("label-mismatch" if present else "empty-class", "error", (), f"class {label!r} {where}")
     name = "train" if "train" in counts else next(iter(counts))
     training = {label: int(count) for label, count in zip(dataset.labels, counts[name], strict=True)}
     for label, count in training.items():
@@ -102,23 +104,49 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
         yield Finding("imbalance", "warning", (), message)
 
 
-def _look(path: str, split: str) -> _Seen | Finding:
+def _strangers(dataset: Dataset) -> Iterator[Finding]:
+    """Files among the pictures that are none by their name: training will not see them."""
+    folders = [folder for listed in dataset.folders.values() for folder in listed.values()]
+    known = {path for split in dataset.splits.values() if split.in_memory is None for path in split.pictures}
+    ignored = [
+        os.path.join(place, name)  # noqa: PTH118
+        for folder in folders
+        for place, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".") and name.lower() not in ("thumbs.db", "desktop.ini")
+    ]
+    if strangers := tuple(sorted(path for path in ignored if path not in known)):
+        are = "file is" if len(strangers) == 1 else "files are"
+        yield Finding("ignored-file", "warning", strangers, f"{len(strangers):,} {are} no picture by its ending")
+
+
+def _look(path: str, split: str, label: int) -> _Seen | Finding:
     try:
-        form, mode, size = identify(path)
+        content = read_file(path)
+        form, mode, size = identify(content, name=path)
         # A JPEG is decoded small: all of the file is read, so that a cut shows, but fewer pixels are computed.
-        image = to_channels(open_picture(path, lambda *_: (2 * _THUMBNAIL, 2 * _THUMBNAIL)), 1, (255, 255, 255))
-        digest = hashlib.sha256(Path(path).read_bytes()).digest()
+        whole = open_picture(content, lambda *_: (2 * _THUMBNAIL, 2 * _THUMBNAIL), name=path)
+        image = to_channels(whole, 1, (255, 255, 255))
+        is_large = min(size) >= _LOOKED_AT
+        digest = hashlib.sha256(content if is_large else f"{whole.mode} {whole.size}".encode() + whole.tobytes())
     except VitrailError as error:
-        return Finding("unreadable", "error", (path,), str(error))
+        return Finding("unreadable", "error", (path,), _cause(str(error)))
     except (OSError, ValueError) as error:
-        return Finding("unreadable", "error", (path,), f"{path!r} cannot be read ({error})")
-    return _Seen(path, split, digest, form, mode, size, _thumbnail(image) if min(size) >= _LOOKED_AT else None)
+        return Finding("unreadable", "error", (path,), f"cannot be converted ({error})")
+    return _Seen(path, split, label, digest.digest(), form, mode, size, _thumbnail(image) if is_large else None)
+
+
+def _cause(message: str) -> str:
+    """What is wrong, without the name of the file, which stands beside it."""
+    found = re.search(r"cannot be (?:decoded|read) .*", message)
+    return found[0].rstrip(".") if found else "is missing or no file"
 
 
 def _look_at_memory(split: Split, pixels: np.ndarray) -> Iterator[_Seen]:
     for index, picture in enumerate(pixels):
         digest = hashlib.sha256(np.ascontiguousarray(picture).data).digest()
-        yield _Seen(split.call(index), split.name, digest, "", "", picture.shape[1::-1], None)
+        label = int(split.labels[index])
+        yield _Seen(split.call(index), split.name, label, digest, "", "", picture.shape[1::-1], None)
 
 
 def _thumbnail(image: Image.Image) -> np.ndarray:
@@ -126,51 +154,81 @@ def _thumbnail(image: Image.Image) -> np.ndarray:
 
 
 def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """The same picture in two splits: the score of one is then no proof."""
+    """The same picture in two splits (the score of one is then no proof), or twice where splits are still to be drawn;
+    and the same picture in two classes."""
     groups = defaultdict(list)
     for one in seen:
         groups[one.digest].append(one)
     copied = set()
     for group in groups.values():
         splits = list(dict.fromkeys(one.split for one in group))
-        if len(splits) > 1:
-            names = tuple(one.name for one in group)
-            copied |= set(names)
-            yield Finding("duplicate", "warning", names, f"the same file in {' and '.join(splits)}")
-    looked_at = [one for one in seen if one.thumbnail is not None and one.name not in copied]
-    yield from _near_duplicates(looked_at)
+        names = tuple(one.name for one in group)
+        copied |= set(names) if len(group) > 1 else set()
+        if len({one.label for one in group}) > 1:
+            yield Finding("conflicting-labels", "warning", names, "the same picture in more than one class")
+        elif len(splits) > 1:
+            yield Finding("duplicate", "warning", names, f"the same picture in {' and '.join(splits)}")
+        elif splits == ["all"] and len(group) > 1:
+            message = f"the same picture {len(group)} times; a split of this folder may put copies on both sides"
+            yield Finding("duplicate", "warning", names, message)
+    yield from _near_duplicates([one for one in seen if one.thumbnail is not None and one.name not in copied])
 
 
 def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """Pictures in two splits that a person would call the same: re-encoded, resized, a little brighter, mirrored."""
+    """Pictures in two splits that a person would call the same: re-encoded, resized, a little brighter, mirrored.
+
+    Where pictures look alike by nature (drawings on white, aligned faces), as pictures within one split then do, there
+    is one summary instead of hundreds of alarms.
+    """
     splits = list(dict.fromkeys(one.split for one in seen))
     if len(splits) < 2:
         return
-    thumbnails = np.stack([one.thumbnail for one in seen if one.thumbnail is not None]).astype(np.float32)
+    thumbnails = np.stack([one.thumbnail for one in seen if one.thumbnail is not None])
     split_of = np.array([splits.index(one.split) for one in seen])
     hashes, mirrored = _perceptual_hash(thumbnails), _perceptual_hash(thumbnails[:, :, ::-1])
+
+    def twin(index: int, others: np.ndarray) -> tuple[int, bool] | None:
+        """A picture among others that looks like this one, and whether mirrored."""
+        for candidates, turn in ((hashes, 1), (mirrored, -1)):
+            near = others[np.bitwise_count(candidates[others] ^ hashes[index]) <= _HASH_BITS]
+            for other in near.tolist():
+                if other != index and _agreement(thumbnails[index], thumbnails[other][:, ::turn]) >= _AGREEMENT:
+                    return other, turn < 0
+        return None
+
+    found = []
     for later in range(1, len(splits)):
         earlier = np.flatnonzero(split_of < later)
-        for index in np.flatnonzero(split_of == later):
-            for candidates, turn in ((hashes, 1), (mirrored, -1)):
-                distance = np.bitwise_count(candidates[earlier] ^ hashes[index])
-                for other in earlier[distance <= _HASH_BITS]:
-                    if _agreement(thumbnails[index], thumbnails[other][:, ::turn]) < _AGREEMENT:
-                        continue
-                    pair, how = (seen[other], seen[index]), " mirrored" if turn < 0 else ""
-                    message = f"the same picture{how} in {pair[0].split} and {pair[1].split}"
-                    yield Finding("near-duplicate", "warning", tuple(one.name for one in pair), message)
-                    break
-                else:
-                    continue
-                break
+        for index in np.flatnonzero(split_of == later).tolist():
+            if (match := twin(index, earlier)) is not None:
+                other, is_mirrored = match
+                how = " mirrored" if is_mirrored else ""
+                message = f"the same picture{how} in {seen[other].split} and {seen[index].split}"
+                found.append(Finding("near-duplicate", "warning", (seen[other].name, seen[index].name), message))
+    # Looking alike within the first split is no leak; how often it happens tells what these pictures are like.
+    first = np.flatnonzero(split_of == 0)
+    sample = first[:: max(len(first) // 200, 1)]
+    usual = sum(twin(index, first) is not None for index in sample.tolist()) / len(sample)
+    if len(found) > 5 and usual > 0.05:
+        files = tuple(dict.fromkeys(name for finding in found for name in finding.files))
+        message = (
+            f"{len(found):,} pictures look like one of another split; so do {usual:.0%} within {splits[0]}: this may be"
+            " the nature of the data"
+        )
+        yield Finding("near-duplicate", "warning", files, message)
+    else:
+        yield from found
 
 
 def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
     """Which of the 64 slowest cosine components, the mean aside, lie above their median: 64 bits a picture."""
     place = np.arange(_THUMBNAIL)
     cosines = np.cos(np.pi / _THUMBNAIL * (place[None, :] + 0.5) * np.arange(8)[:, None]).astype(np.float32)
-    components = (cosines @ thumbnails @ cosines.T).reshape(len(thumbnails), 64)
+    chunks = [
+        cosines @ thumbnails[start : start + 4096].astype(np.float32) @ cosines.T
+        for start in range(0, len(thumbnails), 4096)
+    ]
+    components = np.concatenate(chunks).reshape(len(thumbnails), 64)
     components[:, 0] = 0
     is_above = components > np.median(components, axis=1, keepdims=True)
     return np.packbits(is_above, axis=1).view(np.uint64)[:, 0]

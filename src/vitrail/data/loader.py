@@ -1,16 +1,18 @@
 """Batches of pictures in an order that is a pure function of (seed, epoch).
 
 Every sample comes exactly once in an epoch, whatever the batch size and the number of workers and ranks; the last batch
-is smaller. A batch belongs to all ranks together: each takes whole pairs of neighbours out of it, so that one rank or
-many see the same samples in the same step, with the same pixels. Workers are threads (decoding and resizing run outside
-Python's lock): nothing is pickled or copied between processes, and their number changes speed alone.
+is smaller. A batch belongs to all ranks together: each takes a part of it (whole pairs of neighbours, if pictures are
+mixed), so that one rank or many see the same samples in the same step, with the same pixels.
+
+Workers are threads (decoding and resizing run outside Python's lock): nothing is pickled or copied between processes,
+and their number changes speed alone.
 """
 
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -56,10 +58,10 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
     return chance.permutation(count, seed, epoch, draw="order")
 
 
-def rank_share(count: int, rank: int, ranks: int) -> slice:
-    """The part of a batch of `count` that one rank works on: whole pairs, as evenly as they go."""
-    pairs = (count + 1) // 2
-    return slice(2 * (pairs * rank // ranks), min(2 * (pairs * (rank + 1) // ranks), count))
+def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:
+    """The part of a batch of `count` that one rank works on, as evenly as it goes; in whole pairs if `unit` is 2."""
+    units = -(-count // unit)
+    return slice(unit * (units * rank // ranks), min(unit * (units * (rank + 1) // ranks), count))
 
 
 class Loader:
@@ -82,6 +84,11 @@ class Loader:
     ) -> None:
         check_whole("batch", batch, low=1, high=1_000_000)
         check_whole("workers", workers, low=0, high=256)
+        check_whole("seed", seed, low=0, high=2**63 - 1)
+        check_whole("ranks", ranks, low=1, high=1_000_000)
+        check_whole("rank", rank, low=0, high=ranks - 1)
+        if on_damage not in get_args(OnDamage):
+            raise UsageError(f"On damage must be one of {', '.join(get_args(OnDamage))}, got {on_damage!r}.")
         if not len(split):
             raise UsageError(f"Split must have pictures, got an empty {split.name}.")
         self.split, self.preprocess, self.batch, self.seed, self.shuffle = split, preprocess, batch, seed, shuffle
@@ -89,8 +96,12 @@ class Loader:
         self.workers, self.rank, self.ranks, self.cache, self.on_damage = workers, rank, ranks, cache, on_damage
         self.damaged: dict[str, str] = {}
         """Pictures that could not be read so far, and why."""
-        if preprocess.channels not in (1, 3) and (self.settings.randaugment or self.settings.hue):
-            raise UsageError(f"RandAugment and hue need 1 or 3 channels, got {preprocess.channels}.")
+        if preprocess.channels not in (1, 3):
+            s = self.settings
+            if s.randaugment or s.contrast or s.saturation or s.hue:
+                raise UsageError(f"RandAugment and colour jitter need 1 or 3 channels, got {preprocess.channels}.")
+            if split.in_memory is None:
+                raise UsageError(f"Picture files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
 
     @property
     def steps(self) -> int:
@@ -102,13 +113,14 @@ class Loader:
         count = len(self.split)
         return epoch_order(count, self.seed, epoch) if self.shuffle else np.arange(count)
 
-    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Generator[Batch]:
         """This rank's part of each batch, from step `start` on."""
+        check_whole("start", start, low=0, high=self.steps)
         order = self.order(epoch)
-        shares = []
+        shares, unit = [], 2 if self.settings.mixes else 1
         for step in range(start, self.steps):
             together = order[step * self.batch : (step + 1) * self.batch]
-            shares.append((together[rank_share(len(together), self.rank, self.ranks)], len(together)))
+            shares.append((together[rank_share(len(together), self.rank, self.ranks, unit)], len(together)))
         pixels = self.split.in_memory
         is_small = pixels is not None and max(np.prod(pixels.shape[1:3]), np.prod(self.preprocess.resolution)) <= _SMALL
         chunk = self.batch if is_small else _CHUNK
@@ -118,11 +130,15 @@ class Loader:
         jobs = (lambda piece=piece: self._prepare(piece, epoch) for group in pieces for piece in group)
         # Small pictures are held up by Python's lock: more than one thread would wait for the other.
         workers = min(self.workers, 1) if is_small else self.workers
+        good = 0
         prepared = _in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
         try:
             for (indices, whole), group in zip(shares, pieces, strict=True):
-                done = [next(prepared) for _ in group]
-                yield self._assemble(indices, whole, epoch, done)
+                batch = self._assemble(indices, whole, epoch, [next(prepared) for _ in group])
+                good += int(batch.weights.sum())
+                yield batch
+            if not good and any(len(indices) for indices, _ in shares):
+                raise DamagedError(f"No picture of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
         finally:
             prepared.close()
 
@@ -165,7 +181,7 @@ class Loader:
         owners = np.concatenate([part for _, part in done])
         is_skipped = owners < 0
         mixture = None
-        if self.settings.mixes and len(indices):
+        if self.settings.mixes:
             draw = Draw(self.seed, epoch, indices)
             mixture = draw_mixture(draw, self.settings, self.preprocess.resolution, is_skipped)
         return Batch(

@@ -18,14 +18,17 @@ SUFFIXES = {
     "pnm": "PPM", "avif": "AVIF",
 }  # fmt: skip
 
-_SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+_SPLIT_NAMES = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+    "testing": "test",
+}  # fmt: skip
 _FILE_COLUMNS = ("file", "path", "filename", "image")
 
 
 def open_data(data: str | Path) -> Dataset:
     """A class folder, an idx folder, a `.npz`, a `.csv`, or a built-in set. Pictures are listed, not yet read."""
-    if str(data) in BUILT_IN:
-        return built_in(str(data))
+    if isinstance(data, str) and data in BUILT_IN:
+        return built_in(data)
     path = Path(data)
     try:
         exists = bool(str(data)) and path.exists()
@@ -57,13 +60,8 @@ def list_pictures(folders: Iterable[str | Path]) -> list[str]:
 def _read_class_folder(root: Path) -> Dataset:
     """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
     below = _subfolders(root)
-    parts = {name: root / name for name in below if name in _SPLIT_NAMES}
-    if {"val", "validation"} <= parts.keys():
-        raise UsageError(f"Data folder must have one of val and validation, got both in {str(root)!r}.")
-    if "train" not in parts and len(parts) < len(below):
-        parts = {}  # classes that happen to be called so
-    classes = {_SPLIT_NAMES[name]: _subfolders(folder) for name, folder in parts.items()} or {"all": below}
-    places = {_SPLIT_NAMES[name]: folder for name, folder in parts.items()} or {"all": root}
+    places = _split_folders(root, below)
+    classes = {split: _subfolders(folder) for split, folder in places.items()}
     table = tuple(sorted({name for names in classes.values() for name in names}))
     if not table:
         raise UsageError(
@@ -85,8 +83,31 @@ def _read_class_folder(root: Path) -> Dataset:
     splits = {name: split for name, split in splits.items() if len(split) or name == "train"}
     if not any(len(split) for split in splits.values()):
         raise UsageError(f"Data folder must have pictures in its class folders, got none in {str(root)!r}.")
-    folders = {split: tuple(sorted(names)) for split, names in classes.items()}
-    return Dataset(str(root), table, splits, folders, root=str(root))
+    listed = {split: {name: str(places[split] / name) for name in sorted(names)} for split, names in classes.items()}
+    return Dataset(str(root), table, splits, listed, root=str(root))
+
+
+def _split_folders(root: Path, below: list[str]) -> dict[str, Path]:
+    """Where each split is; `all` is the root itself, if it holds classes and no splits."""
+    parts: dict[str, Path] = {}
+    for name in below:
+        split = _SPLIT_NAMES.get(name.lower())
+        if split is None or (not _subfolders(root / name) and list_pictures([root / name])):
+            continue  # another folder, or a class that happens to be called so
+        if split in parts:
+            raise UsageError(
+                f"Data folder must have one {split} folder, got {parts[split].name} and {name} in {str(root)!r}."
+            )
+        parts[split] = root / name
+    others = [name for name in below if root / name not in parts.values()]
+    if "train" not in parts and others:
+        return {"all": root}
+    if strange := [name for name in others if list_pictures([root / name])]:
+        raise UsageError(
+            f"Data folder must have either splits or classes in it, got {parts['train'].name} beside"
+            f" {', '.join(map(repr, strange[:3]))}, which have pictures, too, in {str(root)!r}."
+        )
+    return parts or {"all": root}
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -100,8 +121,9 @@ def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.name.rpartition(".")[2].lower() in SUFFIXES and entry.is_file():
-                yield entry.path
+            is_broken_link = entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
+            if entry.name.rpartition(".")[2].lower() in SUFFIXES and (is_broken_link or entry.is_file()):
+                yield entry.path  # whoever reads a broken link will name it
             elif entry.is_dir():
                 if not entry.is_symlink():
                     yield from _walk(entry.path, followed)
@@ -154,8 +176,7 @@ def _read_csv(path: Path) -> Dataset:
         for split in ("train", "val", "test", "all")
         if split in found
     }
-    folders = {split: tuple(sorted({label for _, label in pairs})) for split, pairs in found.items()}
-    return Dataset(str(path), table, splits, folders, root=str(path.parent))
+    return Dataset(str(path), table, splits, root=str(path.parent))
 
 
 def _is_text(name: str) -> bool:

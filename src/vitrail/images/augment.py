@@ -112,7 +112,14 @@ def crop_boxes(heights: np.ndarray, widths: np.ndarray, draw: Draw, settings: Au
 def _random_operation(pixels: np.ndarray, draw: Draw, turn: int, settings: Augment) -> np.ndarray:
     """One of RandAugment's fourteen operations for each picture (the first is to do nothing)."""
     height, width = pixels.shape[1:3]
-    level, fill = settings.magnitude / 30, settings.fill
+    fill = settings.fill
+
+    def level(end: float) -> float:
+        """The strength on torchvision's scale of 31 numbers in single precision, and on beyond its end."""
+        if settings.magnitude > 30:
+            return end * settings.magnitude / 30
+        return float(torch.linspace(0.0, end, 31)[settings.magnitude])
+
     kind = draw.whole(14, f"operation {turn}")
     sign = np.where(draw.uniform(f"sign {turn}") < 0.5, -1.0, 1.0)
     pixels = pixels.copy()
@@ -121,27 +128,29 @@ def _random_operation(pixels: np.ndarray, draw: Draw, turn: int, settings: Augme
         some, signs, none = pixels[chosen], sign[chosen], np.zeros(int(chosen.sum()))
         match number:
             case 1:
-                some = operations.shear_x(some, 0.3 * level * signs, fill)
+                some = operations.shear_x(some, level(0.3) * signs, fill)
             case 2:
-                some = operations.shear_y(some, 0.3 * level * signs, fill)
+                some = operations.shear_y(some, level(0.3) * signs, fill)
             case 3:
-                some = operations.translate_x(some, 150 / 331 * width * level * signs, fill)
+                some = operations.translate_x(some, level(150 / 331 * width) * signs, fill)
             case 4:
-                some = operations.translate_y(some, 150 / 331 * height * level * signs, fill)
+                some = operations.translate_y(some, level(150 / 331 * height) * signs, fill)
             case 5:
-                some = operations.rotate(some, 30 * level * signs, fill)
+                some = operations.rotate(some, level(30.0) * signs, fill)
             case 6:
-                some = operations.brightness(some, np.maximum(1 + 0.9 * level * signs, 0))
+                some = operations.brightness(some, np.maximum(1 + level(0.9) * signs, 0))
             case 7:
-                some = operations.saturation(some, np.maximum(1 + 0.9 * level * signs, 0))
+                some = operations.saturation(some, np.maximum(1 + level(0.9) * signs, 0))
             case 8:
-                some = operations.contrast(some, np.maximum(1 + 0.9 * level * signs, 0))
+                some = operations.contrast(some, np.maximum(1 + level(0.9) * signs, 0))
             case 9:
-                some = operations.sharpness(some, np.maximum(1 + 0.9 * level * signs, 0))
+                some = operations.sharpness(some, np.maximum(1 + level(0.9) * signs, 0))
             case 10:
-                some = operations.posterise(some, none + max(8 - round(4 * level), 0))
+                some = operations.posterise(some, none + max(8 - round(settings.magnitude / 7.5), 0))
             case 11:
-                some = operations.solarise(some, none + max(255 * (1 - level), 0))
+                some = operations.solarise(
+                    some, none + float(torch.linspace(255.0, 0.0, 31)[min(settings.magnitude, 30)])
+                )
             case 12:
                 some = operations.autocontrast(some)
             case 13:

@@ -1,14 +1,16 @@
 """From a file to a picture in memory. Any failure is one error that names the file and the cause."""
 
+import contextlib
 import functools
 import io
 import logging
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vitrail.errors import DamagedError, UsageError
 from vitrail.settings import Pair
@@ -23,52 +25,111 @@ MAX_PIXELS = 120_000_000
 # Decoders log what they then raise. Without a handler, Python would print it.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-_ROTATED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+# What turns a picture upright, by its EXIF orientation.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 _ORIENTATION = 0x0112
 
 
-def open_picture(source: str | Path | bytes, enough: Callable[[int, int], Pair] | None = None) -> Image.Image:
-    """The decoded picture in a file (or its bytes), upright as its EXIF orientation says, the first frame of many.
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a file that exists; a pipe or a folder in its place is refused instead of read for ever."""
+    if not Path(path).is_file():
+        raise UsageError(f"Picture must be a file that exists, got {str(path)!r}.")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{str(path)!r} cannot be read ({error.strerror}).") from None
+
+
+def open_picture(
+    source: str | Path | bytes, enough: Callable[[int, int], Pair] | None = None, *, name: str = "picture"
+) -> Image.Image:
+    """The decoded picture in a file (or its bytes, then called `name`), upright as its EXIF orientation says, the first
+    frame of many.
 
     `enough` says, for a width and height, which size would do: a JPEG is then decoded at the smallest scale that is not
     smaller, which is several times faster for camera photos and changes pixels slightly.
     """
-    name = "picture" if isinstance(source, bytes) else str(source)
-    if not isinstance(source, bytes) and not Path(source).is_file():
-        raise UsageError(f"Picture must be a file that exists, got {name!r}.")
+    with _opened(source, name) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
+        if image.format == "TIFF" and image.info.get("compression") == "webp":
+            # Builds of libtiff without it complain on the terminal, past Python.
+            raise ValueError("TIFF compressed by WebP is not supported")
+        orientation = _orientation(image)
+        if enough is not None:
+            wide, high = image.size if orientation not in _TURNS else image.size[:: -1 if orientation > 4 else 1]
+            size = enough(wide, high)
+            image.draft(None, size[::-1] if orientation > 4 else size)
+        image.load()
+        if orientation not in _TURNS:
+            return image
+        form = image.format
+        turned = image.transpose(_TURNS[orientation])
+        turned.format = form
+        return turned
+
+
+def identify(source: str | Path | bytes, *, name: str = "picture") -> tuple[str, str, Pair]:
+    """What the header of a picture says: format, mode and (width, height)."""
+    with _opened(source, name) as image:
+        return str(image.format), image.mode, image.size
+
+
+@contextlib.contextmanager
+def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
+    """A picture whose header was read. Whatever a decoder raises in the block becomes one error that names the file."""
+    if isinstance(source, bytes):
+        file: io.BytesIO | str | Path = io.BytesIO(source)
+    else:
+        file, name = source, str(source)
+        if not Path(source).is_file():
+            raise UsageError(f"Picture must be a file that exists, got {name!r}.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # decoders warn of what we refuse or repair
-            file = io.BytesIO(source) if isinstance(source, bytes) else source
-            with Image.open(file, formats=_known_formats()) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-                if image.format == "TIFF" and image.info.get("compression") == "webp":
-                    # Builds of libtiff without it complain on the terminal, past Python.
-                    raise ValueError("TIFF compressed by WebP is not supported")
-                if enough is not None:
-                    _decode_smaller(image, enough)
-                image.load()
-                ImageOps.exif_transpose(image, in_place=True)
-                return image
+        with _QUIET, Image.open(file, formats=_known_formats()) as image:
+            yield image
     except Exception as error:  # decoders raise whatever their format's parser raises
-        raise DamagedError(f"{name!r} cannot be decoded ({_first_line(error)}).") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
 
 
-def identify(source: str | Path) -> tuple[str, str, Pair]:
-    """What the header of a picture file says: format, mode and (width, height)."""
+class _Quiet:
+    """While any thread decodes, Pillow's warnings of what we refuse or repair are not shown; all others are.
+
+    `warnings.catch_warnings` alone is not safe between threads: whoever leaves last would restore another's filters.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()
+
+
+def _orientation(image: Image.Image) -> int:
+    """What EXIF says, 1 to 8; damaged EXIF says nothing."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(source, formats=_known_formats()) as image:
-                return str(image.format), image.mode, image.size
-    except Exception as error:
-        raise DamagedError(f"{str(source)!r} cannot be decoded ({_first_line(error)}).") from None
-
-
-def _first_line(error: Exception) -> str:
-    """Why a decoder failed, in a few words."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a parser's whatever
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 @functools.cache
@@ -76,14 +137,6 @@ def _known_formats() -> tuple[str, ...]:
     """The formats that this build of Pillow can read."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _decode_smaller(image: Image.Image, enough: Callable[[int, int], Pair]) -> None:
-    if image.getexif().get(_ORIENTATION) in _ROTATED:
-        height, width = enough(image.height, image.width)
-    else:
-        width, height = enough(image.width, image.height)
-    image.draft(None, (width, height))
 
 
 def to_channels(image: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
@@ -105,16 +158,16 @@ def to_channels(image: Image.Image, channels: int, background: tuple[int, int, i
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """Grey levels of 16 or 32 bits, scaled to 8 instead of cut off at 255.
 
-    Integers fill 16 bits if any needs them, else they are 8-bit already; real numbers are shares of white up to 1,
-    else levels up to 255.
+    Where the file says 16 bits (PNG, TIFF, PGM), that is the scale. Other integers fill 16 bits if any needs them, else
+    they are 8-bit already; real numbers are shares of white (those a little above 1 are white), or else levels.
     """
     levels = np.asarray(image, dtype=np.float64)
     if not np.isfinite(levels).all():
         raise ValueError("some levels are not finite numbers")
     largest = levels.max(initial=0)
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16") or image.format == "PPM":
         scale = 257.0
-    elif image.mode == "F" and largest <= 1:
+    elif image.mode == "F" and largest <= 2:
         scale = 1 / 255
     else:
         scale = 1.0 if largest <= 255 else 257.0 if largest <= 65_535 else largest / 255

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitrail.errors import UsageError
+
 Pictures = np.ndarray
 
 
@@ -22,9 +24,11 @@ def flip(pictures: Pictures) -> Pictures:
 
 
 def to_grey(pictures: Pictures) -> Pictures:
-    """Luminance, one channel (ITU-R 601-2, as Pillow rounds it)."""
+    """Luminance, one channel (ITU-R 601-2, as Pillow rounds it). Only colours have one."""
     if pictures.shape[3] == 1:
         return pictures
+    if pictures.shape[3] != 3:
+        raise UsageError(f"Pictures must have 1 or 3 channels to become grey, got {pictures.shape[3]}.")
     return _tall(pictures, lambda image: image.convert("L"))
 
 

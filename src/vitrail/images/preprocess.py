@@ -82,9 +82,10 @@ class Preprocess(Settings):
         """Pictures (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
         return self.scale(torch.from_numpy(np.stack([self.crop(picture) for picture in pictures])))
 
-    def read(self, picture: Picture) -> Image.Image | np.ndarray:
-        """The whole picture in the model's channels, upright; an array for other numbers of bands than 1 and 3."""
-        images = self._as_images(picture)
+    def read(self, picture: Picture, *, name: str = "picture") -> Image.Image | np.ndarray:
+        """The whole picture in the model's channels, upright; an array for other numbers of bands than 1 and 3. `name`
+        is what errors call bytes."""
+        images = self._as_images(picture, name)
         return images[0] if len(images) == 1 else np.stack([np.asarray(image) for image in images], axis=2)
 
     def crop(self, picture: Picture) -> np.ndarray:
@@ -144,7 +145,7 @@ class Preprocess(Settings):
         canvas.paste(image, (-left, -top))
         return canvas
 
-    def _as_images(self, picture: Picture) -> list[Image.Image]:
+    def _as_images(self, picture: Picture, name: str = "picture") -> list[Image.Image]:
         """One Pillow image of 1 or 3 channels, or one for each band: Pillow has no mode for other numbers."""
         channels = self.channels
         if channels not in (1, 3):
@@ -152,7 +153,7 @@ class Preprocess(Settings):
                 raise UsageError(f"Picture of {channels} bands must be a uint8 array (height, width, {channels}).")
             return [Image.fromarray(np.ascontiguousarray(picture[..., band])) for band in range(channels)]
         if isinstance(picture, str | Path | bytes):
-            image = open_picture(picture, self._twice if self.jpeg == "double" else None)
+            image = open_picture(picture, self._twice if self.jpeg == "double" else None, name=name)
         elif isinstance(picture, np.ndarray):
             if picture.dtype != np.uint8 or 0 in picture.shape or picture.shape[2:] not in ((), (1,), (3,), (4,)):
                 raise UsageError(
@@ -167,8 +168,8 @@ class Preprocess(Settings):
         try:
             return [to_channels(image, channels, self.background)]
         except (OSError, ValueError) as error:
-            name = repr(str(picture)) if isinstance(picture, str | Path) else "picture"
-            raise DamagedError(f"{name} of mode {image.mode} cannot be converted ({error}).") from None
+            name = str(picture) if isinstance(picture, str | Path) else name
+            raise DamagedError(f"{name!r} of mode {image.mode} cannot be converted ({error}).") from None
 
     def _twice(self, width: int, height: int) -> Pair:
         wide, high = self.resized(width, height)

@@ -5,6 +5,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
@@ -47,6 +48,8 @@ class Model(nn.Module, Generic[Config]):
     head: nn.Linear
     places_own_weights = False
     """Whether weights belong to places of the picture, so that another size is another model."""
+    recomputes = False
+    """Whether training computes each block again in the backward pass instead of remembering what was in it."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -58,6 +61,12 @@ class Model(nn.Module, Generic[Config]):
 
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone; a model without such tables has nothing to do."""
+
+    def through(self, block: nn.Module, *arguments: Any) -> Any:
+        """Call one block of many."""
+        if self.recomputes and self.training:
+            return checkpoint(block, *arguments, use_reentrant=False)
+        return block(*arguments)
 
     def _classify(self, pooled: Tensor, seen: Seen | None) -> Tensor:
         """What the head says of what it reads."""

@@ -73,7 +73,7 @@ class IGPT(Model[IGPTConfig]):
         for layer, block in enumerate(self.blocks):
             if seen is not None and layer in seen.layers:
                 seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
-            z_BND = block(z_BND, self.mask)
+            z_BND = self.through(block, z_BND, self.mask)
             if seen is not None:
                 seen.keep(layer, z_BND)
         y = self.norm(z_BND) if c.output == "pixels" else self.norm(z_BND).mean(dim=1)

@@ -171,6 +171,16 @@ def drop_path(x_BND: Tensor, probability: float, training: bool) -> Tensor:
     return x_BND * x_BND.new_empty(x_BND.shape[0], 1, 1).bernoulli_(keep).div_(keep)
 
 
+def drop_tokens(z_BTD: Tensor, prefix: int, share: float) -> Tensor:
+    """A random part of each picture's patch tokens, in their order; [CLS] and registers stay (arXiv 2208.07220)."""
+    patches = z_BTD.shape[1] - prefix
+    kept = max(round((1 - share) * patches), 1)
+    noise_BN = torch.rand(z_BTD.shape[0], patches, device=z_BTD.device)
+    chosen_BK = noise_BN.topk(kept, dim=1).indices.sort(dim=1).values + prefix
+    rest_BKD = z_BTD.gather(1, chosen_BK[..., None].expand(-1, -1, z_BTD.shape[2]))
+    return torch.cat([z_BTD[:, :prefix], rest_BKD], dim=1)
+
+
 class TokenBatchNorm(nn.BatchNorm1d):
     """BatchNorm in LayerNorm's place: statistics per feature over images and tokens, not per token over features."""
 

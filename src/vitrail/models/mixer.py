@@ -55,7 +55,7 @@ class Mixer(Model[MixerConfig]):
         self._check_images(images_BCHW)
         x_BND = self.stem(images_BCHW, seen)
         for layer, block in enumerate(self.blocks):
-            x_BND = block(x_BND)
+            x_BND = self.through(block, x_BND)
             if seen is not None:
                 seen.keep(layer, x_BND)
         return self._classify(self.norm(x_BND).mean(dim=1), seen)

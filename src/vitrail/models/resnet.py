@@ -52,7 +52,7 @@ class ResNet(Model[ResNetConfig]):
         if seen is not None:
             seen.steps["stem"] = x_BCHW
         for layer, unit in enumerate(unit for stage in self.stages for unit in stage.blocks):
-            x_BCHW = unit(x_BCHW)
+            x_BCHW = self.through(unit, x_BCHW)
             if seen is not None:
                 seen.keep(layer, x_BCHW)
         x_BCHW = self.norm(x_BCHW)

@@ -26,6 +26,7 @@ from vitrail.models.layers import (
     activate,
     drop,
     drop_path,
+    drop_tokens,
     is_plain,
     make_norm,
 )
@@ -148,13 +149,18 @@ class ViT(Model[ViTConfig]):
     def embed(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         """Eq. 1: patches, projected, with [CLS] and registers before them and their positions added."""
         self._check_images(images_BCHW)
-        x_BND = self.patch_embed(images_BCHW, seen)
+        return self.assemble(self.patch_embed(images_BCHW, seen), seen)
+
+    def assemble(self, x_BND: Tensor, seen: Seen | None = None) -> Tensor:
+        """The rest of eq. 1: the sequence of tokens from projected patches. Training may drop some of them."""
         prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
         if self.config.placement == "once" and (position := self.position(0)) is not None:
             z_BTD = z_BTD + position
         if seen is not None:
             seen.steps["tokens"] = z_BTD
+        if self.training and self.config.token_drop:
+            z_BTD = drop_tokens(z_BTD, self.config.prefix, self.config.token_drop)
         return drop(z_BTD, self.config.dropout, self.training)
 
     def encode(self, z_BTD: Tensor, seen: Seen | None = None, whole: bool = False) -> Tensor:
@@ -173,7 +179,7 @@ class ViT(Model[ViTConfig]):
             if seen is not None and layer in seen.layers:
                 seen.attention[layer] = block.attention(z_BTD, rope, bias)
             entering_BTD = z_BTD
-            z_BTD = block(entering_BTD, rope, bias, queries=1 if trim and layer == last else None)
+            z_BTD = self.through(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)
             if seen is not None and layer in seen.layers:
                 is_whole = z_BTD.shape[1] == entering_BTD.shape[1]
                 seen.keep(layer, z_BTD if is_whole else block(entering_BTD, rope, bias))

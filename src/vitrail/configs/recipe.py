@@ -1,0 +1,220 @@
+"""How a model is trained, in numbers. A recipe is a short TOML file of these settings; flags override it.
+
+A file's keys are the fields below; `[augment]`, `[preprocess]` and `[model]` are tables with settings of
+`configs.augment`, of `Preprocess` and of the model's family.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from vitrail.configs.augment import Augment
+from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.settings import Settings, check_number, check_whole, spoken
+
+Objective = Literal["classify", "masked", "next-pixel"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(Settings):
+    """What happens to a model between its first weights and its last. Exactly one of epochs, steps, minutes is set."""
+
+    title: ClassVar[str] = "Recipe"
+
+    objective: Objective = "classify"
+    """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT)."""
+    epochs: int | None = None
+    """How often every training picture is seen."""
+    steps: int | None = None
+    """Number of updates."""
+    minutes: float | None = None
+    """Time to spend: measured once, then a fixed number of steps."""
+    batch: int = 128
+    """Pictures of one update, over all ranks."""
+    accumulate: int = 1
+    """Parts that each rank computes one after the other, to save memory."""
+    optimiser: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Muon turns momentum of the blocks' matrices into steps of equal size in all directions; AdamW does the rest."""
+    learning_rate: float = 1e-3
+    """Highest learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Memory of AdamW's two averages."""
+    momentum: float = 0.9
+    """Of SGD; of Muon, with Nesterov's correction."""
+    weight_decay: float = 0.05
+    """Pull of weight matrices towards 0; biases, norms, tokens and positions feel none. Times the learning rate."""
+    schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup: float = 0.05
+    """Steps in which the learning rate rises from 0; below 1, the share of all steps."""
+    cooldown: float = 0.1
+    """Share of all steps in which an rsqrt schedule falls to its end in a line."""
+    final: float = 0.0
+    """The last learning rate as a share of the highest."""
+    clip: float = 0.0
+    """Longest gradient (norm over all parameters); 0 is off."""
+    average: float = 0.0
+    """Decay of a running average of the weights, which is then what is evaluated and kept; 0 is off."""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Cross-entropy over classes, or one yes or no for each (arXiv 2006.07159, AugReg)."""
+    label_smoothing: float = 0.0
+    """Share of the label that is spread over all classes."""
+    head_bias: float = 0.0
+    """First bias of the head; about -log(classes) suits the sigmoid loss."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block to the one before it."""
+    freeze: bool = False
+    """Train the head alone."""
+    activation_checkpointing: bool = False
+    """Compute each block again in the backward pass instead of remembering it: less memory, more time."""
+    holdout: float = 0.1
+    """Share of the training pictures held out to watch progress, if DATA has no val split; 0 is off."""
+    evaluate_every: int = 1
+    """Epochs between evaluations on the held-out pictures; the last epoch is always evaluated."""
+    on_damage: Literal["error", "skip", "substitute"] = "error"
+    """A picture that cannot be read stops the run, is left out, or is replaced by the next one."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """A loss or gradient that is not a number stops the run, or its step is left out."""
+    augment: Augment = dataclasses.field(default_factory=Augment)
+    """What happens to pictures in training."""
+    preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of `Preprocess` that differ from its defaults."""
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of the model that differ from its name's."""
+
+    def __post_init__(self) -> None:
+        self._check_choices(("objective", "optimiser", "schedule", "loss", "on_damage", "on_nonfinite"))
+        self._check_flags(("freeze", "activation_checkpointing"))
+        if isinstance(self.augment, dict):
+            object.__setattr__(self, "augment", Augment.from_json(self.augment))
+        for name in ("epochs", "steps"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), low=1, high=10**9)
+        if self.minutes is not None:
+            check_number("minutes", self.minutes, low=0.01, below=10**6)
+        check_whole("batch", self.batch, low=1, high=1_000_000)
+        check_whole("accumulate", self.accumulate, low=1, high=100_000)
+        check_whole("evaluate_every", self.evaluate_every, low=1, high=10**6)
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
+            raise UsageError(f"Betas must be two numbers, got {self.betas!r}.")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for beta in self.betas:
+            check_number("betas", beta, low=0, below=1)
+        for name in ("momentum", "average", "label_smoothing", "holdout"):
+            check_number(name, getattr(self, name), low=0, below=1)
+        for name in ("learning_rate", "weight_decay", "clip", "warmup"):
+            check_number(name, getattr(self, name), low=0, below=1e9)
+        for name in ("cooldown", "final"):
+            check_number(name, getattr(self, name), low=0, below=1.0001)
+        check_number("layer_decay", self.layer_decay, low=0.01, below=1.0001)
+        check_number("head_bias", self.head_bias, low=-1e3, below=1e3)
+        if self.learning_rate == 0:
+            raise UsageError("Learning rate must be above 0, got 0.")
+        for name in ("preprocess", "model"):
+            if not isinstance(getattr(self, name), dict):
+                raise UsageError(f"{spoken(name)} must be a table of settings, got {getattr(self, name)!r}.")
+
+    def with_length(self, *, epochs: int | None, steps: int | None, minutes: float | None) -> Self:
+        """The same recipe for another length; the given one of three replaces the recipe's."""
+        given = {"epochs": epochs, "steps": steps, "minutes": minutes}
+        if sum(value is not None for value in given.values()) > 1:
+            raise UsageError("Length must be one of --epochs, --steps and --minutes, got more than one.")
+        if all(value is None for value in given.values()):
+            given = {name: getattr(self, name) for name in given}
+        if sum(value is not None for value in given.values()) != 1:
+            raise UsageError("Length must be given: --epochs, --steps or --minutes.")
+        return self.replace(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, in JSON's types."""
+        return {**super().to_json(), "augment": self.augment.to_json()}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe that ships with the package, by its name, or else a TOML file."""
+    known = recipe_names()
+    if name in known:
+        text = resources.files("vitrail").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+        return read_recipe(text, name)
+    path = Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        raise UsageError(
+            f"Recipe must be one of {', '.join(known)} or a .toml file that exists, got {name!r}."
+            f"{did_you_mean(name, known)}"
+        )
+    try:
+        return read_recipe(path.read_text(encoding="utf-8"), name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{name!r} cannot be read ({error}).") from None
+
+
+def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """The recipe with settings changed: `batch=64`, `augment.mixup=0.2`, `model.pool="gap"` (or `model.pool=gap`)."""
+    fields = recipe.to_json()
+    for change in changes:
+        key, equals, text = change.partition("=")
+        table, _, name = key.rpartition(".")
+        if not equals or not name or table not in ("", "augment", "preprocess", "model"):
+            raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {change!r}.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        known = fields[table] if table else fields
+        if table != "model" and table != "preprocess" and name not in known:
+            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, known)}")
+        known[name] = value
+    return Recipe.from_json(fields)
+
+
+def recipe_names() -> list[str]:
+    """Recipes that ship with the package."""
+    folder = resources.files("vitrail").joinpath("recipes")
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def read_recipe(text: str, name: str) -> Recipe:
+    """The recipe in a TOML document."""
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DamagedError(f"{name!r} is not a TOML document ({error}).") from None
+    try:
+        return Recipe.from_json(fields)
+    except UsageError as error:
+        raise UsageError(f"{error} (in recipe {name!r})") from None
+
+
+def write_toml(fields: dict[str, Any]) -> str:
+    """A TOML document of plain values and tables, for the settings that a run leaves behind; none is left out."""
+    tables = {key: value for key, value in fields.items() if isinstance(value, dict)}
+    lines = [
+        f"{key} = {_toml_value(value)}" for key, value in fields.items() if key not in tables and value is not None
+    ]
+    for key, table in tables.items():
+        lines += [
+            "",
+            f"[{key}]",
+            *(f"{name} = {_toml_value(value)}" for name, value in table.items() if value is not None),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            escaped = "".join(
+                f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
+                for c in value.replace("\\", "\\\\").replace('"', '\\"')
+            )
+            return f'"{escaped}"'
+        case list() | tuple():
+            return f"[{', '.join(map(_toml_value, value))}]"
+        case int() | float():
+            return repr(value)
+    raise TypeError(f"no TOML for {type(value).__name__}")

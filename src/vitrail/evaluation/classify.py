@@ -1,0 +1,44 @@
+"""A model's answers to every picture of a split, each exactly once."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitrail.data.loader import Loader
+from vitrail.models.base import AnyModel
+
+
+class Answers(NamedTuple):
+    """Probabilities (n, classes) for the pictures with these indices, and the true classes."""
+
+    indices: np.ndarray
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+    @staticmethod
+    def join(parts_of_all: "list[Answers]") -> "Answers":
+        """The answers of all ranks, in the order of the pictures."""
+        everything = [np.concatenate(parts) for parts in zip(*parts_of_all, strict=True)]
+        order = np.argsort(everything[0], kind="stable")
+        return Answers(*(part[order] for part in everything))
+
+
+@torch.inference_mode()
+def answer(model: AnyModel, loader: Loader) -> Answers:
+    """What the model says of the loader's pictures (of this rank's part of them); damaged ones are left out."""
+    was_training = model.training
+    model.eval()
+    weight = next(model.parameters())
+    found: list[tuple[Any, ...]] = []
+    for batch in loader.epoch():
+        if not len(batch.labels):
+            continue
+        images = loader.preprocess.scale(batch.pixels.to(weight.device)).to(weight.dtype)
+        probabilities = model(images).float().softmax(-1).cpu().numpy()
+        is_good = batch.weights.numpy() > 0
+        found.append((batch.indices[is_good], batch.labels.numpy()[is_good], probabilities[is_good]))
+    model.train(was_training)
+    if not found:
+        return Answers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, model.config.classes), np.float32))
+    return Answers(*(np.concatenate(parts) for parts in zip(*found, strict=True)))

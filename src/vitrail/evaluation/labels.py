@@ -1,0 +1,30 @@
+"""Classes of a bundle and classes of data are the same if their names are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vitrail.errors import UsageError
+
+
+def match_labels(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]) -> tuple[np.ndarray, str]:
+    """For each class of the data the model's index of it, and how they were matched.
+
+    By name; where the model has no names, or all of the data's names are whole numbers below the number of classes (and
+    not names of the model), as indices.
+    """
+    known = {name: index for index, name in enumerate(ours or ())}
+    if all(name in known for name in theirs):
+        return np.array([known[name] for name in theirs]), "by name"
+    if all(name.isascii() and name.isdigit() and int(name) < classes for name in theirs):
+        return np.array([int(name) for name in theirs]), "as class numbers"
+    strange = [name for name in theirs if name not in known]
+    if ours is None:
+        raise UsageError(
+            f"Classes of the data must be numbers below {classes}, as the bundle has no names, got {strange[0]!r}."
+        )
+    raise UsageError(
+        f"Classes of the data must be among the bundle's {classes}, got {', '.join(map(repr, strange[:3]))}"
+        f"{' ...' if len(strange) > 3 else ''}; it knows {', '.join(map(repr, list(known)[:5]))}"
+        f"{' ...' if len(known) > 5 else ''}."
+    )

@@ -1,0 +1,66 @@
+"""Scores of a classifier: accuracy with its interval, top 5, calibration, each class, and who is taken for whom."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+BINS = 15
+
+
+def score(probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
+    """Every number of `vitrail evaluate`, from the probabilities (n, classes) and the true classes (n)."""
+    count, classes = probabilities.shape
+    answers = probabilities.argmax(axis=1)
+    right = answers == labels
+    # Place of the true class: classes that are strictly more probable, and ties that come first in the table.
+    own = probabilities[np.arange(count), labels][:, None]
+    earlier = np.arange(classes)[None, :] < labels[:, None]
+    place = ((probabilities > own) | ((probabilities == own) & earlier)).sum(axis=1)
+    confusion = np.zeros((classes, classes), np.int64)
+    np.add.at(confusion, (labels, answers), 1)
+    per_class = [
+        {
+            "label": name, "count": int(row.sum()), "right": int(row[index]),
+            "accuracy": float(row[index] / row.sum()) if row.sum() else None,
+            "interval": list(wilson(int(row[index]), int(row.sum()))) if row.sum() else None,
+        }
+        for index, (name, row) in enumerate(zip(names, confusion, strict=True))
+    ]  # fmt: skip
+    return {
+        "count": count,
+        "accuracy": float(right.mean()),
+        "accuracy_interval": list(wilson(int(right.sum()), count)),
+        "top5": float((place < 5).mean()),
+        "ece": calibration_error(probabilities.max(axis=1), right),
+        "negative_log_likelihood": float(-np.log(np.maximum(own, 1e-12)).mean()),
+        "per_class": per_class,
+        "confusion": confusion.tolist(),
+    }
+
+
+def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion."""
+    share = right / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> list[tuple[int, float, float]]:
+    """For each of 15 equal ranges of confidence: how many answers, their mean confidence, their share of right ones."""
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    found = []
+    for number in range(BINS):
+        chosen = bins == number
+        some = int(chosen.sum())
+        found.append(
+            (some, float(confidence[chosen].mean()) if some else 0.0, float(right[chosen].mean()) if some else 0.0)
+        )
+    return found
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Expected calibration error: how far confidence is from the share of right answers, on average."""
+    bins = calibration_bins(confidence, right)
+    return float(sum(some * abs(sure - share) for some, sure, share in bins) / len(confidence))

@@ -1,0 +1,143 @@
+"""The parts that pages are made of. Every text from outside goes through `escape`."""
+
+import base64
+import html
+import io
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+WIDTH, HEIGHT = 460, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 78, 12, 34
+
+
+def escape(text: object) -> str:
+    """Text as text, whatever a folder or label is called."""
+    return html.escape(str(text), quote=True)
+
+
+def page(title: str, subtitle: str, body: str) -> str:
+    """A whole document."""
+    style = resources.files("vitrail.pages").joinpath("style.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy"'
+        " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>\n"
+        f'<header><h1>{escape(title)}</h1><p class="quiet">{escape(subtitle)}</p></header>\n<main>{body}</main>\n'
+        "</body></html>\n"
+    )
+
+
+def numbers(pairs: Sequence[tuple[str, str]]) -> str:
+    """A few large figures with what they are."""
+    cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in pairs)
+    return f'<div class="numbers">{cells}</div>'
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: frozenset[int] = frozenset()) -> str:
+    """A table; `numeric` columns are set to the right."""
+
+    def cells(tag: str, row: Sequence[object]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if index in numeric else ''}>{escape(cell)}</{tag}>"
+            for index, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table><thead><tr>{cells("th", headers)}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def figure(title: str, note: str, content: str) -> str:
+    """A frame with the answer as its title."""
+    return f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{content}</figure>"
+
+
+def picture(pixels_HWC: np.ndarray, text: str) -> str:
+    """Pixels as an image inside the page."""
+    file = io.BytesIO()
+    Image.fromarray(pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{escape(text)}">'
+
+
+class Line(NamedTuple):
+    """A curve with its name."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    colour: int = 0
+
+
+def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, dots: bool = False) -> str:
+    """Curves with axes; each is named at its end."""
+    points = [
+        (line, [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(y) and (y > 0 or not log)])
+        for line in lines
+    ]
+    every = [point for _, some in points for point in some]
+    if not every:
+        return '<p class="quiet">Nothing was recorded.</p>'
+    scale = math.log10 if log else float
+    x_ends = _ends([x for x, _ in every], margin=0.0)
+    y_ends = _ends([scale(y) for _, y in every], margin=0.05)
+    across, down = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            _LEFT + across * (x - x_ends[0]) / (x_ends[1] - x_ends[0]),
+            _TOP + down * (1 - (scale(y) - y_ends[0]) / (y_ends[1] - y_ends[0])),
+        )
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}">']
+    for tick in _ticks(*y_ends):
+        value = 10**tick if log else tick
+        _, y = place(x_ends[0], value)
+        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for tick in _ticks(*x_ends):
+        x, _ = place(tick, every[0][1])
+        parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{tick:,.6g}</text>')
+    parts.append(
+        f'<text class="soft" x="{_LEFT + across / 2}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>'
+    )
+    ends: list[float] = []
+    for line, some in points:
+        if not some:
+            continue
+        colour = f"var(--c{line.colour % 8})"
+        spots = [place(x, y) for x, y in some]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        if dots:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in spots]
+        x, y = spots[-1]
+        while any(abs(y - other) < 12 for other in ends):
+            y += 12
+        ends.append(y)
+        parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(line.name)}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def _ends(values: Sequence[float], margin: float) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    return low - margin * (high - low), high + margin * (high - low)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers between the ends."""
+    rough = (high - low) / 4
+    unit = 10 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    first = math.ceil(low / step)
+    return [round(index * step, 12) for index in range(first, math.floor(high / step) + 1)]

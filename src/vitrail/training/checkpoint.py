@@ -1,0 +1,89 @@
+"""Checkpoints: everything that a run is at one step, in a folder that is whole or absent.
+
+step-000000120/
+  tensors.safetensors   weights, averages and the optimiser's memory
+  state.json            the step, the position in the data, scores, and what the run must agree on to go on
+  manifest.json         SHA-256 of both, written last
+
+No torch here: arrays come in and go out.
+"""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from vitrail.errors import DamagedError, VitrailError
+from vitrail.storage import read_json, verify, whole_folder, write_json
+
+_FILES = ("tensors.safetensors", "state.json")
+_NAME = re.compile(r"step-(\d{9,})")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint in memory."""
+
+    step: int
+    arrays: dict[str, np.ndarray]
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
+    """Write the checkpoint of a step into `folder`; if one is there already, it is exchanged."""
+    path = folder / f"step-{step:09d}"
+    try:
+        with whole_folder(path, force=True) as aside:
+            save_file(dict(arrays), aside / _FILES[0])
+            write_json(aside / _FILES[1], dict(state))
+    except (VitrailError, SafetensorError) as error:
+        size = sum(array.nbytes for array in arrays.values())
+        raise VitrailError(f"Checkpoint {str(path)!r} of {size:,} bytes cannot be written: {error}") from None
+    return path
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Steps that have a checkpoint, whole or not, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and a line for each newer one that is not."""
+    complaints = []
+    for step in reversed(steps_of(folder)):
+        try:
+            return load_checkpoint(folder / f"step-{step:09d}"), complaints
+        except DamagedError as error:
+            complaints.append(str(error))
+    return None, complaints
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint, every byte of it checked."""
+    verify(path, _FILES)
+    try:
+        arrays = load_file(path / _FILES[0])
+    except (SafetensorError, OSError) as error:
+        raise DamagedError(f"{str(path / _FILES[0])!r} cannot be read ({error}).") from None
+    state = read_json(path / _FILES[1])
+    return Checkpoint(state["step"], arrays, state)
+
+
+def tidy(folder: Path, *, keep: int, best: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the best, and what killed writers left behind."""
+    steps = steps_of(folder)
+    for step in steps[: -keep if keep else None]:
+        if step != best:
+            # First under a name that no reader takes for a checkpoint: removing takes time.
+            leaving = folder / f".step-{step:09d}.removed"
+            with contextlib.suppress(OSError):
+                (folder / f"step-{step:09d}").rename(leaving)
+    for path in folder.glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)

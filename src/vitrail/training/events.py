@@ -1,0 +1,70 @@
+"""Scalars in a file that TensorBoard reads: records of a length, a checksum, a protocol-buffer message, a checksum."""
+
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+
+_POLYNOMIAL = 0x82F63B78  # CRC-32C (Castagnoli), reflected
+
+
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE = _table()
+
+
+def masked_checksum(data: bytes) -> int:
+    """CRC-32C, rotated and shifted as TensorFlow's records have it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 255] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class EventFile:
+    """Appends scalars under a name; every record is whole once it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("ab", buffering=0)
+        self._write(_double(1, time.time()) + _text(3, b"brain.Event:2"))
+
+    def add(self, step: int, scalars: dict[str, float]) -> None:
+        """Record some numbers of one step."""
+        values = b"".join(_text(1, _text(1, name.encode()) + _float(2, value)) for name, value in scalars.items())
+        self._write(_double(1, time.time()) + b"\x10" + _varint(step) + _text(5, values))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _write(self, message: bytes) -> None:
+        length = struct.pack("<Q", len(message))
+        checks = [struct.pack("<I", masked_checksum(part)) for part in (length, message)]
+        self._file.write(length + checks[0] + message + checks[1])
+
+
+def _varint(number: int) -> bytes:
+    low, number = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(number) if number else bytes([low])
+
+
+def _text(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _double(field: int, number: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", number)
+
+
+def _float(field: int, number: float) -> bytes:
+    return _varint(field << 3 | 5) + struct.pack("<f", number)

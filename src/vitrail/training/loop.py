@@ -1,0 +1,440 @@
+"""The training loop: one for every family, objective and number of ranks.
+
+What a step does is a pure function of the weights before it and of (seed, step): the samples and their augmentation by
+`data.loader`, dropout and the like by re-seeding at every step. So a run that was killed and resumed ends with the same
+bits as one that was not, on one machine with the same number of threads.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import math
+import signal
+import statistics
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from vitrail import chance
+from vitrail.configs.recipe import Recipe
+from vitrail.data.cache import PictureCache
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Batch, Loader
+from vitrail.errors import UsageError, VitrailError
+from vitrail.images.augment import mix
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.settings import Settings, check_number, check_whole
+from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, steps_of, tidy
+from vitrail.training.objectives import Objective, make_objective
+from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
+from vitrail.training.ranks import Ranks
+from vitrail.training.runlog import RunLog
+
+_LOG_EVERY = 10  # steps
+_MEASURED_SECONDS, _MEASURED_STEPS = 4.0, 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Where and how a run runs. But for the seed, and the threads in the last bits, nothing here changes the result."""
+
+    title: ClassVar[str] = "Options"
+
+    seed: int = 0
+    """Same seed, same machine, same number of threads: same weights."""
+    workers: int = 2
+    """Threads that prepare pictures."""
+    threads: int | None = None
+    """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes a GPU if there is one."""
+    amp: bool = False
+    """Compute in bfloat16 where that is safe. Slow on CPUs without it."""
+    compile: bool = False
+    """Compile the model first: a minute or so, then faster steps on some machines."""
+    cache: str | None = None
+    """Folder for decoded pictures, so that later epochs need no JPEG work."""
+    cache_gigabytes: float = 10.0
+    """How large the cache may grow."""
+    checkpoint_seconds: float = 30.0
+    """A checkpoint is written after so many seconds or at the end of an epoch, whichever comes first."""
+    keep: int = 2
+    """How many checkpoints stay, besides the best."""
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, low=0, high=2**63 - 1)
+        check_whole("workers", self.workers, low=0, high=256)
+        check_whole("keep", self.keep, low=1, high=1_000_000)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, low=0, below=1e9)
+        check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
+        if self.threads is not None:
+            check_whole("threads", self.threads, low=1, high=4096)
+        try:
+            if self.device != "auto":
+                torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"Device must be one that this machine has, got {self.device!r} ({reason}).") from None
+
+
+class Interrupted(VitrailError):
+    """A signal ended the run after a whole step, with a checkpoint."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+class Stop:
+    """Remembers a signal until the step is done. A second Ctrl-C does not wait."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self.signal == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    @contextlib.contextmanager
+    def watching(self) -> Generator["Stop"]:
+        """Take SIGTERM and SIGINT for the time of the block."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Trainer:
+    """A run in the middle of its work: weights, averages, the optimiser's memory, and where it is."""
+
+    def __init__(
+        self,
+        model: AnyModel,
+        preprocess: Preprocess,
+        training: Split,
+        held_out: Split | None,
+        recipe: Recipe,
+        options: Options,
+        ranks: Ranks,
+        *,
+        cache: PictureCache | None = None,
+    ) -> None:
+        self.preprocess, self.recipe, self.options, self.ranks = preprocess, recipe, options, ranks
+        self.objective = make_objective(model, recipe, preprocess.mean, preprocess.std).to(ranks.device)
+        if recipe.freeze:
+            for name, parameter in self.objective.named_parameters():
+                parameter.requires_grad_(name.startswith(("model.head.", "decoder.")))
+        model.recomputes = recipe.activation_checkpointing
+        self.optimisers = make_optimisers(self.objective, recipe)
+        self.average = Average(self.objective, recipe.average) if recipe.average else None
+        shared: dict[str, Any] = {
+            "workers": options.workers, "rank": ranks.rank, "ranks": ranks.count, "cache": cache,
+            "on_damage": recipe.on_damage,
+        }  # fmt: skip
+        self.loader = Loader(
+            training, preprocess, batch=recipe.batch, seed=options.seed, settings=recipe.augment, **shared
+        )
+        self.watch = None
+        if held_out is not None:
+            self.watch = Loader(held_out, preprocess, batch=max(recipe.batch, 64), shuffle=False, **shared)
+        self.step, self.total = 0, 0
+        self.best: dict[str, Any] | None = None
+        self.damaged: dict[str, str] = {}
+        self.latest: dict[str, Any] | None = None
+        self._runner: Any = self.objective
+        if options.compile:
+            self._runner = torch.compile(self._runner)
+        if ranks.count > 1:
+            self._runner = DistributedDataParallel(self._runner)
+
+    # The state, to and from arrays
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every tensor that the run consists of, by name."""
+        tensors = {f"now/{name}": tensor for name, tensor in self.objective.state_dict().items()}
+        if self.average:
+            tensors |= {f"average/{name}": tensor for name, tensor in self.average.model.state_dict().items()}
+        for name, entry, tensor in self._memory():
+            tensors[f"memory/{name}/{entry}"] = tensor
+        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Become what was saved. Tensors are copied into place, so that their alignment, and with it the last bits of
+        what is computed from them, is that of a run that never stopped."""
+        arrays = checkpoint.arrays
+        self.objective.load_state_dict(_part(arrays, "now/"))
+        if self.average:
+            self.average.model.load_state_dict(_part(arrays, "average/"))
+        names = dict(self.objective.named_parameters())
+        owner = {id(p): optimiser for optimiser in self.optimisers for g in optimiser.param_groups for p in g["params"]}
+        for key, tensor in _part(arrays, "memory/").items():
+            name, _, entry = key.rpartition("/")
+            parameter = names[name]
+            # A step counter is a scalar; everything else is shaped as the parameter.
+            place = torch.empty_like(parameter) if tensor.ndim else torch.empty((), dtype=tensor.dtype)
+            owner[id(parameter)].state[parameter][entry] = place.copy_(tensor)
+        self.step, self.total = checkpoint.step, checkpoint.state["total"]
+        self.best, self.damaged = checkpoint.state["best"], dict(checkpoint.state["damaged"])
+
+    def _memory(self) -> Iterator[tuple[str, str, Tensor]]:
+        names = {id(parameter): name for name, parameter in self.objective.named_parameters()}
+        for optimiser in self.optimisers:
+            for parameter, entries in optimiser.state.items():
+                for entry, tensor in entries.items():
+                    if isinstance(tensor, Tensor):
+                        yield names[id(parameter)], entry, tensor
+
+    @property
+    def kept(self) -> AnyModel:
+        """The model that is evaluated and kept: the average if there is one, else the last weights."""
+        return self._kept_objective.model
+
+    @property
+    def _kept_objective(self) -> Objective:
+        return self.average.model if self.average else self.objective  # ty: ignore[invalid-return-type]
+
+    # The work
+
+    def measure(self, seconds: float) -> int:
+        """How many steps fit into so many seconds, evaluations included; tried on a copy that is thrown away."""
+        other = copy.copy(self)
+        other.objective = other._runner = copy.deepcopy(self.objective)
+        other.optimisers = make_optimisers(other.objective, self.recipe)
+        other.average = Average(other.objective, self.recipe.average) if self.average else None
+        other.total = 1
+        times: list[float] = []
+        began = last = time.perf_counter()
+        for batch in other.loader.epoch(0):
+            other.update(batch)
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+            if now - began > _MEASURED_SECONDS or len(times) >= _MEASURED_STEPS:
+                break
+        usual = statistics.median(times[len(times) // 4 :])
+        between = 0.0
+        if self.watch is not None:
+            # A forward pass is about a third of a step.
+            pictures = len(self.watch.split) / self.recipe.batch
+            between = pictures * usual / 3 / (self.loader.steps * self.recipe.evaluate_every)
+        (slowest,) = self.ranks.largest(usual + between)
+        return max(int(0.97 * max(seconds - (last - began), 0) / slowest), 1)
+
+    def run(self, folder: Path, log: RunLog, state: dict[str, Any], stop: Stop) -> None:
+        """From where the run is to its end. `state` goes into every checkpoint."""
+        checkpoints = folder / "checkpoints"
+        saved = time.monotonic()
+        losses: list[float] = []
+        pictures, since = 0, time.perf_counter()
+        while self.step < self.total:
+            epoch, offset = divmod(self.step, self.loader.steps)
+            with contextlib.closing(self.loader.epoch(epoch, start=offset)) as batches:
+                for batch in batches:
+                    loss, is_finite = self.update(batch)
+                    stopping, is_broken = self.ranks.largest(stop.signal, not is_finite)
+                    if is_broken:
+                        self._on_nonfinite(batch, log)
+                    else:
+                        losses.append(loss)
+                    self.step += 1
+                    pictures += batch.whole
+                    ended_epoch = self.step % self.loader.steps == 0
+                    if self.step % _LOG_EVERY == 0 or self.step == self.total or ended_epoch:
+                        now = time.perf_counter()
+                        (mean,) = self.ranks.total(torch.tensor([sum(losses) / max(len(losses), 1)])).tolist()
+                        fields = {
+                            "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
+                            "images_per_second": pictures / (now - since),
+                        }  # fmt: skip
+                        log.write("step", step=self.step, epoch=epoch, **fields)
+                        log.progress(self.step, fields, self._words())
+                        losses, pictures, since = [], 0, now
+                    if ended_epoch or self.step == self.total:
+                        self._collect_damage(log)
+                        if (epoch + 1) % self.recipe.evaluate_every == 0 or self.step == self.total:
+                            self.evaluate(epoch, log)
+                        since = time.perf_counter()
+                    is_due = time.monotonic() - saved >= self.options.checkpoint_seconds
+                    if stopping or is_due or ended_epoch or self.step == self.total:
+                        self.save(checkpoints, state, log, must=bool(stopping))
+                        saved = time.monotonic()
+                    if stopping:
+                        name = signal.Signals(int(stopping)).name
+                        log.write("stop", step=self.step, signal=name)
+                        raise Interrupted(
+                            f"stopped by {name} after step {self.step} of {self.total}; --resume auto goes on there",
+                            128 + int(stopping),
+                        )
+                    if self.step == self.total:
+                        break
+
+    def update(self, batch: Batch) -> tuple[float, bool]:
+        """One step. Returns this rank's part of the loss, and whether loss and gradient are finite."""
+        set_learning_rate(self.optimisers, self._rate(self.step))
+        seed = chance.bits(self.options.seed, self.step, self.ranks.rank, draw="step")
+        torch.manual_seed(int(seed[0] >> np.uint64(1)))
+        self.objective.train()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        loss = 0.0
+        parts = list(self._parts(batch))
+        for number, (part, weights) in enumerate(parts):
+            is_last = number == len(parts) - 1
+            with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._runner.no_sync():
+                with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.options.amp):
+                    losses = self._runner(*part)
+                # DDP takes the mean over ranks; the loss is the mean over the pictures of all of them.
+                mean = (losses * weights).sum() / batch.whole
+                (mean * self.ranks.count).backward()
+            loss += mean.item()
+        is_finite = math.isfinite(loss)
+        if self.recipe.clip:
+            parameters = [parameter for parameter in self.objective.parameters() if parameter.grad is not None]
+            norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
+            is_finite &= bool(norm.isfinite())
+        if self.ranks.count > 1:  # all step, or none
+            is_finite = not self.ranks.largest(not is_finite)[0]
+        if is_finite:
+            for optimiser in self.optimisers:
+                optimiser.step()
+            if self.average:
+                self.average.update(self.objective, self.step + 1)
+        return loss, is_finite
+
+    def _parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+        """The arguments of the objective and the weights of the pictures, in as many parts as the recipe says."""
+        device = self.ranks.device
+        if not len(batch.labels):  # fewer pictures than ranks: take part in the step, but weigh nothing
+            blank = torch.zeros(2, self.preprocess.channels, *self.preprocess.resolution, device=device)
+            yield (blank, torch.zeros(2, dtype=torch.long, device=device), None, None), torch.zeros(2, device=device)
+            return
+        images = self.preprocess.scale(batch.pixels.to(device))
+        labels, weights = batch.labels.to(device), batch.weights.to(device)
+        others, shares = None, None
+        if batch.mixture is not None:
+            images = mix(images, batch.mixture)
+            others = labels[torch.from_numpy(batch.mixture.partner).to(device)]
+            shares = torch.from_numpy(batch.mixture.share).to(device, torch.float32)
+        size = -(-len(labels) // self.recipe.accumulate)
+        for start in range(0, len(labels), size):
+            chosen = slice(start, start + size)
+            mixed = (None, None) if others is None or shares is None else (others[chosen], shares[chosen])
+            yield (images[chosen], labels[chosen], *mixed), weights[chosen]
+
+    def _rate(self, step: int) -> float:
+        return self.recipe.learning_rate * schedule(self.recipe, step, self.total)
+
+    # What happens around a step
+
+    @torch.inference_mode()
+    def evaluate(self, epoch: int, log: RunLog) -> None:
+        """Loss and share of right answers on the held-out pictures, each counted once over all ranks."""
+        if self.watch is None:
+            return
+        objective = self._kept_objective
+        was_training = objective.training
+        objective.eval()
+        sums = torch.zeros(3, dtype=torch.float64)
+        for batch in self.watch.epoch():
+            if len(batch.labels):
+                images = self.preprocess.scale(batch.pixels.to(self.ranks.device))
+                losses, right = objective.score(images, batch.labels.to(self.ranks.device))
+                weights = batch.weights.double()
+                sums += torch.stack([(losses.cpu() * weights).sum(), (right.cpu() * weights).sum(), weights.sum()])
+        objective.train(was_training)
+        loss, right, count = self.ranks.total(sums.to(self.ranks.device)).tolist()
+        found = {"loss": loss / max(count, 1), "accuracy": right / max(count, 1), "count": int(count)}
+        weights_used = "average" if self.average else "last"
+        log.write("evaluate", step=self.step, epoch=epoch, **found, weights=weights_used)
+        score = found["accuracy"] if self.recipe.objective == "classify" else -found["loss"]
+        if math.isfinite(score) and math.isfinite(found["loss"]) and (self.best is None or score > self.best["score"]):
+            self.best = {"step": self.step, "score": score, **found}
+        self.latest = found
+
+    def save(self, checkpoints: Path, state: dict[str, Any], log: RunLog, *, must: bool = False) -> None:
+        """A checkpoint of now. A full disk does not end a run that still can go on: the older ones stay."""
+        if not self.ranks.is_first:
+            return
+        arrays = self.arrays()
+        whole = {**state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged}
+        try:
+            save_checkpoint(checkpoints, self.step, arrays, whole)
+        except VitrailError as error:
+            if must:
+                raise
+            log.say(f"warning: {error} Training goes on; the last whole checkpoint is of {_last(checkpoints)}.")
+            log.write("checkpoint-failed", step=self.step, reason=str(error))
+            return
+        tidy(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
+
+    def _on_nonfinite(self, batch: Batch, log: RunLog) -> None:
+        """What the recipe says of a loss that is no number. The samples are those of all ranks."""
+        epoch, offset = divmod(self.step, self.loader.steps)
+        samples = self.loader.order(epoch)[offset * self.loader.batch :][: batch.whole].tolist()
+        log.write("nonfinite", step=self.step, samples=samples, policy=self.recipe.on_nonfinite)
+        if self.recipe.on_nonfinite == "stop":
+            raise VitrailError(
+                f"Loss or gradient is not finite at step {self.step} (samples {str(samples[:8])[1:-1]}, ...;"
+                " all in metrics.jsonl). Lower the learning rate or clip gradients; checkpoints before it are whole."
+            )
+        log.say(f"warning: loss or gradient is not finite at step {self.step}; the step is left out")
+
+    def _collect_damage(self, log: RunLog) -> None:
+        """Name each picture that could not be read once, whoever met it."""
+        mine = {**self.loader.damaged, **(self.watch.damaged if self.watch else {})}
+        for theirs in self.ranks.gather(mine):
+            for path, reason in theirs.items():
+                if path not in self.damaged:
+                    self.damaged[path] = reason
+                    log.write("damaged", file=path, reason=reason, policy=self.recipe.on_damage)
+                    log.say(f"warning: {reason} ({self.recipe.on_damage})")
+
+    def _words(self) -> str:
+        return f"  held-out {self.objective.counts_right} {self.latest['accuracy']:.1%}" if self.latest else ""
+
+
+def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): torch.from_numpy(array) for name, array in arrays.items() if name.startswith(prefix)
+    }
+
+
+def _last(checkpoints: Path) -> str:
+    steps = steps_of(checkpoints)
+    return f"step {steps[-1]}" if steps else "no step"
+
+
+def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any], log_lines: list[str]) -> Literal["resumed", "fresh"]:
+    """Go back to the newest whole checkpoint of `folder`, if there is one that belongs to this very run."""
+    checkpoint, complaints = load_newest(folder / "checkpoints")
+    log_lines += complaints
+    if checkpoint is None:
+        if complaints:
+            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints[0]}")
+        return "fresh"
+    for name, value in agreed.items():
+        if checkpoint.state[name] != value:
+            raise UsageError(
+                f"Resumed run must have the {name} it began with, got {_difference(checkpoint.state[name], value)}."
+                " Choose another --output for another run."
+            )
+    trainer.restore(checkpoint)
+    return "resumed"
+
+
+def _difference(before: Any, now: Any) -> str:
+    """What changed, in a few words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        return "; ".join(f"{key} {_difference(before.get(key), now.get(key))}" for key in changed[:3])
+    return f"{now!r} after {before!r}"

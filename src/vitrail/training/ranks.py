@@ -1,0 +1,77 @@
+"""Many processes that train one model: who I am, what we agree on. Alone, all of it costs nothing.
+
+`torchrun --nproc-per-node 2 -m vitrail train ...` starts them; gloo connects CPUs, nccl GPUs.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks(NamedTuple):
+    """This process among those that train together."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return self.rank == 0
+
+    def largest(self, *numbers: float) -> list[float]:
+        """The largest of each number over all ranks."""
+        if self.count == 1:
+            return list(numbers)
+        together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(together, dist.ReduceOp.MAX)
+        return together.tolist()
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        if self.count > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def from_first(self, thing: Any) -> Any:
+        """What the first rank has, for all."""
+        if self.count == 1:
+            return thing
+        things = [thing]
+        dist.broadcast_object_list(things, src=0)
+        return things[0]
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What every rank has, for all."""
+        if self.count == 1:
+            return [thing]
+        things: list[Any] = [None] * self.count
+        dist.all_gather_object(things, thing)
+        return things
+
+
+@contextmanager
+def join(device: str) -> Generator[Ranks]:
+    """Join the ranks that torchrun started, or be alone."""
+    count = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
+    place = torch.device(
+        "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
+    )
+    if count == 1:
+        yield Ranks(0, 1, place)
+        return
+    if place.type == "cuda":
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=5))
+    try:
+        yield Ranks(dist.get_rank(), count, place)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,331 @@
+"""A whole run, from DATA and a name to a folder with a bundle and a report.
+
+RUN/config.toml      every setting, resolved
+RUN/metrics.jsonl    what happened, a line of JSON for each event; TensorBoard's events beside it
+RUN/checkpoints/     the last ones and the best
+RUN/bundle/          the model, ready to use
+RUN/report.html      for people
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail import __version__
+from vitrail.configs import zoo
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.recipe import Recipe, write_toml
+from vitrail.data.cache import PictureCache
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError, VitrailError
+from vitrail.evaluation.classify import Answers, answer
+from vitrail.evaluation.metrics import score
+from vitrail.images.decode import identify
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.models.igpt import IGPT
+from vitrail.storage import check_output
+from vitrail.training.checkpoint import load_newest
+from vitrail.training.loop import Options, Stop, Trainer, resume
+from vitrail.training.objectives import model_settings
+from vitrail.training.palette import make_palette
+from vitrail.training.ranks import Ranks, join
+from vitrail.training.report import write_report
+from vitrail.training.runlog import RunLog
+from vitrail.weights.bundle import Bundle, save
+
+_SMALL = 64  # pixels: presets up to this size take their resolution from pictures in memory
+_LOOKED_AT = 200  # files that tell whether pictures are grey
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a run begins: a model with its first weights, and what happens to pixels before it."""
+
+    model: AnyModel
+    preprocess: Preprocess
+
+
+def train(
+    data: str,
+    model: str,
+    output: Path,
+    recipe: Recipe,
+    options: Options,
+    *,
+    resumes: bool = False,
+    force: bool = False,
+    command: str = "",
+) -> None:
+    """`vitrail train`: a model by its name, from its first weights."""
+
+    def start(dataset: Dataset, training: Split) -> Start:
+        config = resolve_model(zoo.find(model), dataset, recipe)
+        preprocess = make_preprocess(config, training, recipe)
+        torch.manual_seed(options.seed)
+        made = build(config)
+        if recipe.head_bias and made.head.bias is not None:
+            torch.nn.init.constant_(made.head.bias, recipe.head_bias)
+        if isinstance(made, IGPT):
+            made.palette.copy_(make_palette(training, preprocess, made.config.palette, options.seed))
+        return Start(made, preprocess)
+
+    run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
+
+
+def run(
+    data: str,
+    output: Path,
+    recipe: Recipe,
+    options: Options,
+    start: Callable[[Dataset, Split], Start],
+    *,
+    resumes: bool,
+    force: bool,
+    command: str,
+) -> None:
+    """Everything that all runs share, whatever they start from."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(join(options.device))
+        is_new = _first_does(ranks, lambda: _claim(output, resumes=resumes, force=force))
+        dataset = open_data(data)
+        training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed)
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        begin = start(dataset, training)
+        cache = None
+        if options.cache:
+            cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
+        trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
+        agreed = {
+            "seed": options.seed,
+            "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
+            "preprocess": begin.preprocess.to_json(),
+            "recipe": recipe.to_json(),
+            "data": dataset.fingerprint(),
+        }
+        lines: list[str] = []
+        is_resumed = not is_new and resume(trainer, output, agreed, lines) == "resumed"
+        if is_resumed:
+            lines += _same_threads(trainer, output, options)
+        else:
+            trainer.total = _length(trainer, recipe, began)
+        state = {**agreed, "threads": torch.get_num_threads(), "ranks": ranks.count}
+        stop = stack.enter_context(Stop().watching())
+        log = stack.enter_context(RunLog(output, trainer.total, speaks=ranks.is_first))
+        if ranks.is_first and not is_resumed:
+            (output / "config.toml").write_text(_config(data, begin, recipe, options, command), encoding="utf-8")
+        for line in lines:
+            log.say(f"note: {line}")
+        if is_resumed:
+            log.write("resume", step=trainer.step, fell_back=len(lines) > 0 and bool(lines))
+            log.say(f"going on after step {trainer.step} of {trainer.total}")
+        else:
+            log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
+            _introduce(log, begin, dataset, training, held_out, trainer)
+        trainer.run(output, log, state, stop)
+        _finish(output, dataset, trainer, log, data=data, command=command, seconds=time.monotonic() - began)
+
+
+def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
+    """A named model for this data: channels and classes, and for small presets the resolution, come from DATA."""
+    changes: dict[str, Any] = {"classes": len(dataset.labels), "channels": _channels(dataset.first)}
+    pixels = dataset.first.in_memory
+    if pixels is not None and max(config.resolution) <= _SMALL and config.family != "igpt":
+        changes["resolution"] = pixels.shape[1:3]
+    changes |= model_settings(recipe, config)
+    return config.replace(**{**changes, **recipe.model})
+
+
+def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
+    """Small pictures whole; photos with a crop and ImageNet's statistics; then what the recipe says."""
+    settings: dict[str, Any] = {"resolution": config.resolution}
+    if split.in_memory is not None:
+        settings["crop_fraction"] = 1.0
+    if split.in_memory is not None or config.channels != 3:
+        settings |= {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
+    try:
+        return Preprocess.from_json({**settings, **recipe.preprocess})
+    except UsageError as error:
+        raise UsageError(f"{error} (in the recipe's preprocess)") from None
+
+
+def _channels(split: Split) -> int:
+    """Channels of pictures in memory; of files, 1 if the first ones are all grey."""
+    if (pixels := split.in_memory) is not None:
+        return pixels.shape[3]
+    modes = []
+    for path in split.pictures[:_LOOKED_AT]:
+        with contextlib.suppress(VitrailError):  # the loader will say more
+            modes.append(identify(path)[1])
+    return 1 if modes and all(mode in ("1", "L", "I", "F") or mode.startswith("I;16") for mode in modes) else 3
+
+
+def _length(trainer: Trainer, recipe: Recipe, began: float) -> int:
+    if recipe.steps is not None:
+        return recipe.steps
+    if recipe.epochs is not None:
+        return recipe.epochs * trainer.loader.steps
+    minutes = recipe.minutes or 0.0
+    return int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
+
+
+def _same_threads(trainer: Trainer, output: Path, options: Options) -> list[str]:
+    """A resumed run computes with the threads it began with, unless it is told otherwise."""
+    checkpoint, _ = load_newest(output / "checkpoints")
+    before = checkpoint.state["threads"] if checkpoint else torch.get_num_threads()
+    ranks = checkpoint.state["ranks"] if checkpoint else trainer.ranks.count
+    lines = []
+    if options.threads not in (None, before):
+        lines.append(f"{options.threads} threads after {before}: the last bits of the weights will differ")
+    else:
+        torch.set_num_threads(before)
+    if ranks != trainer.ranks.count:
+        lines.append(f"{trainer.ranks.count} ranks after {ranks}: the last bits of the weights will differ")
+    return lines
+
+
+def _claim(output: Path, *, resumes: bool, force: bool) -> bool:
+    """Make the run's folder, before any work is done for it. Returns whether the run is new."""
+    exists = os.path.lexists(output)
+    is_run = (output / "config.toml").is_file() or (output / "checkpoints").is_dir()
+    if exists and resumes and is_run:
+        check_output(output, force=True)
+        return False
+    if exists and any(output.iterdir() if output.is_dir() else [output]):
+        if force and not is_run:
+            raise UsageError(
+                f"Output to be overwritten must be a run of vitrail, got {str(output)!r}. Move it away yourself."
+            )
+        check_output(output, force=force)
+        for path in (*output.glob("events.out.tfevents.*"), *(output / name for name in _LEFT)):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    check_output(output, force=True)
+    try:
+        (output / "checkpoints").mkdir(parents=True, exist_ok=True)
+        trial = output / "checkpoints" / ".trial"
+        trial.write_bytes(b"x" * 4096)
+        trial.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"Output must be a folder that can be written, got {str(output)!r} ({error.strerror})."
+        ) from None
+    return True
+
+
+_LEFT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
+
+
+def _first_does(ranks: Ranks, work: Callable[[], Any]) -> Any:
+    """What the first rank's work returns, for all; its error is everybody's."""
+    result, problem = None, None
+    if ranks.is_first:
+        try:
+            result = work()
+        except VitrailError as error:
+            problem = (str(error), error.exit_code)
+    result, problem = ranks.from_first((result, problem))
+    if problem:
+        error = VitrailError(problem[0])
+        error.exit_code = problem[1]
+        raise error
+    return result
+
+
+def _config(data: str, begin: Start, recipe: Recipe, options: Options, command: str) -> str:
+    """What the run was told, with every default filled in."""
+    # A value that is none has no word in TOML and is left out: it is the default.
+    fields = {
+        "data": data,
+        **options.to_json(),
+        **recipe.to_json(),
+        "preprocess": begin.preprocess.to_json(),
+        "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
+    }
+    return f"# {command or 'vitrail.training.run'}\n# vitrail {__version__}, torch {torch.__version__}\n" + write_toml(
+        fields
+    )
+
+
+def _introduce(
+    log: RunLog, begin: Start, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
+) -> None:
+    config = begin.model.config
+    height, width = config.resolution
+    watched = f", {len(held_out):,} held out" if held_out is not None else ""
+    epochs = trainer.total / trainer.loader.steps
+    log.say(
+        f"{config.name}: {config.parameters:,} parameters, {height} x {width} px, {config.channels} channel(s);"
+        f" {len(training):,} pictures of {len(dataset.labels):,} classes{watched};"
+        f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
+    )
+
+
+def _finish(
+    output: Path, dataset: Dataset, trainer: Trainer, log: RunLog, *, data: str, command: str, seconds: float
+) -> None:
+    """Evaluate what is kept, write the bundle and the report."""
+    ranks, recipe = trainer.ranks, trainer.recipe
+    model = trainer.kept
+    split = dataset.splits.get("test") or (trainer.watch.split if trainer.watch else None)
+    scores, answers = None, None
+    if recipe.objective == "classify" and split is not None:
+        loader = Loader(
+            split, trainer.preprocess, batch=max(recipe.batch, 64), shuffle=False, workers=trainer.options.workers,
+            rank=ranks.rank, ranks=ranks.count, on_damage=recipe.on_damage,
+        )  # fmt: skip
+        answers = Answers.join(ranks.gather(answer(model, loader)))
+        scores = score(answers.probabilities, answers.labels, dataset.labels)
+        brief = {key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")}
+        log.write("final", step=trainer.step, split=split.name, **brief)
+    if not ranks.is_first:
+        return
+    provenance = {
+        "data": f"{data}: {len(trainer.loader.split):,} training pictures",
+        "data_fingerprint": dataset.fingerprint(),
+        "licence": dataset.licence,
+        "objective": recipe.objective,
+        "weights": f"running average, decay {recipe.average}" if recipe.average else "last",
+        "steps": trainer.step,
+        "epochs": round(trainer.step / trainer.loader.steps, 3),
+        "seed": trainer.options.seed,
+        "ranks": ranks.count,
+        "threads": torch.get_num_threads(),
+        "vitrail": __version__,
+        "torch": str(torch.__version__),
+        "seconds": round(seconds, 1),
+        "command": command,
+    }
+    if scores is not None and split is not None:
+        provenance["scores"] = {"split": split.name, **brief}
+    if trainer.damaged:
+        provenance["damaged"] = {"policy": recipe.on_damage, "files": trainer.damaged}
+    bundle = Bundle(
+        model=model.eval(),
+        preprocess=trainer.preprocess,
+        labels=dataset.labels if recipe.objective == "classify" else None,
+        provenance=provenance,
+    )
+    save(bundle, output / "bundle", force=True)
+    write_report(output, bundle, scores=scores, answers=answers, split=split)
+    log.write("end", step=trainer.step, seconds=round(seconds, 1))
+    if scores is not None and split is not None:
+        low, high = scores["accuracy_interval"]
+        right = round(scores["accuracy"] * scores["count"])
+        sys.stdout.write(
+            f"{split.name} accuracy {scores['accuracy']:.1%} ({right:,} of {scores['count']:,}; 95 % interval"
+            f" {low:.1%} to {high:.1%})\n"
+        )
+    sys.stdout.write(f"model   {output / 'bundle'}\nreport  {output / 'report.html'}\n")

@@ -1,0 +1,98 @@
+"""What people see of a run: a progress line, `metrics.jsonl`, TensorBoard events. Only the first rank writes."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from vitrail.training.events import EventFile
+
+_PLAIN_SECONDS = 10  # between plain lines
+
+
+class RunLog:
+    """A line of JSON for every event; scalars also for TensorBoard; a line for people now and then."""
+
+    def __init__(self, folder: Path, total: int, *, speaks: bool) -> None:
+        self.total, self.speaks = total, speaks
+        self._began = self._spoken = time.monotonic()
+        self._first: int | None = None
+        self._progress: Progress | None = None
+        if speaks:
+            self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+            self._events = EventFile(folder)
+
+    def __enter__(self) -> Self:
+        if self.speaks and sys.stderr.isatty():
+            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=False)
+            self._task = self._progress.add_task("", total=self.total)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress:
+            self._progress.stop()
+        if self.speaks:
+            self._metrics.close()
+            self._events.close()
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One line of `metrics.jsonl`. Numbers that JSON has no word for become null."""
+        if not self.speaks:
+            return
+        plain = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in fields.items()
+        }
+        self._metrics.write(json.dumps({"event": event, **plain}, ensure_ascii=False) + "\n")
+        self._metrics.flush()
+        scalars = {
+            f"{event}/{key}": float(value)
+            for key, value in plain.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and key != "step"
+        }
+        if scalars and "step" in fields and event in ("step", "evaluate"):
+            self._events.add(fields["step"], scalars)
+
+    def say(self, line: str) -> None:
+        """Words for people, on stderr."""
+        if not self.speaks:
+            return
+        if self._progress:
+            self._progress.console.print(line, markup=False, highlight=False)
+        else:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def progress(self, step: int, fields: dict[str, float], words: str = "") -> None:
+        """Where the run is: steps, loss, learning rate, pictures a second, time to go."""
+        if not self.speaks:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._began = step, now
+        done = step - self._first
+        left = (now - self._began) / done * (self.total - step) if done else math.nan
+        line = (
+            f"loss {fields['loss']:.4f}  lr {fields['learning_rate']:.2e}  {fields['images_per_second']:,.0f} images/s"
+            f"  {_clock(left)} left{words}"
+        )
+        if self._progress:
+            self._progress.update(self._task, completed=step, description=line)
+        elif now - self._spoken >= _PLAIN_SECONDS or step == self.total:
+            self._spoken = now
+            self.say(f"step {step}/{self.total}  {line}")
+
+
+def _clock(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
