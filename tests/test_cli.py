@@ -14,6 +14,7 @@ from PIL import Image
 import vitrail
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.zoo import MODELS
+from vitrail.training.checkpoint import load_newest
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 
@@ -182,7 +183,7 @@ def test_a_reader_that_leaves_is_no_error(flag):
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demo_leaves_in_one_line_and_nothing_behind(tmp_path, sent, code):
+def test_an_interrupted_demo_leaves_in_one_line_and_a_whole_checkpoint(tmp_path, sent, code):
     command = [sys.executable, "-m", "vitrail", "demo", "--epochs", "600", "--output", str(tmp_path / "demo")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     first = process.stderr.readline()
@@ -191,13 +192,16 @@ def test_an_interrupted_demo_leaves_in_one_line_and_nothing_behind(tmp_path, sen
     assert first.startswith("ViT-Pico/2")
     assert process.returncode == code
     assert "Traceback" not in rest
-    assert list(tmp_path.iterdir()) == []
+    assert rest.splitlines()[-1].startswith("vitrail: stopped by SIG")
+    checkpoint, complaints = load_newest(tmp_path / "demo" / "checkpoints")
+    assert checkpoint.step > 0
+    assert complaints == []
 
 
 def test_demo_trains_saves_answers_and_draws(tmp_path):
     done = run("demo", "--epochs", "3", "--output", tmp_path / "demo")
     assert done.returncode == 0, done.stderr
-    assert "held-out accuracy" in done.stdout
+    assert "test accuracy" in done.stdout
     assert "of 360; 95 % interval" in done.stdout
     bundle = vitrail.load(tmp_path / "demo" / "bundle")
     assert bundle.labels == tuple("0123456789")

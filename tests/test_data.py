@@ -153,10 +153,12 @@ def test_npz_files(tmp_path):
     [
         ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}, "uint8"),
         ({"images": np.zeros((2, 4, 4), np.uint8)}, "only one of images and labels"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "one whole number"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "one whole number"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "for each picture"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "for each picture"),
+        ({"images": np.zeros((2, 3, 8, 8), np.uint8), "labels": np.zeros(2, int)}, "channels last"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "train_labels": np.zeros(2)}, "either"),
         ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "must be called images"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, 5]), "classes": np.array(["a"])}, "0 to 0"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, 5]), "classes": np.array(["a"])}, "below 1"),
         (
             {"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "classes": np.array("a")},
             "list of names",
@@ -230,7 +232,7 @@ def test_a_file_that_promises_more_than_the_machine_holds(tmp_path):
     [
         ("", "none"),
         ("file,label\n", "none"),
-        ("a.png\n", "Line 1.*a file and a label"),
+        ("a.png\n", "Line 1.*must be file,label"),
         ("file,label\na.png,\n", "Line 2"),
         ("file,class\na.png,x\n", "header must have"),
         ("a.png,x,tain\n", "split train, val or test"),

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -232,6 +235,52 @@ def test_pictures_that_look_alike_by_nature_are_one_finding(tmp_path):
     (finding,) = examine(open_data(tmp_path))
     assert finding.kind == "near-duplicate"
     assert "nature of the data" in finding.message
+
+
+def test_a_copy_in_val_does_not_hide_a_re_encoded_one_in_test(healthy):
+    shutil.copytree(healthy / "val", healthy / "test")
+    for path in (healthy / "test").rglob("*.jpg"):
+        photo(path, 5000 + sum(map(ord, str(path.relative_to(healthy)))) * 7 + int(path.stem))
+    shutil.copy(healthy / "train/cat/3.jpg", healthy / "val/cat/copy.jpg")
+    with Image.open(healthy / "train/cat/3.jpg") as image:
+        image.save(healthy / "test/cat/again.jpg", quality=50)
+    assert {"duplicate", "near-duplicate"} <= set(kinds(healthy))
+
+
+def test_near_duplicates_in_memory(tmp_path):
+    rng = np.random.default_rng(0)
+    small = [Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)) for _ in range(12)]
+    images = np.stack([np.asarray(one.resize((96, 96), Image.Resampling.BICUBIC)) for one in small])
+    test = np.concatenate([images[8:], images[2:3, :, ::-1]])
+    np.savez(
+        tmp_path / "x.npz", train_images=images[:8], train_labels=np.arange(8) % 2, test_images=test,
+        test_labels=np.arange(5) % 2,
+    )  # fmt: skip
+    (finding,) = examine(open_data(tmp_path / "x.npz"))
+    assert (finding.kind, finding.files) == ("near-duplicate", ("train picture 2", "test picture 4"))
+
+
+def test_pictures_outside_of_class_folders_are_named(healthy):
+    photo(healthy / "loose.jpg", 4000)
+    photo(healthy / "train" / "loose.jpg", 4001)
+    (finding,) = examine(open_data(healthy))
+    assert finding.kind == "ignored-file"
+    assert finding.files == (str(healthy / "loose.jpg"), str(healthy / "train" / "loose.jpg"))
+
+
+def test_ctrl_c_is_an_answer(tmp_path):
+    original = photo(tmp_path / "a" / "0.png", 0, size=(400, 400))
+    (tmp_path / "b").mkdir()
+    for index in range(1, 3000):
+        shutil.copy(original, tmp_path / "ab"[index % 2] / f"{index}.png")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitrail", "doctor", tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=20)
+    assert process.returncode in (0, 130)  # fast machines are done
+    assert "Traceback" not in words
 
 
 def test_a_pipe_among_the_pictures_is_named_and_not_read(tmp_path):

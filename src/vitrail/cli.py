@@ -237,14 +237,15 @@ def predict(
 def demo(
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
-    epochs: Annotated[int, arg(metavar="N", help="How often to go through the training digits.")] = 100,
+    epochs: Annotated[int, arg(metavar="N", help="How often to go through the training digits.")] = 60,
     seed: Annotated[int, arg(metavar="S", help="Same seed, same machine, same model.")] = 0,
-    force: Annotated[bool, arg(help="Overwrite the output if it exists.")] = False,
+    force: Annotated[bool, arg(help="Overwrite the output if it is a run.")] = False,
+    open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
 ) -> None:
     """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and look where it looks."""
     from vitrail.demo import run
 
-    run(output, epochs=epochs, seed=seed, force=force)
+    run(output, epochs=epochs, seed=seed, force=force, opens=open)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -58,6 +58,8 @@ def read_npz(path: Path) -> Dataset:
         _refuse_more_than_memory(size, path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
+        if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{strange[0]} is no array")
     except DamagedError:
         raise
     except Exception as error:  # a damaged archive raises what its parsers raise
@@ -68,6 +70,10 @@ def read_npz(path: Path) -> Dataset:
 def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     keys = {split: (f"{split}_images", f"{split}_labels") for split in SPLITS}
     if "images" in arrays:
+        if mixed := [name for pair in keys.values() for name in pair if name in arrays]:
+            raise UsageError(
+                f"Arrays must be either images and labels or those of splits, got {mixed[0]}, too, in {name!r}."
+            )
         keys = {"all": ("images", "labels")}
     pairs = {}
     for split, (images, labels) in keys.items():
@@ -85,8 +91,8 @@ def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
         raise DamagedError(f"{name!r} has pictures of different shapes in its splits: {sorted(shapes)}.")
     for split, (pictures, labels) in pairs.items():
         if labels.shape != (len(pictures),) or labels.dtype.kind not in "iuU" or not len(labels):
-            raise DamagedError(
-                f"Labels of {split} must be one whole number or name a picture, got {labels.dtype} of shape"
+            raise UsageError(
+                f"{keys[split][1]} must have a whole number or a name for each picture, got {labels.dtype} of shape"
                 f" {labels.shape} for {len(pictures)} pictures in {name!r}."
             )
     table, indices = _class_table([labels for _, labels in pairs.values()], arrays.get("classes"), name)
@@ -103,6 +109,8 @@ def _as_pictures(images: np.ndarray, key: str, name: str) -> np.ndarray:
             f"{key} must be uint8 of shape (n, height, width) or (n, height, width, channels), got {images.dtype} of"
             f" shape {images.shape} in {name!r}."
         )
+    if images.ndim == 4 and images.shape[1] in (1, 3, 4) and images.shape[2] == images.shape[3] > 4:
+        raise UsageError(f"{key} must have channels last, got shape {images.shape} in {name!r}.")
     return images[..., None] if images.ndim == 3 else images
 
 
@@ -119,7 +127,9 @@ def _class_table(
         if not names or len(set(names)) < len(names):
             raise DamagedError(f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.")
         if together.dtype.kind == "U" or together.min() < 0 or together.max() >= len(names):
-            raise DamagedError(f"Labels must be numbers from 0 to {len(names) - 1}, as classes has names, in {name!r}.")
+            raise DamagedError(
+                f"Labels must be numbers below {len(names)}, the number of names in classes, in {name!r}."
+            )
         order = sorted(range(len(names)), key=names.__getitem__)
         place = np.argsort(order)
         return tuple(names[index] for index in order), [place[part].astype(np.int64) for part in labels]

@@ -1,22 +1,23 @@
 """What is wrong with a folder of pictures, before training finds it out the hard way."""
 
 import dataclasses
+import functools
 import hashlib
-import itertools
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vitrail.data.dataset import Dataset, Split
+from vitrail.data.loader import in_order
 from vitrail.data.sources import SUFFIXES
 from vitrail.errors import VitrailError
 from vitrail.images.decode import identify, open_picture, read_file, to_channels
+from vitrail.images.operations import to_image
 
 IMBALANCE = 10  # the largest class over the smallest, from which a warning is due
 _SAME_SIZE = 0.9  # share of pictures of one size from which other sizes are remarkable
@@ -65,8 +66,11 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
         if (pixels := split.in_memory) is not None:
             seen += _look_at_memory(split, pixels)
         else:
-            with ThreadPoolExecutor(workers) as pool:
-                results = list(pool.map(_look, split.pictures, itertools.repeat(split.name), split.labels.tolist()))
+            jobs = (
+                functools.partial(_look, path, split.name, label)
+                for path, label in zip(split.pictures, split.labels.tolist(), strict=True)
+            )
+            results = list(in_order(jobs, workers, ahead=32))
             seen += [result for result in results if isinstance(result, _Seen)]
             findings += [result for result in results if isinstance(result, Finding)]
     findings += [*_duplicates(seen), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
@@ -105,19 +109,23 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _strangers(dataset: Dataset) -> Iterator[Finding]:
-    """Files among the pictures that are none by their name: training will not see them."""
-    folders = [folder for listed in dataset.folders.values() for folder in listed.values()]
+    """Files that training will not see: pictures outside of class folders, and what is none by its ending in them."""
+    if not dataset.folders:
+        return
+    classes = tuple(folder + os.sep for listed in dataset.folders.values() for folder in listed.values())
     known = {path for split in dataset.splits.values() if split.in_memory is None for path in split.pictures}
-    ignored = [
-        os.path.join(place, name)  # noqa: PTH118
-        for folder in folders
-        for place, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".") and name.lower() not in ("thumbs.db", "desktop.ini")
-    ]
-    if strangers := tuple(sorted(path for path in ignored if path not in known)):
+    strangers = []
+    for place, _, names in os.walk(dataset.root):
+        is_class = (place + os.sep).startswith(classes)
+        for name in names:
+            is_picture = name.rpartition(".")[2].lower() in SUFFIXES
+            is_litter = name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini")
+            path = os.path.join(place, name)  # noqa: PTH118
+            if (is_picture or is_class) and not is_litter and path not in known:
+                strangers.append(path)
+    if strangers:
         are = "file is" if len(strangers) == 1 else "files are"
-        yield Finding("ignored-file", "warning", strangers, f"{len(strangers):,} {are} no picture by its ending")
+        yield Finding("ignored-file", "warning", tuple(sorted(strangers)), f"{len(strangers):,} {are} not used")
 
 
 def _look(path: str, split: str, label: int) -> _Seen | Finding:
@@ -145,8 +153,10 @@ def _cause(message: str) -> str:
 def _look_at_memory(split: Split, pixels: np.ndarray) -> Iterator[_Seen]:
     for index, picture in enumerate(pixels):
         digest = hashlib.sha256(np.ascontiguousarray(picture).data).digest()
-        label = int(split.labels[index])
-        yield _Seen(split.call(index), split.name, label, digest, "", "", picture.shape[1::-1], None)
+        label, size, thumbnail = int(split.labels[index]), picture.shape[1::-1], None
+        if min(size) >= _LOOKED_AT and picture.shape[2] in (1, 3):
+            thumbnail = _thumbnail(to_image(picture).convert("L"))
+        yield _Seen(split.call(index), split.name, label, digest, "", "", size, thumbnail)
 
 
 def _thumbnail(image: Image.Image) -> np.ndarray:
@@ -163,7 +173,7 @@ def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
     for group in groups.values():
         splits = list(dict.fromkeys(one.split for one in group))
         names = tuple(one.name for one in group)
-        copied |= set(names) if len(group) > 1 else set()
+        copied |= set(names[1:])  # the first may still look like others
         if len({one.label for one in group}) > 1:
             yield Finding("conflicting-labels", "warning", names, "the same picture in more than one class")
         elif len(splits) > 1:
@@ -203,7 +213,7 @@ def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
             if (match := twin(index, earlier)) is not None:
                 other, is_mirrored = match
                 how = " mirrored" if is_mirrored else ""
-                message = f"the same picture{how} in {seen[other].split} and {seen[index].split}"
+                message = f"what looks like the same picture{how} in {seen[other].split} and {seen[index].split}"
                 found.append(Finding("near-duplicate", "warning", (seen[other].name, seen[index].name), message))
     # Looking alike within the first split is no leak; how often it happens tells what these pictures are like.
     first = np.flatnonzero(split_of == 0)

@@ -131,7 +131,7 @@ class Loader:
         # Small pictures are held up by Python's lock: more than one thread would wait for the other.
         workers = min(self.workers, 1) if is_small else self.workers
         good = 0
-        prepared = _in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
+        prepared = in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
         try:
             for (indices, whole), group in zip(shares, pieces, strict=True):
                 batch = self._assemble(indices, whole, epoch, [next(prepared) for _ in group])
@@ -194,7 +194,7 @@ class Loader:
         )
 
 
-def _in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
+def in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
     """Results of jobs in their order, up to `ahead` of them computed by threads before they are asked for."""
     if workers == 0:
         for job in jobs:

@@ -156,7 +156,9 @@ def _read_csv(path: Path) -> Dataset:
     for number, row in rows:
         cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
         if not cells["file"] or not cells["label"]:
-            raise DamagedError(f"Line {number} of {str(path)!r} must have a file and a label, got {','.join(row)!r}.")
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}."
+            )
         split = _SPLIT_NAMES.get(cells["split"].lower()) if cells["split"] else "all"
         if split is None:
             raise DamagedError(

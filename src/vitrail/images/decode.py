@@ -39,9 +39,12 @@ def read_file(path: str | Path) -> bytes:
     if not Path(path).is_file():
         raise UsageError(f"Picture must be a file that exists, got {str(path)!r}.")
     try:
-        return Path(path).read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise DamagedError(f"{str(path)!r} cannot be read ({error.strerror}).") from None
+    if not content:
+        raise DamagedError(f"{str(path)!r} cannot be read (it is empty).")
+    return content
 
 
 def open_picture(

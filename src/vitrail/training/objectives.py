@@ -45,21 +45,21 @@ class Classify(Objective):
         self.loss, self.smoothing = recipe.loss, recipe.label_smoothing
 
     def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
-        logits_BK = self.model(images_BCHW).float()
+        logits_BK = at_least_single(self.model(images_BCHW))
         losses_B = self._loss(logits_BK, labels_B, self.smoothing)
         if others_B is None or share_B is None:
             return losses_B
         return share_B * losses_B + (1 - share_B) * self._loss(logits_BK, others_B, self.smoothing)
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        logits_BK = self.model(images_BCHW).float()
+        logits_BK = at_least_single(self.model(images_BCHW))
         return self._loss(logits_BK, labels_B, 0.0), (logits_BK.argmax(1) == labels_B).float()
 
     def _loss(self, logits_BK: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
         if self.loss == "softmax":
             return F.cross_entropy(logits_BK, labels_B, label_smoothing=smoothing, reduction="none")
         classes = logits_BK.shape[1]
-        wanted_BK = F.one_hot(labels_B, classes).float() * (1 - smoothing) + smoothing / classes
+        wanted_BK = F.one_hot(labels_B, classes).to(logits_BK.dtype) * (1 - smoothing) + smoothing / classes
         return F.binary_cross_entropy_with_logits(logits_BK, wanted_BK, reduction="none").sum(1)
 
 
@@ -111,7 +111,7 @@ class MaskedPatches(Objective):
         swapped_BN1 = (corrupted_BN & (kind_BN >= 0.8) & (kind_BN < 0.9))[..., None]
         x_BND = torch.where(masked_BN1, self.mask_token.to(x_BND.dtype), torch.where(swapped_BN1, strangers_BND, x_BND))
         z_BTD = model.encode(model.assemble(x_BND), whole=True)
-        logits_BNK = self.decoder(model.norm(z_BTD)[:, model.config.prefix :]).float()
+        logits_BNK = at_least_single(self.decoder(model.norm(z_BTD)[:, model.config.prefix :]))
         wanted_BN = self.colours(images_BCHW)
         losses_BN = F.cross_entropy(logits_BNK.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
         return losses_BN, logits_BNK, corrupted_BN.float()
@@ -119,7 +119,7 @@ class MaskedPatches(Objective):
     def colours(self, images_BCHW: Tensor) -> Tensor:
         """The class of each patch's mean colour: 8 levels for each channel (B, N)."""
         config = self.model.config
-        levels_BCHW = images_BCHW.float() * self._buffer("std_C") + self._buffer("mean_C")
+        levels_BCHW = at_least_single(images_BCHW) * self._buffer("std_C") + self._buffer("mean_C")
         means_BNC = patchify(levels_BCHW, config.patch).unflatten(-1, (config.channels, -1)).mean(-1)
         digits_BNC = (means_BNC * COLOUR_LEVELS).long().clamp(0, COLOUR_LEVELS - 1)
         places_C = COLOUR_LEVELS ** torch.arange(config.channels - 1, -1, -1, device=digits_BNC.device)
@@ -153,10 +153,15 @@ class NextPixel(Objective):
 
     def _losses(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         model = cast(IGPT, self.model)
-        logits_BNK = model(images_BCHW).float()
+        logits_BNK = at_least_single(model(images_BCHW))
         wanted_BN = model.quantise(images_BCHW)
         losses_BN = F.cross_entropy(logits_BNK.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
         return losses_BN, (logits_BNK.argmax(-1) == wanted_BN).float()
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """Losses are computed in single precision or better, whatever the model is computed in."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def make_objective(model: AnyModel, recipe: Recipe, mean: tuple[float, ...], std: tuple[float, ...]) -> Objective:

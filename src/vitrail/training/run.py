@@ -156,8 +156,16 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
         settings["crop_fraction"] = 1.0
     if split.in_memory is not None or config.channels != 3:
         settings |= {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
+    told = dict(recipe.preprocess)
+    for name in ("mean", "std"):  # a recipe for colours on other pictures: one number for all channels
+        if (
+            isinstance(told.get(name), list | tuple)
+            and len(told[name]) != config.channels
+            and len(set(told[name])) == 1
+        ):
+            told[name] = (told[name][0],) * config.channels
     try:
-        return Preprocess.from_json({**settings, **recipe.preprocess})
+        return Preprocess.from_json({**settings, **told})
     except UsageError as error:
         raise UsageError(f"{error} (in the recipe's preprocess)") from None
 

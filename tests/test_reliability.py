@@ -1,0 +1,509 @@
+"""Training that nothing can kill: the numbered proofs R1 to R11, each on the real thing."""
+
+import hashlib
+import html.parser
+import json
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from test_cli import run
+from test_training import EYE, curve, make_trainer
+from vitrail.configs.recipe import Recipe
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.training.checkpoint import load_newest, save_checkpoint, steps_of, tidy
+from vitrail.training.loop import Options, Stop, Trainer
+from vitrail.training.ranks import Ranks
+from vitrail.training.run import train
+from vitrail.training.runlog import RunLog
+
+QUICK = (
+    "digits", "--model", "ViT-Pico/2", "--steps", "120", "--checkpoint-seconds", "0.2", "--set", "batch=64",
+    "augment.padding=1", "augment.mixup=0.2", "model.dropout=0.1", "average=0.99",
+)  # fmt: skip
+
+
+def command(output, *more, ranks=1):
+    start = [sys.executable, "-m", "vitrail"]
+    if ranks > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
+        start = [*torchrun, str(random.randrange(20_000, 60_000)), *more[:0], "-m", "vitrail"]
+    return [*start, "train", *QUICK, "--output", str(output), *more]
+
+
+def start(output, *more, **options):
+    return subprocess.Popen(
+        command(output, *more, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def fingerprint(output):
+    return hashlib.sha256((Path(output) / "bundle" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def events(output, kind=None):
+    lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [event for event in found if kind is None or event["event"] == kind]
+
+
+def wait_for_step(process, output, step):
+    """Until the run has written a step, or has ended."""
+    while process.poll() is None:
+        path = Path(output) / "metrics.jsonl"
+        if path.exists() and any(event["step"] >= step for event in events(output, "step")):
+            return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The run that nobody killed."""
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    process = start(output)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "test accuracy" in out
+    assert sorted(path.name for path in output.iterdir() if "tfevents" not in path.name) == [
+        "bundle", "checkpoints", "config.toml", "metrics.jsonl", "report.html",
+    ]  # fmt: skip
+    return output
+
+
+# R1
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(2, id="2 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
+)
+def test_r1_killed_at_random_moments_and_resumed_ends_with_the_same_bits(undisturbed, tmp_path, kills):
+    output = tmp_path / "run"
+    chance = random.Random(kills)
+    done = resumed = 0
+    while True:
+        process = start(output, "--resume", "auto")
+        if done < kills:
+            wait_for_step(process, output, chance.randrange(10, 110))
+            time.sleep(chance.random() * 0.3)
+            process.kill()
+            done += 1
+        _, err = process.communicate()
+        resumed += "going on after step" in err
+        if process.returncode == 0:
+            break
+        if done >= kills and process.returncode != -signal.SIGKILL:
+            raise AssertionError(err)
+        if done % 5 == 4:  # now and then from the start, so that early moments are hit, too
+            shutil.rmtree(output)
+    assert resumed or kills < 3
+    assert fingerprint(output) == fingerprint(undisturbed)
+    steps = [event["step"] for event in events(output, "resume")]
+    assert all(step > 0 for step in steps)
+
+
+# R2
+
+SAVE = """
+import sys
+import numpy as np
+from pathlib import Path
+from vitrail.training.checkpoint import save_checkpoint, tidy
+folder = Path(sys.argv[1])
+arrays = {"a": np.arange(5000, dtype=np.float32), "b": np.ones((7, 9))}
+save_checkpoint(folder, 2, arrays, {"step": 2})
+tidy(folder, keep=1, best=None)
+"""
+CALLS = (
+    "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,ftruncate,chmod,fchmod"
+)
+
+
+def can_trace(tmp_path):
+    if shutil.which("strace") is None:
+        return False
+    return (
+        subprocess.run(["strace", "-o", tmp_path / "trial", "true"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def crash_points(tmp_path, every):
+    """Each (system call, its number) that touches the checkpoint's folder while one is saved and an old one removed."""
+    folder = tmp_path / "count"
+    folder.mkdir()
+    save_checkpoint(folder, 1, {"a": np.zeros(3)}, {"step": 1})
+    log = tmp_path / "calls"
+    subprocess.run(
+        ["strace", "-f", "-y", "-e", f"trace={CALLS}", "-o", log, sys.executable, "-c", SAVE, folder],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    counts, points = {}, []
+    for line in log.read_text().splitlines():
+        if found := re.match(r"\d+\s+(\w+)\(", line):
+            counts[found[1]] = counts.get(found[1], 0) + 1
+            if str(folder) in line:
+                points.append((found[1], counts[found[1]]))
+    return points[::every]
+
+
+@pytest.mark.parametrize("every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_r2_a_kill_at_any_system_call_of_a_save_leaves_a_whole_checkpoint(tmp_path, every, capsys):
+    if not can_trace(tmp_path):
+        pytest.skip("needs strace and the right to trace processes")
+    points = crash_points(tmp_path, every)
+    survived = 0
+    for call, number in points:
+        folder = tmp_path / f"{call}-{number}"
+        folder.mkdir()
+        save_checkpoint(folder, 1, {"a": np.arange(3.0)}, {"step": 1})
+        done = subprocess.run(
+            ["strace", "-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}", "-o", "/dev/null",
+             sys.executable, "-c", SAVE, folder],
+            capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode in (-9, 137), (call, number, done.stderr)
+        newest, complaints = load_newest(folder)
+        assert complaints == [], (call, number)
+        assert newest.step in (1, 2), (call, number)
+        survived += 1
+        shutil.rmtree(folder)
+    with capsys.disabled():
+        print(f" [killed at {survived} of {survived} system calls, a whole checkpoint every time]", end="")  # noqa: T201
+    assert survived == len(points) >= (40 if every == 1 else 6)
+
+
+# R3
+
+
+def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
+    trainer = make_trainer(total=30)
+    output = tmp_path / "run"
+    (output / "checkpoints").mkdir(parents=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    state = {"threads": 1}
+    try:
+        with RunLog(output, 30, speaks=True) as log:
+            curve(trainer, 5)
+            trainer.save(output / "checkpoints", state, log)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+            curve(trainer, 5)
+            trainer.save(output / "checkpoints", state, log)
+            with pytest.raises(VitrailError, match=r"step-000000010.* of \d+,\d+.* bytes cannot be written"):
+                trainer.save(output / "checkpoints", state, log, must=True)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            newest, complaints = load_newest(output / "checkpoints")
+            assert (newest.step, complaints) == (5, [])
+            trainer.save(output / "checkpoints", state, log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert steps_of(output / "checkpoints") == [5, 10]
+    (failed,) = events(output, "checkpoint-failed")
+    assert failed["step"] == 10
+    assert "Training goes on; the last whole checkpoint is of step 5." in capsys.readouterr().err
+
+
+# R4
+
+
+def test_r4_every_flipped_bit_and_every_cut_is_detected(tmp_path):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, {"a": np.arange(300, dtype=np.float32)}, {"step": step, "seed": 7})
+    newest = tmp_path / "step-000000002"
+    files = sorted(newest.iterdir())
+    chance = np.random.default_rng(0)
+    sizes = np.array([path.stat().st_size for path in files])
+    detected = 0
+    for trial in range(1064):
+        path = files[chance.choice(len(files), p=sizes / sizes.sum())]
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        if trial < 1000:
+            damaged[chance.integers(len(whole))] ^= 1 << int(chance.integers(8))
+        else:
+            damaged = damaged[: chance.integers(len(whole))]
+        path.write_bytes(damaged)
+        found, complaints = load_newest(tmp_path)
+        detected += found.step == 1 and len(complaints) == 1 and "step-000000002" in complaints[0]
+        path.write_bytes(whole)
+    assert detected == 1064
+    assert load_newest(tmp_path)[0].step == 2
+    for step in (1, 2):
+        (tmp_path / f"step-{step:09d}" / "state.json").unlink()
+    assert load_newest(tmp_path)[0] is None
+
+
+def test_r4_a_run_falls_back_and_says_so(undisturbed, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(undisturbed, output)
+    steps = steps_of(output / "checkpoints")
+    path = output / "checkpoints" / f"step-{steps[-1]:09d}" / "tensors.safetensors"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    process = start(output, "--resume", "auto")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"note: {str(path)!r} is damaged" in err
+    assert f"going on after step {steps[-2]}" in err
+    assert fingerprint(output) == fingerprint(undisturbed)
+    for step in steps_of(output / "checkpoints"):
+        shutil.copy(__file__, output / "checkpoints" / f"step-{step:09d}" / "tensors.safetensors")
+    process = start(output, "--resume", "auto")
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert len(err.strip().splitlines()) == 1
+    assert "No checkpoint" in err
+
+
+# R5
+
+
+def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.txt").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "away")
+    for output, more in (
+        (tmp_path / "file", ()), (tmp_path / "file" / "run", ()), ("/proc/run", ()), (tmp_path / "foreign", ()),
+        (tmp_path / "foreign", ("--force",)), (tmp_path / "foreign", ("--resume", "auto")),
+    ):  # fmt: skip
+        done = run("train", *QUICK, "--output", output, *more)
+        assert done.returncode == 2, (output, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "foreign" / "thesis.txt").read_text() == "x"
+
+
+def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(undisturbed, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(undisturbed, output)
+    assert run("train", *QUICK, "--output", output).returncode == 2
+    done = run("train", *QUICK, "--output", output, "--resume", "auto", "--seed", "1")
+    assert done.returncode == 2
+    assert "seed it began with, got 1 after 0" in done.stderr
+    before = fingerprint(output)
+    process = start(output, "--resume", "auto")  # a run that is done stays as it is
+    process.communicate()
+    assert (process.returncode, fingerprint(output)) == (0, before)
+
+
+# R6, R7, R8
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [(signal.SIGTERM, 1), (signal.SIGINT, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
+)
+def test_r6_a_signal_ends_after_a_whole_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
+    output = tmp_path / "run"
+    process = start(output, ranks=ranks)
+    wait_for_step(process, output, 30)
+    sent = time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert time.monotonic() - sent < 10
+    if ranks == 1:
+        assert process.returncode == 128 + number
+        assert err.strip().splitlines()[-1].startswith(f"vitrail: stopped by {signal.Signals(number).name} after step")
+    (stopped,) = events(output, "stop")
+    assert steps_of(output / "checkpoints")[-1] == stopped["step"]
+    process = start(output, "--resume", "auto", ranks=ranks)
+    process.communicate()
+    assert process.returncode == 0
+    assert events(output, "resume")[0]["step"] == stopped["step"]
+    if ranks == 1:
+        assert fingerprint(output) == fingerprint(undisturbed)
+
+
+@pytest.mark.slow
+def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(tmp_path):
+    quiet = tmp_path / "quiet"
+    process = start(quiet, ranks=2)
+    process.communicate()
+    assert process.returncode == 0
+    output = tmp_path / "killed"
+    words = command(output, "--resume", "auto", ranks=2)
+    words.insert(words.index("--nproc-per-node"), "--max-restarts=3")
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    wait_for_step(process, output, 40)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [pid for pid in children if b"vitrail" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert len(events(output, "resume")) == 1
+    assert fingerprint(output) == fingerprint(quiet)
+
+
+@pytest.mark.slow
+def test_r8_from_one_rank_to_two_and_back(undisturbed, tmp_path):
+    output = tmp_path / "run"
+    for ranks, stop_at in ((1, 30), (2, 70), (1, None)):
+        process = start(output, "--resume", "auto", ranks=ranks)
+        if stop_at:
+            wait_for_step(process, output, stop_at)
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+        assert stop_at or process.returncode == 0, err
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(path / "bundle" / "model.safetensors") for path in (output, undisturbed))
+    gap = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    assert 0 < gap < 2e-3  # the order of sums differs, and AdamW scales up what is small
+
+
+# R9
+
+
+def photos(folder, count=24):
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        path = folder / "ab"[index % 2] / f"{index:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def test_r9_damaged_pictures_by_policy_named_in_the_log_and_in_the_bundle(tmp_path, monkeypatch):
+    folder = photos(tmp_path / "data")
+    for index in (4, 11):
+        (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
+    recipe = Recipe(epochs=1, batch=8, holdout=0.0, preprocess={"crop_fraction": 1.0})
+    settings = {"options": Options(workers=1), "model": "ViT-Pico/2"}
+    with pytest.raises(DamagedError, match=r"(04|11)\.png"):
+        train(str(folder), output=tmp_path / "error", recipe=recipe, **settings)
+    for policy in ("skip", "substitute"):
+        output = tmp_path / policy
+        train(str(folder), output=output, recipe=recipe.replace(on_damage=policy), **settings)
+        provenance = json.loads((output / "bundle" / "provenance.json").read_text())
+        named = {Path(path).name for path in provenance["damaged"]["files"]}
+        assert named == {Path(event["file"]).name for event in events(output, "damaged")} == {"04.png", "11.png"}
+        assert provenance["damaged"]["policy"] == policy
+        assert "04.png" in (output / "report.html").read_text()
+
+
+# R10
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_r10_a_loss_that_is_no_number(tmp_path, policy):
+    data = open_data("digits").splits
+    recipe = Recipe(steps=40, batch=64, on_nonfinite=policy)
+    torch.manual_seed(0)
+    import vitrail
+
+    trainer = Trainer(
+        vitrail.create("ViT-Pico/2"), EYE, data["train"], data["test"], recipe, Options(workers=0), Ranks()
+    )
+    trainer.total = 40
+    healthy = trainer.objective.forward
+
+    def forward(*arguments):
+        losses = healthy(*arguments)
+        return losses * math.nan if trainer.step == 30 else losses
+
+    trainer.objective.forward = forward
+    before = None
+    with RunLog(tmp_path, 40, speaks=True) as log:
+        if policy == "stop":
+            with pytest.raises(VitrailError, match="not finite at step 30"):
+                trainer.run(tmp_path, log, {}, Stop())
+        else:
+            trainer.run(tmp_path, log, {}, Stop())
+    (broken,) = events(tmp_path, "nonfinite")
+    order = trainer.loader.order(30 // trainer.loader.steps)
+    offset = 30 % trainer.loader.steps
+    assert broken["samples"] == order[offset * 64 : (offset + 1) * 64].tolist()
+    newest, _ = load_newest(tmp_path / "checkpoints")
+    assert newest.step == (40 if policy == "skip" else 23)
+    assert all(np.isfinite(array).all() for array in newest.arrays.values())
+    assert before is None
+    if policy == "skip":
+        assert math.isfinite(trainer.best["loss"])
+
+
+# R11
+
+
+class Elements(html.parser.HTMLParser):
+    """What elements and attributes a page really has."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, {name for name, _ in attributes}))
+
+
+STRANGE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "&lt;b&gt;",
+    "ノード 🐝",
+    "a" * 200,
+    "con",
+    "..x",
+]
+
+
+def test_r11_strange_names_stay_names(tmp_path):
+    folder = tmp_path / "data"
+    for number, label in enumerate(STRANGE):
+        for index in range(4):
+            path = folder / label.replace("/", "\u2215") / f"{'<b>' if index else 'x'}{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (30 * number, 60 * index, 0)).save(path)
+    output = tmp_path / "run"
+    recipe = Recipe(epochs=1, batch=8, holdout=0.3, preprocess={"crop_fraction": 1.0})
+    train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
+    labels = json.loads((output / "bundle" / "labels.json").read_text())
+    assert labels == sorted(label.replace("/", "\u2215") for label in STRANGE)
+    page = (output / "report.html").read_text()
+    elements = Elements(page).found
+    assert "script" not in {tag for tag, _ in elements}
+    assert not any(name.startswith("on") for _, names in elements for name in names)
+    assert sum(tag == "img" for tag, _ in elements) == page.count("data:image/png;base64")
+
+
+# What is left of a run
+
+
+def test_tidy_keeps_the_newest_and_the_best(tmp_path):
+    for step in range(1, 7):
+        save_checkpoint(tmp_path, step, {"a": np.zeros(2)}, {"step": step})
+    (tmp_path / ".step-000000009.writing-x").mkdir()
+    tidy(tmp_path, keep=2, best=3)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "step-000000003", "step-000000005", "step-000000006",
+    ]  # fmt: skip
+
+
+def test_the_bundle_of_a_run_answers(undisturbed):
+    done = run("evaluate", undisturbed / "bundle", "digits", "--json")
+    scores = json.loads(done.stdout)
+    assert (scores["count"], scores["split"], scores["labels_matched"]) == (360, "test", "by name")
+    final = events(undisturbed, "final")[0]
+    assert scores["accuracy"] == pytest.approx(final["accuracy"], abs=1e-9)
+    assert np.array(scores["confusion"]).sum() == 360
+    provenance = json.loads((undisturbed / "bundle" / "provenance.json").read_text())
+    assert provenance["weights"] == "running average, decay 0.99"
+    with pytest.raises(UsageError, match="Resumed"):
+        train("digits", "ViT-Pico/2", undisturbed, Recipe(steps=3), Options(), resumes=True)
