@@ -114,7 +114,7 @@ WRONG = [
     (["info", "a" * 300], 2, "or a bundle that exists"),
     (["info", ""], 2, "or a bundle that exists, got ''"),
     (["demo", "--output", Path(__file__) / "x"], 2, "Output must be in a folder that can be written"),
-    (["demo", "--output", __file__, "--force"], 2, "Output must be in a folder that can be written"),
+    (["demo", "--output", __file__, "--force"], 2, "Output to be overwritten must be a run of vitrail"),
     (["demo", "--epochs", "0"], 2, "Epochs must be a whole number from 1"),
     (["demo", "--output", FIXTURE], 2, "Output must not exist yet"),
 ]

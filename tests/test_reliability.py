@@ -418,7 +418,6 @@ def test_r10_a_loss_that_is_no_number(tmp_path, policy):
         return losses * math.nan if trainer.step == 30 else losses
 
     trainer.objective.forward = forward
-    before = None
     with RunLog(tmp_path, 40, speaks=True) as log:
         if policy == "stop":
             with pytest.raises(VitrailError, match="not finite at step 30"):
@@ -432,7 +431,6 @@ def test_r10_a_loss_that_is_no_number(tmp_path, policy):
     newest, _ = load_newest(tmp_path / "checkpoints")
     assert newest.step == (40 if policy == "skip" else 23)
     assert all(np.isfinite(array).all() for array in newest.arrays.values())
-    assert before is None
     if policy == "skip":
         assert math.isfinite(trainer.best["loss"])
 
@@ -459,7 +457,6 @@ STRANGE = [
     "ノード 🐝",
     "a" * 200,
     "con",
-    "..x",
 ]
 
 

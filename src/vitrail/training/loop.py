@@ -197,10 +197,11 @@ class Trainer:
     @property
     def kept(self) -> AnyModel:
         """The model that is evaluated and kept: the average if there is one, else the last weights."""
-        return self._kept_objective.model
+        return self.kept_objective.model
 
     @property
-    def _kept_objective(self) -> Objective:
+    def kept_objective(self) -> Objective:
+        """The same with what its objective adds."""
         return self.average.model if self.average else self.objective  # ty: ignore[invalid-return-type]
 
     # The work
@@ -341,7 +342,7 @@ class Trainer:
         """Loss and share of right answers on the held-out pictures, each counted once over all ranks."""
         if self.watch is None:
             return
-        objective = self._kept_objective
+        objective = self.kept_objective
         was_training = objective.training
         objective.eval()
         sums = torch.zeros(3, dtype=torch.float64)

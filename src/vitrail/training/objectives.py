@@ -78,6 +78,8 @@ class MaskedPatches(Objective):
         if model.config.channels > 3:
             raise UsageError(f"Objective masked must have pictures of at most 3 channels, got {model.config.channels}.")
         self.model = model
+        for name in ("head", "pre_logits", "attn_pool"):  # not used, and ranks wait for every gradient
+            getattr(model, name, nn.Identity()).requires_grad_(False)
         width = model.config.width
         self.mask_token = nn.Parameter(torch.zeros(width))
         self.decoder = nn.Linear(width, COLOUR_LEVELS**model.config.channels)

@@ -40,6 +40,7 @@ from vitrail.training.checkpoint import load_newest
 from vitrail.training.loop import Options, Stop, Trainer, resume
 from vitrail.training.objectives import model_settings
 from vitrail.training.palette import make_palette
+from vitrail.training.pictures import objective_pictures
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.report import write_report
 from vitrail.training.runlog import RunLog
@@ -327,7 +328,9 @@ def _finish(
         provenance=provenance,
     )
     save(bundle, output / "bundle", force=True)
-    write_report(output, bundle, scores=scores, answers=answers, split=split)
+    shown = split if split is not None else trainer.loader.split
+    pictures = objective_pictures(trainer.kept_objective, trainer.preprocess, shown)
+    write_report(output, bundle, scores=scores, answers=answers, split=split, pictures=pictures)
     log.write("end", step=trainer.step, seconds=round(seconds, 1))
     if scores is not None and split is not None:
         low, high = scores["accuracy_interval"]

@@ -1,0 +1,159 @@
+"""Scores, labels by name, and the commands evaluate and predict."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from test_cli import FIXTURE, run
+from vitrail.cli import main
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError
+from vitrail.evaluation.classify import Answers, answer
+from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.metrics import calibration_error, score, wilson
+
+
+def test_scores_equal_scikit_learns():
+    from sklearn import metrics
+
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(8), 500)
+    labels = rng.integers(0, 8, 500)
+    labels[:200] = probabilities[:200].argmax(1)
+    found = score(probabilities, labels, tuple("abcdefgh"))
+    answers = probabilities.argmax(1)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, answers))
+    assert found["top5"] == pytest.approx(metrics.top_k_accuracy_score(labels, probabilities, k=5))
+    assert found["negative_log_likelihood"] == pytest.approx(metrics.log_loss(labels, probabilities))
+    np.testing.assert_array_equal(found["confusion"], metrics.confusion_matrix(labels, answers))
+    recall = metrics.recall_score(labels, answers, average=None)
+    assert [row["accuracy"] for row in found["per_class"]] == pytest.approx(recall)
+
+
+def test_ties_and_missing_classes():
+    found = score(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
+    assert (found["accuracy"], found["top5"]) == (0.25, 0.75)
+    assert found["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
+
+
+def test_wilsons_interval():
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson(20, 20)[1] == 1.0
+
+
+def test_calibration_error_of_known_cases():
+    sure = np.repeat([0.95, 0.55], 100)
+    assert calibration_error(sure, np.arange(200) % 100 < np.where(sure > 0.9, 95, 55)) == pytest.approx(0, abs=1e-9)
+    assert calibration_error(np.full(10, 1.0), np.arange(10) < 5) == pytest.approx(0.5)
+
+
+def test_labels_are_matched_by_name_and_else_as_numbers():
+    place, how = match_labels(("cat", "dog", "emu"), 3, ("dog", "cat"))
+    assert (place.tolist(), how) == ([1, 0], "by name")
+    place, how = match_labels(None, 1000, ("001", "7"))
+    assert (place.tolist(), how) == ([1, 7], "as class numbers")
+    place, how = match_labels(("tench", "goldfish"), 2, ("0", "1"))
+    assert how == "as class numbers"
+    place, how = match_labels(("1", "0"), 2, ("0", "1"))
+    assert (place.tolist(), how) == ([1, 0], "by name")
+    for ours, theirs in ((("cat",), ("cat", "eel")), (None, ("cat",)), (None, ("7",))):
+        with pytest.raises(UsageError, match="Classes of the data"):
+            match_labels(ours, 1 if ours else 5, theirs)
+
+
+def test_ranks_answer_every_picture_once():
+    bundle = vitrail.Bundle(
+        model=vitrail.create("ViT-Pico/2"), preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
+    )
+    split = open_data("digits").splits["test"]
+    whole = answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False))
+    parts = [
+        answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False, rank=rank, ranks=3))
+        for rank in range(3)
+    ]
+    joined = Answers.join(parts)
+    np.testing.assert_array_equal(joined.indices, np.arange(360))
+    np.testing.assert_array_equal(joined.labels, whole.labels)
+    np.testing.assert_allclose(joined.probabilities, whole.probabilities, atol=1e-6)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for index, name in enumerate(("a.png", "b.png", "more/c.png")):
+        Image.fromarray(np.random.default_rng(index).integers(0, 256, (20, 30), dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def test_predict_files_and_folders(pictures):
+    done = run("predict", FIXTURE, pictures, "--json", "--top-k", "2")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["file"] for row in rows] == [str(pictures / name) for name in ("a.png", "b.png", "more/c.png")]
+    expected = vitrail.Classifier(FIXTURE).predict([pictures / "b.png"], top_k=2)[0]
+    assert [one["label"] for one in rows[1]["predictions"]] == [one["label"] for one in expected]
+    assert rows[1]["predictions"][0]["score"] == pytest.approx(expected[0]["score"], abs=1e-6)
+    table = run("predict", FIXTURE, pictures / "a.png").stdout
+    assert "a.png" in table
+    assert rows[0]["predictions"][0]["label"] in table
+
+
+def test_predict_names_what_it_cannot_read_and_answers_the_rest(pictures):
+    (pictures / "b.png").write_bytes(b"not a picture")
+    done = run("predict", FIXTURE, pictures, "--json")
+    assert done.returncode == 1
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ["error" in row for row in rows] == [False, True, False]
+    assert "b.png" in rows[1]["error"]
+    assert "error" in run("predict", FIXTURE, pictures).stdout
+
+
+def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
+    monkeypatch.chdir(pictures)
+    for words in (
+        ["predict", FIXTURE, pictures / "missing.png"],
+        ["predict", FIXTURE],
+        ["predict", pictures, pictures / "a.png"],
+        ["predict", FIXTURE, pictures / "a.png", "--top-k", "0"],
+        ["evaluate", FIXTURE, pictures],
+        ["evaluate", FIXTURE, "digits"],
+        ["evaluate", FIXTURE, "digits", "--split", "tset"],
+        ["evaluate", FIXTURE, "digits", "--protocol", "magic"],
+        ["train", "digits", "--model", "ViT-Pico", "--output", "x", "--epochs", "1"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--epochs", "1", "--recipe", "none"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--epochs", "1", "--steps", "3"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "batch=x"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--device", "quantum"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--objective", "next-pixel"],
+        ["train", "nothing", "--model", "ViT-Pico/2", "--output", "x"],
+        ["train", "digits", "--model", "ViT-B/16", "--output", "x", "--set", "model.resolution=9"],
+    ):
+        with pytest.raises(SystemExit) as leaving:
+            main([str(word) for word in words])
+        complaint = capsys.readouterr().err
+        assert leaving.value.code == 2, (words, complaint)
+        assert len(complaint.strip().splitlines()) == 1, complaint
+        assert complaint.startswith("vitrail: ")
+    assert not (pictures / "x" / "bundle").exists()
+
+
+def test_deit_on_real_photos(shared, tmp_path):
+    """Folder names are class numbers; every seventh photo here (all 500 in tests/test_parity.py's slow one)."""
+    from safetensors.torch import load_file
+
+    model = vitrail.create("ViT-Ti/16")
+    model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"))
+    vitrail.save(vitrail.Bundle(model=model.eval(), preprocess=vitrail.Preprocess()), tmp_path / "deit")
+    photos = sorted((shared / "imagenet-val-500").rglob("*.JPEG"))[::7]
+    (tmp_path / "some.csv").write_text("\n".join(f"{path},{int(path.parent.name)}" for path in photos))
+    scores = json.loads(run("evaluate", tmp_path / "deit", tmp_path / "some.csv", "--json").stdout)
+    assert scores["labels_matched"] == "as class numbers"
+    assert scores["count"] == len(photos)
+    assert 0.6 < scores["accuracy"] < 0.85
+    assert scores["accuracy_interval"][0] < scores["accuracy"] < scores["accuracy_interval"][1]
