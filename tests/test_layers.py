@@ -112,3 +112,21 @@ def test_drop_path_keeps_the_expectation_and_whole_images():
     assert torch.equal(out, kept[:, None, None] * torch.full((4000, 2, 3), 1 / 0.75))
     assert abs(kept.float().mean().item() - 0.75) < 0.03
     assert drop_path(out, 0.25, training=False) is out
+
+
+@pytest.mark.parametrize("bias", [None, "mask", "numbers"])
+@pytest.mark.parametrize("queries", [None, 1])
+def test_short_sequences_train_by_the_equations_and_answer_by_the_fused_kernel(bias, queries):
+    attention = Attention(width=24, heads=3, qkv_bias=True).double()
+    tokens = torch.randn(4, 9, 24, dtype=torch.float64)
+    added = {None: None, "mask": torch.rand(9, 9) < 0.7, "numbers": torch.randn(3, 9, 9, dtype=torch.float64)}[bias]
+    if bias == "mask":
+        added.fill_diagonal_(True)
+    found = []
+    for training in (True, False):
+        attention.train(training).zero_grad()
+        y = attention(tokens, bias=added, queries=queries)
+        y.square().sum().backward()
+        found.append((y.detach(), attention.qkv.weight.grad.clone()))
+    for written_out, fused in zip(*found, strict=True):
+        torch.testing.assert_close(written_out, fused, rtol=1e-10, atol=1e-10)

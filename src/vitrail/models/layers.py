@@ -4,8 +4,6 @@ Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q 
 State-dict names are timm's, the vocabulary that published checkpoints share.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,8 +51,15 @@ class PatchEmbed(nn.Module):
         return x_BND
 
 
+_SHORT = 128  # tokens
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel."""
+    """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel.
+
+    On a CPU the fused kernel's backward pass is slow for short sequences (17 tokens: three times slower than eqs. 6 and
+    7 written out), so training on small pictures takes those.
+    """
 
     def __init__(self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True) -> None:
         super().__init__()
@@ -70,17 +75,16 @@ class Attention(nn.Module):
         q_BHQK, k_BHNK, v_BHNK = self._qkv(x_BND, rope, queries)
         if bias is not None and queries is not None:
             bias = bias[..., :queries, :]
-        y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias)
+        if self.training and q_BHQK.requires_grad and q_BHQK.device.type == "cpu" and k_BHNK.shape[2] <= _SHORT:
+            y_BHQK = attention_weights(q_BHQK, k_BHNK, bias) @ v_BHNK
+        else:
+            y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias)
         return self.proj(y_BHQK.transpose(1, 2).flatten(2))
 
     def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """The attention A = softmax(q k^T / sqrt(K)) of eq. 6 that the fused kernel never writes down."""
         q_BHNK, k_BHNK, _ = self._qkv(x_BND, rope)
-        logits_BHNN = q_BHNK @ k_BHNK.transpose(-2, -1) / math.sqrt(q_BHNK.shape[-1])
-        if bias is not None:
-            is_mask = bias.dtype == torch.bool
-            logits_BHNN = logits_BHNN.masked_fill(~bias, -torch.inf) if is_mask else logits_BHNN + bias
-        return logits_BHNN.softmax(-1)
+        return attention_weights(q_BHNK, k_BHNK, bias)
 
     def _qkv(self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         if queries is None or not is_plain(self.qkv):
@@ -101,6 +105,15 @@ class Attention(nn.Module):
         return (
             x_BNE.view(batch, tokens, parts, self.heads, wide // parts // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         )
+
+
+def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+    """Eq. 6: who looks at whom, (B, H, Q, N); rows sum to 1."""
+    logits_BHQN = (q_BHQK * q_BHQK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
+    if bias is not None:
+        is_mask = bias.dtype == torch.bool
+        logits_BHQN = logits_BHQN.masked_fill(~bias, -torch.inf) if is_mask else logits_BHQN + bias
+    return logits_BHQN.softmax(-1)
 
 
 def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:

@@ -89,33 +89,42 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise UsageError("Muon must be given no closure.")
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            # Equal shapes go through the iteration together: many small products cost more than one batch of them.
+            stacks: dict[tuple[int, int], list[Tensor]] = {}
+            for parameter in trained:
                 state = self.state[parameter]
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
                 moving = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                 direction = parameter.grad.lerp(moving, group["momentum"])
-                rows, columns = parameter.shape
-                parts = rows // columns if rows in (2 * columns, 3 * columns) else 1
-                update = torch.cat([orthogonal(part) for part in direction.chunk(parts)])
-                length = 0.2 * math.sqrt(max(rows // parts, columns))
+                for part in direction.chunk(_parts(parameter)):
+                    stacks.setdefault((part.shape[0], part.shape[1]), []).append(part)
+            updates = {shape: iter(orthogonal(torch.stack(parts))) for shape, parts in stacks.items()}
+            for parameter in trained:
+                rows, columns = parameter.shape[0] // _parts(parameter), parameter.shape[1]
+                update = torch.cat([next(updates[rows, columns]) for _ in range(_parts(parameter))])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * length)
+                parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(rows, columns)))
         return
 
 
-def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
-    """About the nearest orthogonal matrix, by a quintic Newton-Schulz iteration: singular values come near to 1."""
+def _parts(parameter: Tensor) -> int:
+    """Matrices in one: queries, keys and values stand on top of each other."""
+    rows, columns = parameter.shape
+    return 3 if rows == 3 * columns else 1
+
+
+def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
+    """About the nearest orthogonal matrices, by a quintic Newton-Schulz iteration: singular values come near to 1."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if is_tall else matrix
-    x = x / (x.norm() + 1e-7)
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(rounds):
-        square = x @ x.T
+        square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.T if is_tall else x
+    return x.mT if is_tall else x
 
 
 def schedule(recipe: Recipe, step: int, total: int) -> float:
