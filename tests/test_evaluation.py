@@ -140,7 +140,7 @@ def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
         assert leaving.value.code == 2, (words, complaint)
         assert len(complaint.strip().splitlines()) == 1, complaint
         assert complaint.startswith("vitrail: ")
-    assert not (pictures / "x" / "bundle").exists()
+    assert not (pictures / "x").exists()
 
 
 def test_deit_on_real_photos(shared, tmp_path):

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from test_cli import run
 from test_training import EYE, curve, make_trainer
@@ -37,12 +38,12 @@ QUICK = (
 )  # fmt: skip
 
 
-def command(output, *more, ranks=1):
+def command(output, *more, ranks=1, settings=()):
     start = [sys.executable, "-m", "vitrail"]
     if ranks > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
-        start = [*torchrun, str(random.randrange(20_000, 60_000)), *more[:0], "-m", "vitrail"]
-    return [*start, "train", *QUICK, "--output", str(output), *more]
+        start = [*torchrun, str(random.randrange(20_000, 60_000)), "-m", "vitrail"]
+    return [*start, "train", *QUICK, *settings, "--output", str(output), *more]
 
 
 def start(output, *more, **options):
@@ -351,20 +352,25 @@ def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(tmp_path
 
 
 @pytest.mark.slow
-def test_r8_from_one_rank_to_two_and_back(undisturbed, tmp_path):
-    output = tmp_path / "run"
-    for ranks, stop_at in ((1, 30), (2, 70), (1, None)):
-        process = start(output, "--resume", "auto", ranks=ranks)
+def test_r8_from_one_rank_to_two_and_back(tmp_path, capsys):
+    """Sample ids and pixels of every step are equal (tests/test_loader.py); weights differ by the order of sums.
+    Dropout is drawn for each rank, so there is none here; AdamW and Muon divide by the size of gradients and so make
+    rounding as large as any step, so the optimiser is SGD."""
+    output, alone = tmp_path / "run", tmp_path / "alone"
+    plain = ("model.dropout=0", "optimiser=sgd", "learning_rate=0.1")
+    for folder, ranks, stop_at in ((alone, 1, None), (output, 1, 30), (output, 2, 70), (output, 1, None)):
+        process = start(folder, "--resume", "auto", ranks=ranks, settings=plain)
         if stop_at:
-            wait_for_step(process, output, stop_at)
+            wait_for_step(process, folder, stop_at)
             process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
         assert stop_at or process.returncode == 0, err
-    from safetensors.torch import load_file
-
-    ours, theirs = (load_file(path / "bundle" / "model.safetensors") for path in (output, undisturbed))
+    assert "1 ranks after 2" in err
+    ours, theirs = (load_file(path / "bundle" / "model.safetensors") for path in (output, alone))
     gap = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
-    assert 0 < gap < 2e-3  # the order of sums differs, and AdamW scales up what is small
+    with capsys.disabled():
+        print(f" [largest difference of a weight: {gap:.1e}]", end="")  # noqa: T201
+    assert 0 < gap < 1e-5
 
 
 # R9

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -210,6 +210,9 @@ class Trainer:
         """How many steps fit into so many seconds, evaluations included; tried on a copy that is thrown away."""
         other = copy.copy(self)
         other.objective = other._runner = copy.deepcopy(self.objective)
+        is_alone = self.ranks.count == 1
+        if not is_alone:
+            other._runner = DistributedDataParallel(other.objective)
         other.optimisers = make_optimisers(other.objective, self.recipe)
         other.average = Average(other.objective, self.recipe.average) if self.average else None
         other.total = 1
@@ -220,7 +223,8 @@ class Trainer:
             now = time.perf_counter()
             times.append(now - last)
             last = now
-            if now - began > _MEASURED_SECONDS or len(times) >= _MEASURED_STEPS:
+            # Ranks wait for each other in every step, so together they take a fixed number of them.
+            if (is_alone and now - began > _MEASURED_SECONDS) or len(times) >= _MEASURED_STEPS:
                 break
         usual = statistics.median(times[len(times) // 4 :])
         between = 0.0
@@ -415,14 +419,14 @@ def _last(checkpoints: Path) -> str:
     return f"step {steps[-1]}" if steps else "no step"
 
 
-def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any], log_lines: list[str]) -> Literal["resumed", "fresh"]:
-    """Go back to the newest whole checkpoint of `folder`, if there is one that belongs to this very run."""
+def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
+    """Go back to the newest whole checkpoint of `folder`, if there is one; it must belong to this very run. Returns it,
+    and a line for each newer one that is damaged."""
     checkpoint, complaints = load_newest(folder / "checkpoints")
-    log_lines += complaints
     if checkpoint is None:
         if complaints:
             raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints[0]}")
-        return "fresh"
+        return None, []
     for name, value in agreed.items():
         if checkpoint.state[name] != value:
             raise UsageError(
@@ -430,7 +434,7 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any], log_lines: li
                 " Choose another --output for another run."
             )
     trainer.restore(checkpoint)
-    return "resumed"
+    return checkpoint, complaints
 
 
 def _difference(before: Any, now: Any) -> str:

@@ -36,7 +36,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.igpt import IGPT
 from vitrail.storage import check_output
-from vitrail.training.checkpoint import load_newest
+from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.loop import Options, Stop, Trainer, resume
 from vitrail.training.objectives import model_settings
 from vitrail.training.palette import make_palette
@@ -100,7 +100,6 @@ def run(
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
-        is_new = _first_does(ranks, lambda: _claim(output, resumes=resumes, force=force))
         dataset = open_data(data)
         training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed)
         if options.threads:
@@ -110,6 +109,7 @@ def run(
         if options.cache:
             cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
         trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
+        is_new = _first_does(ranks, lambda: _claim(output, resumes=resumes, force=force))
         agreed = {
             "seed": options.seed,
             "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
@@ -117,21 +117,20 @@ def run(
             "recipe": recipe.to_json(),
             "data": dataset.fingerprint(),
         }
-        lines: list[str] = []
-        is_resumed = not is_new and resume(trainer, output, agreed, lines) == "resumed"
-        if is_resumed:
-            lines += _same_threads(trainer, output, options)
+        checkpoint, notes = (None, []) if is_new else resume(trainer, output, agreed)
+        if checkpoint is not None:
+            notes += _keep_threads(checkpoint, options, ranks)
         else:
             trainer.total = _length(trainer, recipe, began)
         state = {**agreed, "threads": torch.get_num_threads(), "ranks": ranks.count}
         stop = stack.enter_context(Stop().watching())
         log = stack.enter_context(RunLog(output, trainer.total, speaks=ranks.is_first))
-        if ranks.is_first and not is_resumed:
+        if ranks.is_first and checkpoint is None:
             (output / "config.toml").write_text(_config(data, begin, recipe, options, command), encoding="utf-8")
-        for line in lines:
-            log.say(f"note: {line}")
-        if is_resumed:
-            log.write("resume", step=trainer.step, fell_back=len(lines) > 0 and bool(lines))
+        for note in notes:
+            log.say(f"note: {note}")
+        if checkpoint is not None:
+            log.write("resume", step=trainer.step)
             log.say(f"going on after step {trainer.step} of {trainer.total}")
         else:
             log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
@@ -191,19 +190,17 @@ def _length(trainer: Trainer, recipe: Recipe, began: float) -> int:
     return int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
 
 
-def _same_threads(trainer: Trainer, output: Path, options: Options) -> list[str]:
+def _keep_threads(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:
     """A resumed run computes with the threads it began with, unless it is told otherwise."""
-    checkpoint, _ = load_newest(output / "checkpoints")
-    before = checkpoint.state["threads"] if checkpoint else torch.get_num_threads()
-    ranks = checkpoint.state["ranks"] if checkpoint else trainer.ranks.count
-    lines = []
-    if options.threads not in (None, before):
-        lines.append(f"{options.threads} threads after {before}: the last bits of the weights will differ")
-    else:
+    before, ranks_before = checkpoint.state["threads"], checkpoint.state["ranks"]
+    notes = []
+    if options.threads in (None, before):
         torch.set_num_threads(before)
-    if ranks != trainer.ranks.count:
-        lines.append(f"{trainer.ranks.count} ranks after {ranks}: the last bits of the weights will differ")
-    return lines
+    else:
+        notes.append(f"{options.threads} threads after {before}: the last bits of the weights will differ")
+    if ranks_before != ranks.count:
+        notes.append(f"{ranks.count} ranks after {ranks_before}: the last bits of the weights will differ")
+    return notes
 
 
 def _claim(output: Path, *, resumes: bool, force: bool) -> bool:
