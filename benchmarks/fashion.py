@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import load_peer
+from pictures import PerSample
 from vitrail.data.sources import open_data
 
 OURS = {"vitrail-nano": "ViT-Nano/7", "vitrail-micro": "ViT-Micro/4"}
@@ -48,25 +48,13 @@ def run_vitrail(model, seed, minutes):
     return final["accuracy"], steps, seconds
 
 
-class PerSample(torch.utils.data.Dataset):
-    """What a user writes."""
-
-    def __init__(self, split, transform):
-        self.split, self.transform = split, transform
-
-    def __len__(self):
-        return len(self.split)
-
-    def __getitem__(self, index):
-        return self.transform(Image.fromarray(self.split.pictures[index, ..., 0])), int(self.split.labels[index])
-
-
 def run_timm(seed, minutes):
     """A user's loop; the number of steps is fixed after a short measurement, as the cosine needs it."""
     v1 = load_peer("torchvision.transforms")
     data = open_data("fashion-mnist").splits
     ending = [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
-    training = PerSample(data["train"], v1.Compose([v1.RandomCrop(28, padding=2), v1.RandomHorizontalFlip(), *ending]))
+    moving = v1.Compose([v1.RandomCrop(28, padding=2), v1.RandomHorizontalFlip(), *ending])
+    training = PerSample(data["train"].pictures[..., 0], data["train"].labels, moving)
     torch.manual_seed(seed)
     model = load_peer("timm").models.VisionTransformer(
         img_size=28, patch_size=4, in_chans=1, num_classes=10, embed_dim=64, depth=6, num_heads=4, mlp_ratio=2
@@ -95,7 +83,9 @@ def run_timm(seed, minutes):
                 break
     seconds = time.perf_counter() - began
     model.eval()
-    test = torch.utils.data.DataLoader(PerSample(data["test"], v1.Compose(ending)), 500)
+    test = torch.utils.data.DataLoader(
+        PerSample(data["test"].pictures[..., 0], data["test"].labels, v1.Compose(ending)), 500
+    )
     with torch.inference_mode():
         right = sum((model(images).argmax(1) == labels).sum().item() for images, labels in test)
     return right / len(data["test"]), step, seconds

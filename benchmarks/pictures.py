@@ -131,8 +131,8 @@ class PerSample(torch.utils.data.Dataset):
         picture = self.pictures[index]
         if isinstance(picture, str):
             with Image.open(picture) as image:
-                return self.transform(image.convert("RGB")), self.labels[index]
-        return self.transform(Image.fromarray(picture)), self.labels[index]
+                return self.transform(image.convert("RGB")), int(self.labels[index])
+        return self.transform(Image.fromarray(picture)), int(self.labels[index])
 
 
 def drain(loader):

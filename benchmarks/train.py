@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from forward import ratio
 from peers import huggingface_vit, load_peer, timm_vit
+from pictures import PerSample
 from vitrail.configs.recipe import Recipe
 from vitrail.configs.zoo import find
 from vitrail.data.dataset import Split
@@ -154,19 +154,6 @@ class Work:
             trainer.train()
 
         return run
-
-
-class PerSample(torch.utils.data.Dataset):
-    """What a user writes."""
-
-    def __init__(self, pictures, labels, transform):
-        self.pictures, self.labels, self.transform = pictures, labels, transform
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.transform(Image.fromarray(self.pictures[index])), int(self.labels[index])
 
 
 def endless(loader):

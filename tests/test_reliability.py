@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from test_cli import run
 from test_training import EYE, curve, make_trainer
+from vitrail.cli import main
 from vitrail.configs.recipe import Recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -275,18 +276,21 @@ def test_r4_a_run_falls_back_and_says_so(undisturbed, tmp_path):
 # R5
 
 
-def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("x")
+    (tmp_path / "foreign" / "config.toml").write_text("title = 'mine'")
     (tmp_path / "link").symlink_to(tmp_path / "gone" / "away")
     for output, more in (
         (tmp_path / "file", ()), (tmp_path / "file" / "run", ()), ("/proc/run", ()), (tmp_path / "foreign", ()),
         (tmp_path / "foreign", ("--force",)), (tmp_path / "foreign", ("--resume", "auto")),
     ):  # fmt: skip
-        done = run("train", *QUICK, "--output", output, *more)
-        assert done.returncode == 2, (output, done.stderr)
-        assert len(done.stderr.strip().splitlines()) == 1
+        with pytest.raises(SystemExit) as leaving:
+            main(["train", *QUICK, "--output", str(output), *more])
+        words = capsys.readouterr().err
+        assert leaving.value.code == 2, (output, words)
+        assert len(words.strip().splitlines()) == 1
     assert (tmp_path / "foreign" / "thesis.txt").read_text() == "x"
 
 
@@ -308,7 +312,11 @@ def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(undist
 
 @pytest.mark.parametrize(
     ("number", "ranks"),
-    [(signal.SIGTERM, 1), (signal.SIGINT, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)],
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_r6_a_signal_ends_after_a_whole_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
     output = tmp_path / "run"

@@ -35,7 +35,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.igpt import IGPT
-from vitrail.storage import check_output
+from vitrail.storage import MANIFEST, check_output
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.loop import Options, Stop, Trainer, resume
 from vitrail.training.objectives import model_settings
@@ -109,7 +109,8 @@ def run(
         if options.cache:
             cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
         trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
-        is_new = _first_does(ranks, lambda: _claim(output, resumes=resumes, force=force))
+        settings = _config(data, begin, recipe, options, command)
+        is_new = _first_does(ranks, lambda: _claim(output, settings, resumes=resumes, force=force))
         agreed = {
             "seed": options.seed,
             "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
@@ -125,8 +126,6 @@ def run(
         state = {**agreed, "threads": torch.get_num_threads(), "ranks": ranks.count}
         stop = stack.enter_context(Stop().watching())
         log = stack.enter_context(RunLog(output, trainer.total, speaks=ranks.is_first))
-        if ranks.is_first and checkpoint is None:
-            (output / "config.toml").write_text(_config(data, begin, recipe, options, command), encoding="utf-8")
         for note in notes:
             log.say(f"note: {note}")
         if checkpoint is not None:
@@ -203,10 +202,10 @@ def _keep_threads(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> lis
     return notes
 
 
-def _claim(output: Path, *, resumes: bool, force: bool) -> bool:
-    """Make the run's folder, before any work is done for it. Returns whether the run is new."""
+def _claim(output: Path, settings: str, *, resumes: bool, force: bool) -> bool:
+    """Make the run's folder with its config.toml, before any work is done. Returns whether the run is new."""
     exists = os.path.lexists(output)
-    is_run = (output / "config.toml").is_file() or (output / "checkpoints").is_dir()
+    is_run = _is_run(output)
     if exists and resumes and is_run:
         check_output(output, force=True)
         return False
@@ -221,9 +220,7 @@ def _claim(output: Path, *, resumes: bool, force: bool) -> bool:
     check_output(output, force=True)
     try:
         (output / "checkpoints").mkdir(parents=True, exist_ok=True)
-        trial = output / "checkpoints" / ".trial"
-        trial.write_bytes(b"x" * 4096)
-        trial.unlink()
+        (output / "config.toml").write_text(settings, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"Output must be a folder that can be written, got {str(output)!r} ({error.strerror})."
@@ -231,6 +228,16 @@ def _claim(output: Path, *, resumes: bool, force: bool) -> bool:
     return True
 
 
+def _is_run(output: Path) -> bool:
+    """Whether a folder is a run: it has our config.toml, or at least our bundle."""
+    try:
+        with (output / "config.toml").open(encoding="utf-8") as file:
+            return file.read(len(_MARK)) == _MARK
+    except (OSError, UnicodeDecodeError):
+        return (output / "bundle" / MANIFEST).is_file()
+
+
+_MARK = "# vitrail"
 _LEFT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
 
 
@@ -260,9 +267,8 @@ def _config(data: str, begin: Start, recipe: Recipe, options: Options, command: 
         "preprocess": begin.preprocess.to_json(),
         "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
     }
-    return f"# {command or 'vitrail.training.run'}\n# vitrail {__version__}, torch {torch.__version__}\n" + write_toml(
-        fields
-    )
+    words = " ".join(command.removeprefix("vitrail ").split()) or "in Python"
+    return f"{_MARK} {words}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"
 
 
 def _introduce(
