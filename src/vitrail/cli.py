@@ -237,7 +237,7 @@ def predict(
 def demo(
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
-    epochs: Annotated[int, arg(metavar="N", help="How often to go through the training digits.")] = 60,
+    epochs: Annotated[int, arg(metavar="N", help="How often to go through the training digits.")] = 100,
     seed: Annotated[int, arg(metavar="S", help="Same seed, same machine, same model.")] = 0,
     force: Annotated[bool, arg(help="Overwrite the output if it is a run.")] = False,
     open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
