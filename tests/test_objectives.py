@@ -96,7 +96,7 @@ def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
     assert seen[-1]["accuracy"] > 0.35  # of 8 levels of grey
     page = (tmp_path / "run" / "report.html").read_text()
     assert "What it fills in" in page
-    assert page.count("data:image/png") == 24
+    assert page.count("data:image/png") == 21
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert (bundle.labels, bundle.provenance["objective"]) == (None, "masked")
     with pytest.raises(UsageError, match="trained to classify"):

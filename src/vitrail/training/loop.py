@@ -233,7 +233,7 @@ class Trainer:
             pictures = len(self.watch.split) / self.recipe.batch
             between = pictures * usual / 3 / (self.loader.steps * self.recipe.evaluate_every)
         (slowest,) = self.ranks.largest(usual + between)
-        return max(int(0.97 * max(seconds - (last - began), 0) / slowest), 1)
+        return max(int(0.95 * max(seconds - (last - began), 0) / slowest), 1)
 
     def run(self, folder: Path, log: RunLog, state: dict[str, Any], stop: Stop) -> None:
         """From where the run is to its end. `state` goes into every checkpoint."""

@@ -13,7 +13,7 @@ from vitrail.models.layers import patchify, unpatchify
 from vitrail.pages.page import escape, picture
 from vitrail.training.objectives import COLOUR_LEVELS, MaskedPatches, NextPixel, Objective
 
-_SHOWN = 8
+_SHOWN = 7
 
 
 @torch.inference_mode()

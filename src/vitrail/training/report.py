@@ -34,7 +34,11 @@ def write_report(
     events = read_events(output / "metrics.jsonl")
     config = bundle.model.config
     provenance = bundle.provenance
-    sections = [_summary(bundle, scores, events), f'<div class="panes">{_curves(events)}</div>', pictures]
+    sections = [
+        _summary(bundle, scores, events),
+        f'<div class="panes">{_curves(events, provenance["objective"])}</div>',
+        pictures,
+    ]
     if scores is not None and answers is not None and split is not None:
         names = bundle.labels or ()
         sections += [
@@ -87,7 +91,8 @@ def _summary(bundle: Bundle, scores: dict[str, Any] | None, events: list[dict[st
     return numbers(pairs) + notes
 
 
-def _curves(events: list[dict[str, Any]]) -> str:
+def _curves(events: list[dict[str, Any]], objective: str) -> str:
+    right = {"masked": "of the colours right", "next-pixel": "of the pixels right"}.get(objective, "right")
     steps = sorted((event for event in events if event["event"] == "step"), key=lambda event: event["step"])
     seen = sorted((event for event in events if event["event"] == "evaluate"), key=lambda event: event["step"])
 
@@ -101,7 +106,7 @@ def _curves(events: list[dict[str, Any]]) -> str:
         curve = chart([line("held out", seen, "accuracy", 1)], "step", "share right", dots=len(seen) < 40)
         last = seen[-1]
         figures.append(
-            figure(f"Held-out pictures: {last['accuracy']:.1%} right at the end", f"n = {last['count']:,}", curve)
+            figure(f"Held-out pictures: {last['accuracy']:.1%} {right} at the end", f"n = {last['count']:,}", curve)
         )
     figures.append(figure("Learning rate", "", chart([line("", steps, "learning_rate", 7)], "step", "learning rate")))
     speed = chart([line("", steps, "images_per_second", 2)], "step", "pictures a second")
