@@ -108,10 +108,8 @@ def main():
                 run_vitrail(OURS[name], seed, chosen.minutes) if name in OURS else run_timm(seed, chosen.minutes)
             )
             found.append(accuracy)
-            print(
-                f"| {name} | {seed} | {steps:,} | {steps * (OUR_BATCH if name in OURS else BATCH) / 60_000:.1f} | {seconds:.0f} | {accuracy:.2%} |",
-                flush=True,
-            )
+            epochs = steps * (OUR_BATCH if name in OURS else BATCH) / 60_000
+            print(f"| {name} | {seed} | {steps:,} | {epochs:.1f} | {seconds:.0f} | {accuracy:.2%} |", flush=True)
         spread = f"{min(found):.2%} to {max(found):.2%}"
         print(f"| {name} | all | | | | mean {np.mean(found):.2%}, {spread} |", flush=True)
 
