@@ -127,7 +127,10 @@ def test_a_restart_in_mid_epoch_goes_on_with_the_very_next_sample(files):
     loader = Loader(files, EYE, batch=5, settings=SETTINGS, seed=9)
     whole = run(loader, epoch=4)
     for start in (0, 1, 3, loader.steps - 1, loader.steps):
-        same(run(Loader(files, EYE, batch=5, settings=SETTINGS, seed=9), epoch=4, start=start), whole[start:])
+        rest = run(Loader(files, EYE, batch=5, settings=SETTINGS, seed=9), epoch=4, start=start)
+        same(rest, whole[start:])
+        seen = [index for indices, *_ in rest for index in indices.tolist()]
+        assert seen == loader.order(4)[5 * start :].tolist()
 
 
 def test_epochs_have_other_orders_and_other_pixels():

@@ -241,47 +241,52 @@ class Trainer:
         saved = time.monotonic()
         losses: list[float] = []
         pictures, since = 0, time.perf_counter()
+        for epoch, batch in self._batches():
+            loss, is_finite = self.update(batch)
+            if is_finite:
+                losses.append(loss)
+            else:
+                self._on_nonfinite(batch, log)
+            self.step += 1
+            pictures += batch.whole
+            is_end = self.step == self.total
+            is_epoch = is_end or self.step % self.loader.steps == 0
+            if is_epoch or self.step % _LOG_EVERY == 0:
+                now = time.perf_counter()
+                (mean,) = self.ranks.total(torch.tensor([sum(losses) / max(len(losses), 1)])).tolist()
+                fields = {
+                    "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
+                    "images_per_second": pictures / (now - since),
+                }  # fmt: skip
+                log.write("step", step=self.step, epoch=epoch, **fields)
+                log.progress(self.step, fields, self._words())
+                losses, pictures, since = [], 0, now
+            if is_epoch:
+                if is_end or (epoch + 1) % self.recipe.evaluate_every == 0:
+                    self.evaluate(epoch, log)
+                self.collect_damage(log)
+                since = time.perf_counter()
+            (stopping,) = map(int, self.ranks.largest(stop.signal))
+            if stopping or is_epoch or time.monotonic() - saved >= self.options.checkpoint_seconds:
+                self.save(checkpoints, state, log, must=bool(stopping))
+                saved = time.monotonic()
+            if stopping:
+                name = signal.Signals(stopping).name
+                log.write("stop", step=self.step, signal=name)
+                raise Interrupted(
+                    f"stopped by {name} after step {self.step} of {self.total}; --resume auto goes on there",
+                    128 + stopping,
+                )
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        """This rank's batches with their epoch, from where the run is to its end."""
         while self.step < self.total:
             epoch, offset = divmod(self.step, self.loader.steps)
             with contextlib.closing(self.loader.epoch(epoch, start=offset)) as batches:
                 for batch in batches:
-                    loss, is_finite = self.update(batch)
-                    stopping, is_broken = self.ranks.largest(stop.signal, not is_finite)
-                    if is_broken:
-                        self._on_nonfinite(batch, log)
-                    else:
-                        losses.append(loss)
-                    self.step += 1
-                    pictures += batch.whole
-                    ended_epoch = self.step % self.loader.steps == 0
-                    if self.step % _LOG_EVERY == 0 or self.step == self.total or ended_epoch:
-                        now = time.perf_counter()
-                        (mean,) = self.ranks.total(torch.tensor([sum(losses) / max(len(losses), 1)])).tolist()
-                        fields = {
-                            "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
-                            "images_per_second": pictures / (now - since),
-                        }  # fmt: skip
-                        log.write("step", step=self.step, epoch=epoch, **fields)
-                        log.progress(self.step, fields, self._words())
-                        losses, pictures, since = [], 0, now
-                    if ended_epoch or self.step == self.total:
-                        self._collect_damage(log)
-                        if (epoch + 1) % self.recipe.evaluate_every == 0 or self.step == self.total:
-                            self.evaluate(epoch, log)
-                        since = time.perf_counter()
-                    is_due = time.monotonic() - saved >= self.options.checkpoint_seconds
-                    if stopping or is_due or ended_epoch or self.step == self.total:
-                        self.save(checkpoints, state, log, must=bool(stopping))
-                        saved = time.monotonic()
-                    if stopping:
-                        name = signal.Signals(int(stopping)).name
-                        log.write("stop", step=self.step, signal=name)
-                        raise Interrupted(
-                            f"stopped by {name} after step {self.step} of {self.total}; --resume auto goes on there",
-                            128 + int(stopping),
-                        )
+                    yield epoch, batch
                     if self.step == self.total:
-                        break
+                        return
 
     def update(self, batch: Batch) -> tuple[float, bool]:
         """One step. Returns this rank's part of the loss, and whether loss and gradient are finite."""
@@ -394,9 +399,11 @@ class Trainer:
             )
         log.say(f"warning: loss or gradient is not finite at step {self.step}; the step is left out")
 
-    def _collect_damage(self, log: RunLog) -> None:
+    def collect_damage(self, log: RunLog, *others: Loader) -> None:
         """Name each picture that could not be read once, whoever met it."""
-        mine = {**self.loader.damaged, **(self.watch.damaged if self.watch else {})}
+        mine = {}
+        for loader in (self.loader, self.watch, *others):
+            mine |= loader.damaged if loader is not None else {}
         for theirs in self.ranks.gather(mine):
             for path, reason in theirs.items():
                 if path not in self.damaged:

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from vitrail.errors import VitrailError
 
 
 class Ranks(NamedTuple):
@@ -47,6 +49,21 @@ class Ranks(NamedTuple):
         things = [thing]
         dist.broadcast_object_list(things, src=0)
         return things[0]
+
+    def first_does(self, work: Callable[[], Any]) -> Any:
+        """What the first rank's work returns, for all; its error is everybody's."""
+        result, problem = None, None
+        if self.is_first:
+            try:
+                result = work()
+            except VitrailError as error:
+                problem = (str(error), error.exit_code)
+        result, problem = self.from_first((result, problem))
+        if problem:
+            error = VitrailError(problem[0])
+            error.exit_code = problem[1]
+            raise error
+        return result
 
     def gather(self, thing: Any) -> list[Any]:
         """What every rank has, for all."""

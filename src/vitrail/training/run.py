@@ -110,7 +110,7 @@ def run(
             cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
         trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
         settings = _config(data, begin, recipe, options, command)
-        is_new = _first_does(ranks, lambda: _claim(output, settings, resumes=resumes, force=force))
+        is_new = ranks.first_does(lambda: _claim(output, settings, resumes=resumes, force=force))
         agreed = {
             "seed": options.seed,
             "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
@@ -135,7 +135,8 @@ def run(
             log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
             _introduce(log, begin, dataset, training, held_out, trainer)
         trainer.run(output, log, state, stop)
-        _finish(output, dataset, trainer, log, data=data, command=command, seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        _finish(output, dataset, trainer, log, data=data, fingerprint=agreed["data"], command=command, seconds=seconds)
 
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
@@ -241,22 +242,6 @@ _MARK = "# vitrail"
 _LEFT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
 
 
-def _first_does(ranks: Ranks, work: Callable[[], Any]) -> Any:
-    """What the first rank's work returns, for all; its error is everybody's."""
-    result, problem = None, None
-    if ranks.is_first:
-        try:
-            result = work()
-        except VitrailError as error:
-            problem = (str(error), error.exit_code)
-    result, problem = ranks.from_first((result, problem))
-    if problem:
-        error = VitrailError(problem[0])
-        error.exit_code = problem[1]
-        raise error
-    return result
-
-
 def _config(data: str, begin: Start, recipe: Recipe, options: Options, command: str) -> str:
     """What the run was told, with every default filled in."""
     # A value that is none has no word in TOML and is left out: it is the default.
@@ -286,12 +271,20 @@ def _introduce(
 
 
 def _finish(
-    output: Path, dataset: Dataset, trainer: Trainer, log: RunLog, *, data: str, command: str, seconds: float
+    output: Path,
+    dataset: Dataset,
+    trainer: Trainer,
+    log: RunLog,
+    *,
+    data: str,
+    fingerprint: str,
+    command: str,
+    seconds: float,
 ) -> None:
     """Evaluate what is kept, write the bundle and the report."""
     ranks, recipe = trainer.ranks, trainer.recipe
     model = trainer.kept
-    split = dataset.splits.get("test") or (trainer.watch.split if trainer.watch else None)
+    split = dataset.splits.get("test", trainer.watch.split if trainer.watch else None)
     scores, answers = None, None
     if recipe.objective == "classify" and split is not None:
         loader = Loader(
@@ -299,6 +292,7 @@ def _finish(
             rank=ranks.rank, ranks=ranks.count, on_damage=recipe.on_damage,
         )  # fmt: skip
         answers = Answers.join(ranks.gather(answer(model, loader)))
+        trainer.collect_damage(log, loader)
         scores = score(answers.probabilities, answers.labels, dataset.labels)
         brief = {key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")}
         log.write("final", step=trainer.step, split=split.name, **brief)
@@ -306,7 +300,7 @@ def _finish(
         return
     provenance = {
         "data": f"{data}: {len(trainer.loader.split):,} training pictures",
-        "data_fingerprint": dataset.fingerprint(),
+        "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,
         "weights": f"running average, decay {recipe.average}" if recipe.average else "last",
