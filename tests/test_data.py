@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.arrays import _FASHION
+from vitrail.data.arrays import _FASHION, _FASHION_PACKAGE
 from vitrail.data.dataset import draw_held_out
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -295,6 +295,19 @@ def test_fashion_mnist_where_it_is_and_where_it_is_not(tmp_path, monkeypatch):
     assert data.labels == tuple(sorted(_FASHION))
     split = data.splits["test"]
     assert [data.labels[index] for index in split.labels] == [_FASHION[level] for level in split.pictures[:, 0, 0, 0]]
+
+
+def test_forty_clothes_are_four_test_pictures_of_each_class():
+    data = open_data("fashion-40")
+    assert (data.labels, data.licence, list(data.splits)) == (tuple(sorted(_FASHION)), "mit", ["test"])
+    assert data.splits["test"].pictures.shape == (40, 28, 28, 1)
+    assert np.bincount(data.splits["test"].labels).tolist() == [4] * 10
+    if not _FASHION_PACKAGE.is_dir():
+        pytest.skip("dataset-fashion-mnist is not installed")
+    whole = open_data("fashion-mnist").splits["test"]
+    label_of = {pixels.tobytes(): label for pixels, label in zip(whole.pictures, whole.labels, strict=True)}
+    for pixels, label in zip(data.splits["test"].pictures, data.splits["test"].labels, strict=True):
+        assert label_of[pixels.tobytes()] == label
 
 
 def test_the_fingerprint_follows_names_sizes_labels_and_pixels(folder):
