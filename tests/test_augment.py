@@ -14,7 +14,7 @@ from vitrail import chance
 from vitrail.configs.augment import Augment
 from vitrail.errors import UsageError
 from vitrail.images import operations
-from vitrail.images.augment import Draw, augment, crop_boxes, draw_mixture, mix
+from vitrail.images.augment import Draw, _googles_operation, augment, crop_boxes, draw_mixture, mix
 from vitrail.images.preprocess import Preprocess
 
 EYE = Preprocess(resolution=(24, 20), crop_fraction=1.0)
@@ -223,7 +223,7 @@ def test_other_numbers_of_bands_are_cropped_and_flipped():
         {"crop": "padd"},
         {"mixup": 1.5},
         {"scale": (0.5, 0.1)},
-        {"magnitude": 61},
+        {"magnitude": 31},
         {"hue": 0.6},
         {"padding": -1},
         {"mixup": 1e-5},
@@ -291,3 +291,38 @@ def test_beta_has_its_mean_and_variance(alpha):
 def test_a_permutation_has_every_number_once(count, seed, epoch):
     order = chance.permutation(count, seed, epoch, draw="order")
     np.testing.assert_array_equal(np.sort(order), np.arange(count))
+
+
+# Google's list of operations
+
+
+def test_googles_strengths_are_those_of_big_vision():
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(20, 200, (3, 224, 224, 3), dtype=np.uint8)
+    signs = np.array([1.0, -1.0, 1.0])
+
+    def apply(number, magnitude):
+        settings = Augment(randaugment=1, operations="google", magnitude=magnitude, fill=128)
+        return _googles_operation(number, pictures, signs, settings, draw(3))
+
+    assert (apply(2, 10) == 255 - pictures).all()
+    assert (apply(5, 10) == pictures).all()  # a threshold of 256 is above every level
+    assert (apply(5, 5) == np.where(pictures < 128, pictures, 255 - pictures)).all()
+    assert (apply(4, 20) == pictures).all()  # all eight bits stay
+    assert (apply(4, 10) == pictures & 0b11110000).all()
+    assert (apply(8, 10) == operations.brightness(pictures, np.full(3, 1.9))).all()
+    assert (apply(8, 0) == operations.brightness(pictures, np.full(3, 0.1))).all()
+    moved = apply(12, 10)
+    assert (moved[0, :, :100] == 128).all()
+    assert (moved[0, :, 100:] == pictures[0, :, :-100]).all()
+    assert (moved[1, :, -100:] == 128).all()
+    cut = (apply(14, 10) != pictures).any(axis=3)
+    rows, columns = cut[0].any(axis=1), cut[0].any(axis=0)
+    assert 0 < rows.sum() <= 80
+    assert 0 < columns.sum() <= 80
+    assert (apply(15, 10) == np.where(pictures < 128, np.minimum(pictures.astype(int) + 110, 255), pictures)).all()
+    for number in (0, 1, 3, 6, 7, 9, 10, 11, 13):
+        assert (apply(number, 15) != pictures).any(), number
+    settings = Augment(randaugment=2, operations="google", magnitude=15, fill=128)
+    many = augment(np.stack([pictures[0, :24, :20]] * 300), draw(300), settings, EYE)
+    assert len({one.tobytes() for one in many}) > 100

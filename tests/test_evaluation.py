@@ -130,6 +130,22 @@ def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
         ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--epochs", "1", "--steps", "3"],
         ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "batch=x"],
         ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--device", "quantum"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--device", "meta"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "augment=strong"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "model.classes=5"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "preprocess.resolution=16"],
+        [
+            "train",
+            "digits",
+            "--model",
+            "ViT-Pico/2",
+            "--output",
+            "x",
+            "--objective",
+            "masked",
+            "--set",
+            "model.patch=8",
+        ],
         ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--objective", "next-pixel"],
         ["train", "nothing", "--model", "ViT-Pico/2", "--output", "x"],
         ["train", "digits", "--model", "ViT-B/16", "--output", "x", "--set", "model.resolution=9"],
@@ -141,6 +157,11 @@ def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
         assert len(complaint.strip().splitlines()) == 1, complaint
         assert complaint.startswith("vitrail: ")
     assert not (pictures / "x").exists()
+
+
+def test_a_class_of_five_thousand_digits_is_a_name():
+    with pytest.raises(UsageError, match="numbers below 10"):
+        match_labels(None, 10, ["1" * 5000])
 
 
 def test_deit_on_real_photos(shared, tmp_path):

@@ -92,6 +92,7 @@ def test_ranks_take_whole_pairs_evenly(count, ranks):
     sizes = [len(range(count)[rank_share(count, rank, ranks)]) for rank in range(ranks)]
     assert sum(sizes) == count
     assert max(sizes) - min(sizes) <= 1
+    assert sizes[0] == max(sizes)  # whose running statistics are kept
     shares = [rank_share(count, rank, ranks, unit=2) for rank in range(ranks)]
     assert shares[0].start == 0
     assert shares[-1].stop == count
@@ -228,7 +229,7 @@ def test_threads_leave_warnings_as_they_were(files):
 
 
 def test_a_rank_without_samples_has_an_empty_batch():
-    loader = Loader(in_memory(4), EYE, batch=4, settings=SETTINGS, rank=0, ranks=3)
+    loader = Loader(in_memory(4), EYE, batch=4, settings=SETTINGS, rank=2, ranks=3)
     ((indices, images, *_),) = run(loader)
     assert (len(indices), images.shape) == (0, (0, 3, 24, 24))
 

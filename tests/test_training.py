@@ -43,7 +43,7 @@ def curve(trainer, steps):
     while len(losses) < steps:
         epoch, offset = divmod(trainer.step, trainer.loader.steps)
         for batch in trainer.loader.epoch(epoch, start=offset):
-            losses.append(trainer.update(batch)[0])
+            losses.append(trainer.update(batch).loss)
             trainer.step += 1
             if len(losses) == steps:
                 break
@@ -71,6 +71,8 @@ def test_flags_change_a_recipe():
 
 
 def test_one_length_and_only_one():
+    recipe = change_recipe(find_recipe("small"), ["steps=5"])
+    assert (recipe.epochs, recipe.steps) == (None, 5)
     recipe = Recipe(epochs=3)
     assert recipe.with_length(epochs=None, steps=None, minutes=None) == recipe
     assert recipe.with_length(epochs=None, steps=7, minutes=None).steps == 7
@@ -81,7 +83,15 @@ def test_one_length_and_only_one():
 
 
 def test_impossible_recipes_are_one_line(tmp_path):
-    for text in ("batch = 0", "optimizer = 1", "x", "betas = [1]", "[augment]\ncrop = 3", "learning_rate = 0"):
+    for text in (
+        "batch = 0",
+        "optimizer = 1",
+        "x",
+        "augment = 'strong'",
+        "betas = [1]",
+        "[augment]\ncrop = 3",
+        "learning_rate = 0",
+    ):
         (tmp_path / "x.toml").write_text(text)
         with pytest.raises((UsageError, DamagedError)) as caught:
             find_recipe(str(tmp_path / "x.toml"))
@@ -123,9 +133,10 @@ def test_weight_decay_is_for_matrices_only(name):
 
 
 def test_layer_decay_falls_from_head_to_patches():
-    model = vitrail.create("ViT-Pico/2")
-    (optimiser,) = make_optimisers(model, Recipe(layer_decay=0.5, learning_rate=1.0))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    # As the loop does it: the model inside its objective.
+    trainer = make_trainer(recipe=Recipe(steps=1, layer_decay=0.5, learning_rate=1.0))
+    (optimiser,) = trainer.optimisers
+    names = {id(parameter): name.removeprefix("model.") for name, parameter in trainer.objective.named_parameters()}
     share = {names[id(p)]: group["lr"] for group in optimiser.param_groups for p in group["params"]}
     assert share["head.weight"] == share["norm.weight"] == 1.0
     assert [share[f"blocks.{layer}.mlp.fc1.weight"] for layer in range(4)] == [1 / 16, 1 / 8, 1 / 4, 1 / 2]
@@ -163,7 +174,7 @@ def test_newton_schulz_brings_singular_values_near_to_one(shape):
 
 def test_muon_makes_queries_keys_and_values_orthogonal_one_by_one():
     weight = torch.nn.Parameter(torch.zeros(96, 32))
-    optimiser = Muon([{"params": [weight], "lr": 1.0}], momentum=0.0)
+    optimiser = Muon([{"params": [weight], "lr": 1.0, "parts": 3}], momentum=0.0)
     weight.grad = torch.randn(96, 32)
     wanted = torch.cat([orthogonal(part) for part in weight.grad.chunk(3)])
     optimiser.step()
@@ -171,9 +182,49 @@ def test_muon_makes_queries_keys_and_values_orthogonal_one_by_one():
     recipe = Recipe(optimiser="muon")
     kinds = [type(one).__name__ for one in make_optimisers(vitrail.create("ViT-Pico/2"), recipe)]
     assert kinds == ["Muon", "AdamW"]
+    # An MLP three times as wide as its input is one matrix all the same.
+    model = vitrail.create("ViT-Pico/2", mlp=144)
+    (group,) = [g for g in make_optimisers(model, recipe)[0].param_groups if g["parts"] == 3]
+    assert {id(p) for p in group["params"]} == {id(block.attn.qkv.weight) for block in model.blocks}
 
 
 # The loop
+
+
+def test_measuring_leaves_no_trace():
+    """`--minutes` tries some steps first; the run is then as if it had not."""
+    recipe = Recipe(steps=20, batch=32, learning_rate=3e-3, average=0.9)
+    plain, measured = make_trainer("ResNet-Pico", recipe=recipe), make_trainer("ResNet-Pico", recipe=recipe)
+    assert measured.measure(30.0) > 1
+    measured.total = plain.total
+    assert curve(plain, 6) == curve(measured, 6)
+    for ours, theirs in zip(plain.arrays().items(), measured.arrays().items(), strict=True):
+        assert ours[0] == theirs[0]
+        np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_a_gradient_that_is_not_finite_is_no_step_even_without_clipping():
+    for clip in (0.0, 1.0):
+        trainer = make_trainer(recipe=Recipe(steps=9, batch=32, on_nonfinite="skip", clip=clip))
+        before = trainer.arrays()
+        hook = trainer.objective.model.head.bias.register_hook(lambda gradient: gradient * math.inf)
+        done = trainer.update(next(trainer.loader.epoch(0)))
+        assert (math.isfinite(done.loss), done.is_finite) == (True, False)
+        for name, array in trainer.arrays().items():
+            np.testing.assert_array_equal(array, before[name])
+        hook.remove()
+        assert trainer.update(next(trainer.loader.epoch(0))).is_finite
+
+
+def test_a_step_left_out_does_not_spoil_running_statistics():
+    trainer = make_trainer("ResNet-Pico", recipe=Recipe(steps=9, batch=32, on_nonfinite="skip"))
+    spoil = trainer.objective.model.register_forward_pre_hook(lambda _, inputs: (inputs[0] * math.nan, *inputs[1:]))
+    assert not trainer.update(next(trainer.loader.epoch(0))).is_finite
+    spoil.remove()
+    statistics = [tensor for name, tensor in trainer.objective.state_dict().items() if ".running_" in name]
+    assert statistics
+    assert all(tensor.isfinite().all() for tensor in statistics)
+
 
 # Losses of steps 1, 5, 10 and 20 from seed 0. Other machines differ in the last digits, other code in more.
 GOLDEN = {
@@ -192,7 +243,9 @@ def test_golden_curves(name):
     losses = curve(make_trainer(name), 20)
     found = [losses[0], losses[4], losses[9], losses[19]]
     assert found[0] == pytest.approx(math.log(10), abs=1e-5)
-    assert found == pytest.approx(GOLDEN[name], abs=2e-3)
+    # iGPT learns little in 20 steps: what must not differ is small beside what it moves.
+    moved = max(GOLDEN[name]) - min(GOLDEN[name])
+    assert found == pytest.approx(GOLDEN[name], abs=min(2e-3, 0.1 * moved))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -306,7 +359,7 @@ def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
     arrays = {name: array.copy() for name, array in first.arrays().items()}
     second = make_trainer(recipe=recipe, total=30, dropout=0.1, seed=0)
     curve(second, 3)
-    second.restore(Checkpoint(17, arrays, {"total": 30, "best": None, "damaged": {}}))
+    second.restore(Checkpoint(17, arrays, {"total": 30, "best": None, "damaged": {}, "seconds": 1.0}))
     assert curve(second, 13) == expected[17:]
     for name, array in second.arrays().items():
         np.testing.assert_array_equal(array, whole.arrays()[name], err_msg=name)

@@ -27,8 +27,6 @@ class Classifier:
         self.bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
         self.bundle.model.eval()
         refuse_untrained_head(self.bundle)
-        if getattr(self.bundle.model.config, "output", "classes") == "pixels":
-            raise UsageError("Classifier must have a model that predicts classes, got one that predicts pixels.")
         classes = range(self.bundle.model.config.classes)
         self.labels = self.bundle.labels or tuple(map(str, classes))
 

@@ -24,9 +24,12 @@ class Augment(Settings):
     flip: Literal["none", "random", "alternate"] = "none"
     """Mirror at random, or each picture in every other epoch (the first time at random)."""
     randaugment: int = 0
-    """How many random operations (RandAugment, arXiv 1909.13719, with torchvision's list and ranges)."""
+    """How many random operations (RandAugment, arXiv 1909.13719)."""
+    operations: Literal["torchvision", "google"] = "torchvision"
+    """Whose list of operations and scale of strength: torchvision's, or that of Google's code (AugReg used it), where
+    some operations grow weaker with the magnitude."""
     magnitude: int = 9
-    """Strength of RandAugment: 30 is the end of torchvision's scale; beyond, ranges are extrapolated."""
+    """Strength of RandAugment, up to 30 on torchvision's scale; 10 is usual on Google's."""
     brightness: float = 0.0
     """Colour jitter: factors from 1 - x to 1 + x."""
     contrast: float = 0.0
@@ -45,10 +48,10 @@ class Augment(Settings):
     """Level of rims and of what rotation and the like uncover."""
 
     def __post_init__(self) -> None:
-        self._check_choices(("crop", "flip"))
+        self._check_choices(("crop", "flip", "operations"))
         check_whole("padding", self.padding, low=0, high=1024)
         check_whole("randaugment", self.randaugment, low=0, high=16)
-        check_whole("magnitude", self.magnitude, low=0, high=60)
+        check_whole("magnitude", self.magnitude, low=0, high=30)
         check_whole("fill", self.fill, low=0, high=255)
         for name, high in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5), ("erasing", 1)):
             check_share(name, getattr(self, name), high)

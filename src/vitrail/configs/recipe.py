@@ -88,7 +88,7 @@ class Recipe(Settings):
     def __post_init__(self) -> None:
         self._check_choices(("objective", "optimiser", "schedule", "loss", "on_damage", "on_nonfinite"))
         self._check_flags(("freeze", "activation_checkpointing"))
-        if isinstance(self.augment, dict):
+        if not isinstance(self.augment, Augment):
             object.__setattr__(self, "augment", Augment.from_json(self.augment))
         for name in ("epochs", "steps"):
             if getattr(self, name) is not None:
@@ -166,8 +166,13 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
         known = fields[table] if table else fields
         if table != "model" and table != "preprocess" and name not in known:
             raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, known)}")
+        if not table and name in _LENGTHS:  # one of them replaces the others
+            fields |= dict.fromkeys(_LENGTHS)
         known[name] = value
     return Recipe.from_json(fields)
+
+
+_LENGTHS = ("epochs", "steps", "minutes")
 
 
 def recipe_names() -> list[str]:

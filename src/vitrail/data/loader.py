@@ -59,9 +59,11 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:
-    """The part of a batch of `count` that one rank works on, as evenly as it goes; in whole pairs if `unit` is 2."""
+    """The part of a batch of `count` that one rank works on, as evenly as it goes, the first ranks' the larger ones; in
+    whole pairs if `unit` is 2."""
     units = -(-count // unit)
-    return slice(unit * (units * rank // ranks), min(unit * (units * (rank + 1) // ranks), count))
+    first, last = (min(unit * -(-units * place // ranks), count) for place in (rank, rank + 1))
+    return slice(first, last)
 
 
 class Loader:
@@ -137,7 +139,8 @@ class Loader:
                 batch = self._assemble(indices, whole, epoch, [next(prepared) for _ in group])
                 good += int(batch.weights.sum())
                 yield batch
-            if not good and any(len(indices) for indices, _ in shares):
+            # A part of an epoch, or of its pictures, may be damaged as a whole: then others know better.
+            if not good and shares and start == 0 and self.ranks == 1:
                 raise DamagedError(f"No picture of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
         finally:
             prepared.close()

@@ -16,7 +16,7 @@ def match_labels(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]
     known = {name: index for index, name in enumerate(ours or ())}
     if all(name in known for name in theirs):
         return np.array([known[name] for name in theirs]), "by name"
-    if all(name.isascii() and name.isdigit() and int(name) < classes for name in theirs):
+    if all(name.isascii() and name.isdigit() and len(name) < 20 and int(name) < classes for name in theirs):
         return np.array([int(name) for name in theirs]), "as class numbers"
     strange = [name for name in theirs if name not in known]
     if ours is None:

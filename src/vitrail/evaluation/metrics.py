@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 BINS = 15
+_LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill gigabytes
 
 
 def score(probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
@@ -17,16 +18,19 @@ def score(probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...])
     own = probabilities[np.arange(count), labels][:, None]
     earlier = np.arange(classes)[None, :] < labels[:, None]
     place = ((probabilities > own) | ((probabilities == own) & earlier)).sum(axis=1)
-    confusion = np.zeros((classes, classes), np.int64)
-    np.add.at(confusion, (labels, answers), 1)
+    counts, hits = np.bincount(labels, minlength=classes), np.bincount(labels[right], minlength=classes)
     per_class = [
         {
-            "label": name, "count": int(row.sum()), "right": int(row[index]),
-            "accuracy": float(row[index] / row.sum()) if row.sum() else None,
-            "interval": list(wilson(int(row[index]), int(row.sum()))) if row.sum() else None,
+            "label": name, "count": some, "right": good,
+            "accuracy": good / some if some else None,
+            "interval": list(wilson(good, some)) if some else None,
         }
-        for index, (name, row) in enumerate(zip(names, confusion, strict=True))
+        for name, some, good in zip(names, counts.tolist(), hits.tolist(), strict=True)
     ]  # fmt: skip
+    confusion = None
+    if classes <= _LARGEST_MATRIX:
+        confusion = np.zeros((classes, classes), np.int64)
+        np.add.at(confusion, (labels, answers), 1)
     return {
         "count": count,
         "accuracy": float(right.mean()),
@@ -35,7 +39,7 @@ def score(probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...])
         "ece": calibration_error(probabilities.max(axis=1), right),
         "negative_log_likelihood": float(-np.log(np.maximum(own, 1e-12)).mean()),
         "per_class": per_class,
-        "confusion": confusion.tolist(),
+        "confusion": None if confusion is None else confusion.tolist(),
     }
 
 

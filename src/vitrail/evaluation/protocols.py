@@ -31,7 +31,9 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
 
 
 def refuse_untrained_head(bundle: Bundle) -> None:
-    """Self-supervised bundles have learned to see, not to name."""
+    """Self-supervised bundles have learned to see, not to name; iGPT may have learned to paint."""
+    if getattr(bundle.model.config, "output", "classes") == "pixels":
+        raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
     objective = bundle.provenance.get("objective", "classify")
     if objective != "classify":
         raise UsageError(f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first.")

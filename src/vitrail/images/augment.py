@@ -110,53 +110,102 @@ def crop_boxes(heights: np.ndarray, widths: np.ndarray, draw: Draw, settings: Au
 
 
 def _random_operation(pixels: np.ndarray, draw: Draw, turn: int, settings: Augment) -> np.ndarray:
-    """One of RandAugment's fourteen operations for each picture (the first is to do nothing)."""
-    height, width = pixels.shape[1:3]
-    fill = settings.fill
-
-    def level(end: float) -> float:
-        """The strength on torchvision's scale of 31 numbers in single precision, and on beyond its end."""
-        if settings.magnitude > 30:
-            return end * settings.magnitude / 30
-        return float(torch.linspace(0.0, end, 31)[settings.magnitude])
-
-    kind = draw.whole(14, f"operation {turn}")
+    """One of RandAugment's operations for each picture."""
+    count, apply = (16, _googles_operation) if settings.operations == "google" else (14, _torchvisions_operation)
+    kind = draw.whole(count, f"operation {turn}")
     sign = np.where(draw.uniform(f"sign {turn}") < 0.5, -1.0, 1.0)
     pixels = pixels.copy()
     for number in np.unique(kind):
         chosen = kind == number
-        some, signs, none = pixels[chosen], sign[chosen], np.zeros(int(chosen.sum()))
-        match number:
-            case 1:
-                some = operations.shear_x(some, level(0.3) * signs, fill)
-            case 2:
-                some = operations.shear_y(some, level(0.3) * signs, fill)
-            case 3:
-                some = operations.translate_x(some, level(150 / 331 * width) * signs, fill)
-            case 4:
-                some = operations.translate_y(some, level(150 / 331 * height) * signs, fill)
-            case 5:
-                some = operations.rotate(some, level(30.0) * signs, fill)
-            case 6:
-                some = operations.brightness(some, np.maximum(1 + level(0.9) * signs, 0))
-            case 7:
-                some = operations.saturation(some, np.maximum(1 + level(0.9) * signs, 0))
-            case 8:
-                some = operations.contrast(some, np.maximum(1 + level(0.9) * signs, 0))
-            case 9:
-                some = operations.sharpness(some, np.maximum(1 + level(0.9) * signs, 0))
-            case 10:
-                some = operations.posterise(some, none + max(8 - round(settings.magnitude / 7.5), 0))
-            case 11:
-                some = operations.solarise(
-                    some, none + float(torch.linspace(255.0, 0.0, 31)[min(settings.magnitude, 30)])
-                )
-            case 12:
-                some = operations.autocontrast(some)
-            case 13:
-                some = operations.equalise(some)
-        pixels[chosen] = some
+        some = Draw(draw.seed, draw.epoch, draw.index[chosen])
+        pixels[chosen] = apply(int(number), pixels[chosen], sign[chosen], settings, some)
     return pixels
+
+
+def _torchvisions_operation(
+    number: int, some: np.ndarray, signs: np.ndarray, settings: Augment, _draw: Draw
+) -> np.ndarray:
+    """Strengths on torchvision's scale of 31 numbers in single precision; the first operation is to do nothing."""
+    height, width = some.shape[1:3]
+    fill, none = settings.fill, np.zeros(len(some))
+
+    def level(end: float) -> float:
+        return float(torch.linspace(0.0, end, 31)[settings.magnitude])
+
+    match number:
+        case 1:
+            return operations.shear_x(some, level(0.3) * signs, fill)
+        case 2:
+            return operations.shear_y(some, level(0.3) * signs, fill)
+        case 3:
+            return operations.translate_x(some, level(150 / 331 * width) * signs, fill)
+        case 4:
+            return operations.translate_y(some, level(150 / 331 * height) * signs, fill)
+        case 5:
+            return operations.rotate(some, level(30.0) * signs, fill)
+        case 6:
+            return operations.brightness(some, 1 + level(0.9) * signs)
+        case 7:
+            return operations.saturation(some, 1 + level(0.9) * signs)
+        case 8:
+            return operations.contrast(some, 1 + level(0.9) * signs)
+        case 9:
+            return operations.sharpness(some, 1 + level(0.9) * signs)
+        case 10:
+            return operations.posterise(some, none + 8 - round(settings.magnitude / 7.5))
+        case 11:
+            return operations.solarise(some, none + float(torch.linspace(255.0, 0.0, 31)[settings.magnitude]))
+        case 12:
+            return operations.autocontrast(some)
+        case 13:
+            return operations.equalise(some)
+    return some
+
+
+def _googles_operation(number: int, some: np.ndarray, signs: np.ndarray, settings: Augment, draw: Draw) -> np.ndarray:
+    """Strengths of big_vision's randaug, whose lengths are for pictures of 224 pixels and follow the size here."""
+    share, fill, none = settings.magnitude / 10, settings.fill, np.zeros(len(some))
+    height, width = some.shape[1:3]
+    factor = none + 1.8 * share + 0.1
+    match number:
+        case 0:
+            return operations.autocontrast(some)
+        case 1:
+            return operations.equalise(some)
+        case 2:
+            return 255 - some
+        case 3:
+            return operations.rotate(some, 30 * share * signs, fill)
+        case 4:
+            return operations.posterise(some, none + min(int(4 * share), 8))
+        case 5:
+            return operations.solarise(some, none + int(256 * share))
+        case 6:
+            return operations.saturation(some, factor)
+        case 7:
+            return operations.contrast(some, factor)
+        case 8:
+            return operations.brightness(some, factor)
+        case 9:
+            return operations.sharpness(some, factor)
+        case 10:
+            return operations.shear_x(some, 0.3 * share * signs, fill)
+        case 11:
+            return operations.shear_y(some, 0.3 * share * signs, fill)
+        case 12:
+            return operations.translate_x(some, 100 * share * signs * width / 224, fill)
+        case 13:
+            return operations.translate_y(some, 100 * share * signs * height / 224, fill)
+        case 14:
+            half = [int(40 * share * side / 224) for side in (height, width)]
+            middle = [draw.whole(height, "cut out down"), draw.whole(width, "cut out right")]
+            top, left = (np.maximum(place - reach, 0) for place, reach in zip(middle, half, strict=True))
+            tall, wide = (
+                np.minimum(place + reach, side) - start
+                for place, reach, side, start in zip(middle, half, (height, width), (top, left), strict=True)
+            )
+            return operations.erase(some, np.stack([top, left, tall, wide], axis=1), np.array([fill] * some.shape[3]))
+    return operations.brighten_dark(some, int(110 * share))
 
 
 def _jitter(pixels: np.ndarray, draw: Draw, settings: Augment) -> np.ndarray:

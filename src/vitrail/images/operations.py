@@ -89,6 +89,12 @@ def solarise(pictures: Pictures, threshold: np.ndarray) -> Pictures:
     return np.where(pictures < _each(threshold), pictures, 255 - pictures)
 
 
+def brighten_dark(pictures: Pictures, addition: int) -> Pictures:
+    """Levels of the darker half grow (Google's SolarizeAdd)."""
+    added = np.minimum(pictures.astype(np.int64) + addition, 255).astype(np.uint8)
+    return np.where(pictures < 128, added, pictures)
+
+
 def autocontrast(pictures: Pictures) -> Pictures:
     """The darkest level of each channel becomes black, the brightest white."""
     low = pictures.min(axis=(1, 2), keepdims=True).astype(np.float64)

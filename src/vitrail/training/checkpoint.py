@@ -11,7 +11,7 @@ No torch here: arrays come in and go out.
 import contextlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,15 +54,22 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that is not."""
-    complaints = []
+def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
+    """The newest checkpoint that is whole, and what is wrong with each newer one."""
+    complaints = {}
     for step in reversed(steps_of(folder)):
         try:
             return load_checkpoint(folder / f"step-{step:09d}"), complaints
         except DamagedError as error:
-            complaints.append(str(error))
+            complaints[step] = str(error)
     return None, complaints
+
+
+def set_aside(folder: Path, steps: Iterable[int]) -> None:
+    """Give damaged checkpoints a name that no reader takes for one: `tidy` would keep them for the newest."""
+    for step in steps:
+        with contextlib.suppress(OSError):
+            (folder / f"step-{step:09d}").rename(folder / f"damaged-step-{step:09d}")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

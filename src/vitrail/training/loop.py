@@ -6,7 +6,6 @@ bits as one that was not, on one machine with the same number of threads.
 """
 
 import contextlib
-import copy
 import dataclasses
 import math
 import signal
@@ -14,7 +13,7 @@ import statistics
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,24 +25,24 @@ from vitrail.configs.recipe import Recipe
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
-from vitrail.errors import UsageError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.augment import mix
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.settings import Settings, check_number, check_whole
-from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, steps_of, tidy
+from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside, steps_of, tidy
 from vitrail.training.objectives import Objective, make_objective
 from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
 
 _LOG_EVERY = 10  # steps
-_MEASURED_SECONDS, _MEASURED_STEPS = 4.0, 40
+_MEASURED_SECONDS, _MEASURED_STEPS, _WARM_STEPS = 4.0, 40, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Where and how a run runs. But for the seed, and the threads in the last bits, nothing here changes the result."""
+    """Where and how a run runs. The seed changes the result; threads, device, amp and compile change its last bits."""
 
     title: ClassVar[str] = "Options"
 
@@ -78,8 +77,8 @@ class Options(Settings):
             check_whole("threads", self.threads, low=1, high=4096)
         try:
             if self.device != "auto":
-                torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
+                torch.zeros(1, device=self.device).tolist()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"Device must be one that this machine has, got {self.device!r} ({reason}).") from None
 
@@ -114,6 +113,19 @@ class Stop:
                 signal.signal(number, handler)
 
 
+class Done(NamedTuple):
+    """What became of one step, and what all ranks then do."""
+
+    loss: float
+    """This rank's part of it."""
+    is_finite: bool
+    """Whether loss and gradient were, on all ranks; else the step was not taken."""
+    signal: int
+    """The signal that some rank got, or 0."""
+    is_due: bool
+    """Whether it is time for a checkpoint."""
+
+
 class Trainer:
     """A run in the middle of its work: weights, averages, the optimiser's memory, and where it is."""
 
@@ -137,25 +149,32 @@ class Trainer:
         model.recomputes = recipe.activation_checkpointing
         self.optimisers = make_optimisers(self.objective, recipe)
         self.average = Average(self.objective, recipe.average) if recipe.average else None
-        shared: dict[str, Any] = {
-            "workers": options.workers, "rank": ranks.rank, "ranks": ranks.count, "cache": cache,
-            "on_damage": recipe.on_damage,
-        }  # fmt: skip
-        self.loader = Loader(
-            training, preprocess, batch=recipe.batch, seed=options.seed, settings=recipe.augment, **shared
+        self._cache = cache
+        self.loader = self._load(
+            training, batch=recipe.batch, settings=recipe.augment, shuffle=True, on_damage=recipe.on_damage
         )
-        self.watch = None
-        if held_out is not None:
-            self.watch = Loader(held_out, preprocess, batch=max(recipe.batch, 64), shuffle=False, **shared)
-        self.step, self.total = 0, 0
+        self.watch = self.load_to_evaluate(held_out) if held_out is not None else None
+        self.step, self.total, self.seconds = 0, 0, 0.0
         self.best: dict[str, Any] | None = None
         self.damaged: dict[str, str] = {}
         self.latest: dict[str, Any] | None = None
+        self._began = self._saved = time.monotonic()
         self._runner: Any = self.objective
         if options.compile:
             self._runner = torch.compile(self._runner)
         if ranks.count > 1:
             self._runner = DistributedDataParallel(self._runner)
+
+    def _load(self, split: Split, **settings: Any) -> Loader:
+        return Loader(
+            split, self.preprocess, seed=self.options.seed, workers=self.options.workers, rank=self.ranks.rank,
+            ranks=self.ranks.count, cache=self._cache, **settings,
+        )  # fmt: skip
+
+    def load_to_evaluate(self, split: Split) -> Loader:
+        """Each picture of a split once, in order. A damaged one is left out: its neighbour must not count twice."""
+        on_damage = "error" if self.recipe.on_damage == "error" else "skip"
+        return self._load(split, batch=max(self.recipe.batch, 64), shuffle=False, on_damage=on_damage)
 
     # The state, to and from arrays
 
@@ -181,9 +200,10 @@ class Trainer:
             name, _, entry = key.rpartition("/")
             parameter = names[name]
             # A step counter is a scalar; everything else is shaped as the parameter.
-            place = torch.empty_like(parameter) if tensor.ndim else torch.empty((), dtype=tensor.dtype)
+            counter = torch.empty((), dtype=tensor.dtype, device=parameter.device)
+            place = torch.empty_like(parameter) if tensor.ndim else counter
             owner[id(parameter)].state[parameter][entry] = place.copy_(tensor)
-        self.step, self.total = checkpoint.step, checkpoint.state["total"]
+        self.step, self.total, self.seconds = checkpoint.step, checkpoint.state["total"], checkpoint.state["seconds"]
         self.best, self.damaged = checkpoint.state["best"], dict(checkpoint.state["damaged"])
 
     def _memory(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -207,44 +227,43 @@ class Trainer:
     # The work
 
     def measure(self, seconds: float) -> int:
-        """How many steps fit into so many seconds, evaluations included; tried on a copy that is thrown away."""
-        other = copy.copy(self)
-        other.objective = other._runner = copy.deepcopy(self.objective)
-        is_alone = self.ranks.count == 1
-        if not is_alone:
-            other._runner = DistributedDataParallel(other.objective)
-        other.optimisers = make_optimisers(other.objective, self.recipe)
-        other.average = Average(other.objective, self.recipe.average) if self.average else None
-        other.total = 1
+        """How many steps fit into so many seconds, evaluations included. Some are tried, and then taken back."""
+        first = {name: tensor.clone() for name, tensor in self.objective.state_dict().items()}
+        self.total = 1
         times: list[float] = []
         began = last = time.perf_counter()
-        for batch in other.loader.epoch(0):
-            other.update(batch)
+        for batch in self.loader.epoch(0):
+            self.update(batch)
             now = time.perf_counter()
             times.append(now - last)
             last = now
-            # Ranks wait for each other in every step, so together they take a fixed number of them.
-            if (is_alone and now - began > _MEASURED_SECONDS) or len(times) >= _MEASURED_STEPS:
+            # The first ones warm up, and compile. All ranks stop at the same step.
+            (spent,) = self.ranks.largest(sum(times[_WARM_STEPS:]))
+            if spent > _MEASURED_SECONDS or len(times) >= _MEASURED_STEPS:
                 break
-        usual = statistics.median(times[len(times) // 4 :])
+        usual = statistics.median(times[_WARM_STEPS:] or times)
+        self.objective.load_state_dict(first)
+        self.optimisers = make_optimisers(self.objective, self.recipe)
+        if self.average:
+            self.average = Average(self.objective, self.recipe.average)
         between = 0.0
         if self.watch is not None:
             # A forward pass is about a third of a step.
             pictures = len(self.watch.split) / self.recipe.batch
             between = pictures * usual / 3 / (self.loader.steps * self.recipe.evaluate_every)
-        (slowest,) = self.ranks.largest(usual + between)
-        return max(int(0.95 * max(seconds - (last - began), 0) / slowest), 1)
+        slowest, spent = self.ranks.largest(usual + between, last - began)
+        return max(int(0.95 * max(seconds - spent, 0) / slowest), 1)
 
     def run(self, folder: Path, log: RunLog, state: dict[str, Any], stop: Stop) -> None:
         """From where the run is to its end. `state` goes into every checkpoint."""
         checkpoints = folder / "checkpoints"
-        saved = time.monotonic()
+        self._began = self._saved = time.monotonic()
         losses: list[float] = []
         pictures, since = 0, time.perf_counter()
         for epoch, batch in self._batches():
-            loss, is_finite = self.update(batch)
-            if is_finite:
-                losses.append(loss)
+            done = self.update(batch, stop)
+            if done.is_finite:
+                losses.append(done.loss)
             else:
                 self._on_nonfinite(batch, log)
             self.step += 1
@@ -253,7 +272,7 @@ class Trainer:
             is_epoch = is_end or self.step % self.loader.steps == 0
             if is_epoch or self.step % _LOG_EVERY == 0:
                 now = time.perf_counter()
-                (mean,) = self.ranks.total(torch.tensor([sum(losses) / max(len(losses), 1)])).tolist()
+                (mean,) = self.ranks.total(sum(losses) / max(len(losses), 1))
                 fields = {
                     "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
                     "images_per_second": pictures / (now - since),
@@ -261,21 +280,18 @@ class Trainer:
                 log.write("step", step=self.step, epoch=epoch, **fields)
                 log.progress(self.step, fields, self._words())
                 losses, pictures, since = [], 0, now
-            if is_epoch:
-                if is_end or (epoch + 1) % self.recipe.evaluate_every == 0:
-                    self.evaluate(epoch, log)
-                self.collect_damage(log)
+            if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
+                self.evaluate(epoch, log)
                 since = time.perf_counter()
-            (stopping,) = map(int, self.ranks.largest(stop.signal))
-            if stopping or is_epoch or time.monotonic() - saved >= self.options.checkpoint_seconds:
-                self.save(checkpoints, state, log, must=bool(stopping))
-                saved = time.monotonic()
-            if stopping:
-                name = signal.Signals(stopping).name
+            if done.signal or is_epoch or done.is_due:
+                self.collect_damage(log)
+                self.save(checkpoints, state, log, must=bool(done.signal))
+            if done.signal:
+                name = signal.Signals(done.signal).name
                 log.write("stop", step=self.step, signal=name)
                 raise Interrupted(
                     f"stopped by {name} after step {self.step} of {self.total}; --resume auto goes on there",
-                    128 + stopping,
+                    128 + done.signal,
                 )
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
@@ -288,14 +304,15 @@ class Trainer:
                     if self.step == self.total:
                         return
 
-    def update(self, batch: Batch) -> tuple[float, bool]:
-        """One step. Returns this rank's part of the loss, and whether loss and gradient are finite."""
+    def update(self, batch: Batch, stop: Stop | None = None) -> Done:
+        """One step, or none if loss or gradient are not finite on any rank."""
         set_learning_rate(self.optimisers, self._rate(self.step))
         seed = chance.bits(self.options.seed, self.step, self.ranks.rank, draw="step")
         torch.manual_seed(int(seed[0] >> np.uint64(1)))
         self.objective.train()
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
+        statistics_before = self._running_statistics() if self.recipe.on_nonfinite == "skip" else []
         loss = 0.0
         parts = list(self._parts(batch))
         for number, (part, weights) in enumerate(parts):
@@ -307,19 +324,28 @@ class Trainer:
                 mean = (losses * weights).sum() / batch.whole
                 (mean * self.ranks.count).backward()
             loss += mean.item()
-        is_finite = math.isfinite(loss)
+        gradients = [parameter.grad for parameter in self.objective.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
         if self.recipe.clip:
-            parameters = [parameter for parameter in self.objective.parameters() if parameter.grad is not None]
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
-            is_finite &= bool(norm.isfinite())
-        if self.ranks.count > 1:  # all step, or none
-            is_finite = not self.ranks.largest(not is_finite)[0]
-        if is_finite:
+            torch._foreach_mul_(gradients, torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0))
+        is_finite = math.isfinite(loss) and bool(norm.isfinite())
+        is_due = self.ranks.is_first and time.monotonic() - self._saved >= self.options.checkpoint_seconds
+        # What all ranks must do together: step or not, stop or not, save or not.
+        agreed = map(int, self.ranks.largest(not is_finite, stop.signal if stop else 0, is_due))
+        is_wrong, signal_number, is_due = agreed
+        if is_wrong:
+            for buffer, before in statistics_before:
+                buffer.copy_(before)
+        else:
             for optimiser in self.optimisers:
                 optimiser.step()
             if self.average:
                 self.average.update(self.objective, self.step + 1)
-        return loss, is_finite
+        return Done(loss, not is_wrong, signal_number, bool(is_due))
+
+    def _running_statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """What a forward pass changes (BatchNorm's means and variances), and a copy of it."""
+        return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
     def _parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         """The arguments of the objective and the weights of the pictures, in as many parts as the recipe says."""
@@ -362,7 +388,7 @@ class Trainer:
                 weights = batch.weights.double()
                 sums += torch.stack([(losses.cpu() * weights).sum(), (right.cpu() * weights).sum(), weights.sum()])
         objective.train(was_training)
-        loss, right, count = self.ranks.total(sums.to(self.ranks.device)).tolist()
+        loss, right, count = self.ranks.total(*sums.tolist())
         found = {"loss": loss / max(count, 1), "accuracy": right / max(count, 1), "count": int(count)}
         weights_used = "average" if self.average else "last"
         log.write("evaluate", step=self.step, epoch=epoch, **found, weights=weights_used)
@@ -376,7 +402,11 @@ class Trainer:
         if not self.ranks.is_first:
             return
         arrays = self.arrays()
-        whole = {**state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged}
+        whole = {
+            **state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged,
+            "seconds": round(self.spent, 1),
+        }  # fmt: skip
+        self._saved = time.monotonic()
         try:
             save_checkpoint(checkpoints, self.step, arrays, whole)
         except VitrailError as error:
@@ -386,6 +416,11 @@ class Trainer:
             log.write("checkpoint-failed", step=self.step, reason=str(error))
             return
         tidy(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
+
+    @property
+    def spent(self) -> float:
+        """Seconds of training so far, those before an interruption included."""
+        return self.seconds + time.monotonic() - self._began
 
     def _on_nonfinite(self, batch: Batch, log: RunLog) -> None:
         """What the recipe says of a loss that is no number. The samples are those of all ranks."""
@@ -410,6 +445,9 @@ class Trainer:
                     self.damaged[path] = reason
                     log.write("damaged", file=path, reason=reason, policy=self.recipe.on_damage)
                     log.say(f"warning: {reason} ({self.recipe.on_damage})")
+        trained = self.loader.split
+        if self.damaged and all(trained.call(index) in self.damaged for index in range(len(trained))):
+            raise DamagedError(f"No picture of {trained.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _words(self) -> str:
         return f"  held-out {self.objective.counts_right} {self.latest['accuracy']:.1%}" if self.latest else ""
@@ -430,9 +468,14 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
     """Go back to the newest whole checkpoint of `folder`, if there is one; it must belong to this very run. Returns it,
     and a line for each newer one that is damaged."""
     checkpoint, complaints = load_newest(folder / "checkpoints")
+    steps = trainer.ranks.gather(checkpoint.step if checkpoint else 0)
+    if len(set(steps)) > 1:
+        raise UsageError(
+            f"RUN must be one folder that all ranks see, got checkpoints of steps {', '.join(map(str, steps))}."
+        )
     if checkpoint is None:
         if complaints:
-            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints[0]}")
+            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints.popitem()[1]}")
         return None, []
     for name, value in agreed.items():
         if checkpoint.state[name] != value:
@@ -441,7 +484,9 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
                 " Choose another --output for another run."
             )
     trainer.restore(checkpoint)
-    return checkpoint, complaints
+    if trainer.ranks.is_first:
+        set_aside(folder / "checkpoints", complaints)
+    return checkpoint, list(complaints.values())
 
 
 def _difference(before: Any, now: Any) -> str:

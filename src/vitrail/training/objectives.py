@@ -75,6 +75,8 @@ class MaskedPatches(Objective):
         config = model.config
         if config.family != "vit" or config.token_drop or config.norm != "layer" or config.step != config.patch:
             raise UsageError("Objective masked must have a ViT with LayerNorm, plain patches and no token drop.")
+        if model.config.patches < 2:
+            raise UsageError("Objective masked must have two patches or more, got one. Choose a smaller patch.")
         if model.config.channels > 3:
             raise UsageError(f"Objective masked must have pictures of at most 3 channels, got {model.config.channels}.")
         self.model = model

@@ -21,18 +21,20 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimi
     shares = _layer_shares(model, recipe.layer_decay)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     to_muon = {name for name in trained if recipe.optimiser == "muon" and _is_hidden_matrix(name, trained[name])}
-    groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
+    groups: dict[tuple[bool, bool, float, int], list[Tensor]] = {}
     for name, parameter in trained.items():
-        key = (name in to_muon, is_decayed(name, parameter), shares[name])
+        # Queries, keys and values stand on top of each other in one matrix.
+        parts = 3 if name.endswith(".qkv.weight") else 1
+        key = (name in to_muon, is_decayed(name, parameter), shares[name], parts)
         groups.setdefault(key, []).append(parameter)
     made: list[torch.optim.Optimizer] = []
     for is_muon in (True, False):
         settings: list[dict[str, Any]] = [
             {
                 "params": parameters, "share": share, "lr": recipe.learning_rate * share,
-                "weight_decay": recipe.weight_decay if decayed else 0.0,
+                "weight_decay": recipe.weight_decay if decayed else 0.0, "parts": parts,
             }
-            for (muon, decayed, share), parameters in groups.items()
+            for (muon, decayed, share, parts), parameters in groups.items()
             if muon == is_muon
         ]  # fmt: skip
         if not settings:
@@ -56,18 +58,22 @@ def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and "blocks." in name and is_decayed(name, parameter)
 
 
+_TOP = ("head.", "norm.", "pre_logits.", "attn_pool.", "decoder.")
+
+
 def _layer_shares(model: nn.Module, decay: float) -> dict[str, float]:
     """Each parameter's share of the learning rate: 1 for the head, `decay` less for each block below it."""
     names = [name for name, _ in model.named_parameters()]
     if decay == 1:
         return dict.fromkeys(names, 1.0)
-    layers = {name: re.match(r"(?:.*\.)?blocks\.(\d+)\.", name) for name in names}
+    # An objective calls what it trains `model.`.
+    layers = {name: re.match(r"blocks\.(\d+)\.", name.removeprefix("model.")) for name in names}
     depth = max((int(found[1]) + 1 for found in layers.values() if found), default=0)
     if not depth or any("stages." in name for name in names):
         raise UsageError("Layer decay must be 1 for models without a row of blocks.")
     shares = {}
     for name, found in layers.items():
-        is_top = not found and name.startswith(("head.", "norm.", "pre_logits.", "attn_pool.", "decoder."))
+        is_top = not found and name.removeprefix("model.").startswith(_TOP)
         layer = int(found[1]) + 1 if found else depth + 1 if is_top else 0
         shares[name] = decay ** (depth + 1 - layer)
     return shares
@@ -81,7 +87,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum})
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum, "parts": 1})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # ty: ignore[incompatible-method-override]
@@ -98,21 +104,15 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 moving = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                 direction = parameter.grad.lerp(moving, group["momentum"])
-                for part in direction.chunk(_parts(parameter)):
+                for part in direction.chunk(group["parts"]):
                     stacks.setdefault((part.shape[0], part.shape[1]), []).append(part)
             updates = {shape: iter(orthogonal(torch.stack(parts))) for shape, parts in stacks.items()}
             for parameter in trained:
-                rows, columns = parameter.shape[0] // _parts(parameter), parameter.shape[1]
-                update = torch.cat([next(updates[rows, columns]) for _ in range(_parts(parameter))])
+                rows, columns = parameter.shape[0] // group["parts"], parameter.shape[1]
+                update = torch.cat([next(updates[rows, columns]) for _ in range(group["parts"])])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(rows, columns)))
         return
-
-
-def _parts(parameter: Tensor) -> int:
-    """Matrices in one: queries, keys and values stand on top of each other."""
-    rows, columns = parameter.shape
-    return 3 if rows == 3 * columns else 1
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:

@@ -1,5 +1,6 @@
 """What a self-supervised model has learned, as pictures for the report."""
 
+import contextlib
 from typing import cast
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.dataset import Split
+from vitrail.errors import DamagedError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.igpt import IGPT
 from vitrail.models.layers import patchify, unpatchify
@@ -22,9 +24,13 @@ def objective_pictures(objective: Objective, preprocess: Preprocess, split: Spli
     if not isinstance(objective, MaskedPatches | NextPixel):
         return ""
     device = next(objective.parameters()).device
-    shown = range(0, len(split), max(len(split) // _SHOWN, 1))[:_SHOWN]
-    crops = np.stack([preprocess.crop(split.pictures[index]) for index in shown])
-    images_BCHW = preprocess.scale(torch.from_numpy(crops)).to(device)
+    crops = []
+    for index in range(0, len(split), max(len(split) // _SHOWN, 1))[:_SHOWN]:
+        with contextlib.suppress(DamagedError):
+            crops.append(preprocess.crop(split.pictures[index]))
+    if not crops:
+        return ""
+    images_BCHW = preprocess.scale(torch.from_numpy(np.stack(crops))).to(device)
     objective.eval()
     if isinstance(objective, MaskedPatches):
         title, rows = "What it fills in", fill_in(objective, images_BCHW)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from vitrail.errors import VitrailError
 
@@ -30,17 +29,18 @@ class Ranks(NamedTuple):
 
     def largest(self, *numbers: float) -> list[float]:
         """The largest of each number over all ranks."""
+        return self._reduce(numbers, dist.ReduceOp.MAX)
+
+    def total(self, *numbers: float) -> list[float]:
+        """The sum of each number over all ranks."""
+        return self._reduce(numbers, dist.ReduceOp.SUM)
+
+    def _reduce(self, numbers: tuple[float, ...], how: Any) -> list[float]:
         if self.count == 1:
             return list(numbers)
         together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(together, dist.ReduceOp.MAX)
+        dist.all_reduce(together, how)
         return together.tolist()
-
-    def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all ranks."""
-        if self.count > 1:
-            dist.all_reduce(numbers)
-        return numbers
 
     def from_first(self, thing: Any) -> Any:
         """What the first rank has, for all."""
@@ -90,5 +90,9 @@ def join(device: str) -> Generator[Ranks]:
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=5))
     try:
         yield Ranks(dist.get_rank(), count, place)
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise VitrailError("Another rank has left; its own message says why.") from None
     finally:
         dist.destroy_process_group()

@@ -10,7 +10,7 @@ import torch
 
 from vitrail import __version__
 from vitrail.data.dataset import Split
-from vitrail.errors import VitrailError
+from vitrail.errors import DamagedError, VitrailError
 from vitrail.evaluation.classify import Answers
 from vitrail.evaluation.metrics import calibration_bins
 from vitrail.images.preprocess import Preprocess
@@ -59,10 +59,12 @@ def write_report(
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; of steps that a killed run did twice, the later ones. A torn line is left out."""
     kept: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             continue
         key = (event["event"], event["step"]) if event["event"] in ("step", "evaluate") else (number,)
         kept[key] = event
@@ -81,8 +83,10 @@ def _summary(bundle: Bundle, scores: dict[str, Any] | None, events: list[dict[st
             ("calibration error", f"{scores['ece']:.3f}"),
         ]
     pairs += [("steps", f"{provenance['steps']:,}"), ("epochs", f"{provenance['epochs']:g}")]
-    resumed = sum(event["event"] == "resume" for event in events)
-    notes = f"<p>The run was interrupted and went on {resumed} time(s), with the same bits.</p>" if resumed else ""
+    resumed = [event for event in events if event["event"] == "resume"]
+    is_exact = all(event.get("exact") for event in resumed)
+    how = "with the same bits" if is_exact else "once under other circumstances (see metrics.jsonl): other last bits"
+    notes = f"<p>The run was interrupted and went on {len(resumed)} time(s), {how}.</p>" if resumed else ""
     if "damaged" in provenance:
         files = provenance["damaged"]["files"]
         listed = "".join(f"<li>{escape(reason)}</li>" for reason in list(files.values())[:50])
@@ -125,6 +129,8 @@ def _classes(scores: dict[str, Any]) -> str:
 
 
 def _confusion(scores: dict[str, Any], names: tuple[str, ...]) -> str:
+    if scores["confusion"] is None:
+        return "<p>There are too many classes for a matrix.</p>"
     matrix = np.array(scores["confusion"])
     if len(matrix) > _SHOWN_CLASSES:
         off = matrix * (1 - np.eye(len(matrix), dtype=int))
@@ -172,7 +178,10 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
     for place in wrong[np.argsort(-sure, kind="stable")][:_SHOWN_MISTAKES]:
         index = int(answers.indices[place])
         true, answer = names[answers.labels[place]], names[said[place]]
-        image = picture(preprocess.crop(split.pictures[index]), f"a picture of {true}")
+        try:
+            image = picture(preprocess.crop(split.pictures[index]), f"a picture of {true}")
+        except DamagedError:  # it was readable when it was evaluated
+            continue
         caption = (
             f'{escape(true)}<br><span class="wrong">called {escape(answer)}</span>'
             f" ({answers.probabilities[place, said[place]]:.2f})<br>"

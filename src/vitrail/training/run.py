@@ -25,7 +25,6 @@ from vitrail.configs.base import ModelConfig
 from vitrail.configs.recipe import Recipe, write_toml
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
 from vitrail.evaluation.classify import Answers, answer
@@ -119,24 +118,28 @@ def run(
             "data": dataset.fingerprint(),
         }
         checkpoint, notes = (None, []) if is_new else resume(trainer, output, agreed)
+        changed = []
         if checkpoint is not None:
-            notes += _keep_threads(checkpoint, options, ranks)
+            changed = _changes(checkpoint, options, ranks)
         else:
+            if not is_new:  # it was killed before its first checkpoint, and may be another run now
+                ranks.first_does(lambda: _write_config(output, settings))
             trainer.total = _length(trainer, recipe, began)
-        state = {**agreed, "threads": torch.get_num_threads(), "ranks": ranks.count}
-        stop = stack.enter_context(Stop().watching())
+        state = {**agreed, **_circumstances(options, ranks)}
         log = stack.enter_context(RunLog(output, trainer.total, speaks=ranks.is_first))
-        for note in notes:
+        for note in (*notes, *changed):
             log.say(f"note: {note}")
         if checkpoint is not None:
-            log.write("resume", step=trainer.step)
+            log.write("resume", step=trainer.step, exact=not changed)
             log.say(f"going on after step {trainer.step} of {trainer.total}")
         else:
             log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
             _introduce(log, begin, dataset, training, held_out, trainer)
-        trainer.run(output, log, state, stop)
-        seconds = time.monotonic() - began
-        _finish(output, dataset, trainer, log, data=data, fingerprint=agreed["data"], command=command, seconds=seconds)
+            if trainer.total <= recipe.warmup:
+                log.say(f"note: the warm-up of {recipe.warmup:g} steps is longer than the run of {trainer.total}")
+        with Stop().watching() as stop:
+            trainer.run(output, log, state, stop)
+        _finish(output, dataset, trainer, log, data=data, fingerprint=agreed["data"], command=command)
 
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
@@ -146,6 +149,11 @@ def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> Mode
     if pixels is not None and max(config.resolution) <= _SMALL and config.family != "igpt":
         changes["resolution"] = pixels.shape[1:3]
     changes |= model_settings(recipe, config)
+    for name in ("classes", "channels"):
+        if recipe.model.get(name, changes[name]) != changes[name]:
+            raise UsageError(
+                f"{name.capitalize()} must be DATA's {changes[name]}, got model.{name} {recipe.model[name]!r}."
+            )
     return config.replace(**{**changes, **recipe.model})
 
 
@@ -165,9 +173,15 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
         ):
             told[name] = (told[name][0],) * config.channels
     try:
-        return Preprocess.from_json({**settings, **told})
+        preprocess = Preprocess.from_json({**settings, **told})
     except UsageError as error:
         raise UsageError(f"{error} (in the recipe's preprocess)") from None
+    for name in ("resolution", "channels"):
+        if getattr(preprocess, name) != getattr(config, name):
+            raise UsageError(
+                f"Preprocessing must give the model's {name} {getattr(config, name)}, got {getattr(preprocess, name)}."
+            )
+    return preprocess
 
 
 def _channels(split: Split) -> int:
@@ -190,17 +204,24 @@ def _length(trainer: Trainer, recipe: Recipe, began: float) -> int:
     return int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
 
 
-def _keep_threads(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:
-    """A resumed run computes with the threads it began with, unless it is told otherwise."""
-    before, ranks_before = checkpoint.state["threads"], checkpoint.state["ranks"]
-    notes = []
-    if options.threads in (None, before):
-        torch.set_num_threads(before)
-    else:
-        notes.append(f"{options.threads} threads after {before}: the last bits of the weights will differ")
-    if ranks_before != ranks.count:
-        notes.append(f"{ranks.count} ranks after {ranks_before}: the last bits of the weights will differ")
-    return notes
+def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
+    """What the last bits of a run depend on, besides what it was told."""
+    return {
+        "threads": torch.get_num_threads(), "ranks": ranks.count, "device": ranks.device.type, "amp": options.amp,
+        "compile": options.compile, "torch": str(torch.__version__),
+    }  # fmt: skip
+
+
+def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:
+    """A resumed run computes with the threads it began with, unless it is told otherwise. What changed, in words."""
+    before = checkpoint.state
+    if options.threads is None:
+        torch.set_num_threads(before["threads"])
+    return [
+        f"{name} is {value} after {before[name]}: the last bits of the weights will differ"
+        for name, value in _circumstances(options, ranks).items()
+        if before[name] != value
+    ]
 
 
 def _claim(output: Path, settings: str, *, resumes: bool, force: bool) -> bool:
@@ -219,26 +240,36 @@ def _claim(output: Path, settings: str, *, resumes: bool, force: bool) -> bool:
         for path in (*output.glob("events.out.tfevents.*"), *(output / name for name in _LEFT)):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     check_output(output, force=True)
+    _write_config(output, settings)
+    return True
+
+
+def _write_config(output: Path, settings: str) -> None:
+    """Whole or absent: by its config.toml, a run is known."""
+    aside = output / _WRITING
     try:
-        (output / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (output / "config.toml").write_text(settings, encoding="utf-8")
+        output.mkdir(parents=True, exist_ok=True)
+        aside.write_text(settings, encoding="utf-8")
+        aside.rename(output / "config.toml")
+        (output / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"Output must be a folder that can be written, got {str(output)!r} ({error.strerror})."
         ) from None
-    return True
 
 
 def _is_run(output: Path) -> bool:
-    """Whether a folder is a run: it has our config.toml, or at least our bundle."""
+    """Whether a folder is a run: it has our config.toml, or at least our bundle, or was killed before it had either."""
     try:
         with (output / "config.toml").open(encoding="utf-8") as file:
             return file.read(len(_MARK)) == _MARK
     except (OSError, UnicodeDecodeError):
-        return (output / "bundle" / MANIFEST).is_file()
+        is_begun = output.is_dir() and [path.name for path in output.iterdir()] == [_WRITING]
+        return is_begun or (output / "bundle" / MANIFEST).is_file()
 
 
 _MARK = "# vitrail"
+_WRITING = ".config.toml.writing"
 _LEFT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
 
 
@@ -279,25 +310,23 @@ def _finish(
     data: str,
     fingerprint: str,
     command: str,
-    seconds: float,
 ) -> None:
     """Evaluate what is kept, write the bundle and the report."""
+    seconds = trainer.spent
     ranks, recipe = trainer.ranks, trainer.recipe
     model = trainer.kept
     split = dataset.splits.get("test", trainer.watch.split if trainer.watch else None)
     scores, answers = None, None
     if recipe.objective == "classify" and split is not None:
-        loader = Loader(
-            split, trainer.preprocess, batch=max(recipe.batch, 64), shuffle=False, workers=trainer.options.workers,
-            rank=ranks.rank, ranks=ranks.count, on_damage=recipe.on_damage,
-        )  # fmt: skip
+        loader = trainer.load_to_evaluate(split)
         answers = Answers.join(ranks.gather(answer(model, loader)))
         trainer.collect_damage(log, loader)
+    if not ranks.is_first:
+        return
+    if answers is not None and split is not None:
         scores = score(answers.probabilities, answers.labels, dataset.labels)
         brief = {key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")}
         log.write("final", step=trainer.step, split=split.name, **brief)
-    if not ranks.is_first:
-        return
     provenance = {
         "data": f"{data}: {len(trainer.loader.split):,} training pictures",
         "data_fingerprint": fingerprint,

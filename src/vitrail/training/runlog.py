@@ -1,11 +1,14 @@
 """What people see of a run: a progress line, `metrics.jsonl`, TensorBoard events. Only the first rank writes."""
 
+import contextlib
+import errno
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -24,8 +27,10 @@ class RunLog:
         self._first: int | None = None
         self._progress: Progress | None = None
         if speaks:
-            self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+            self._metrics = (folder / "metrics.jsonl").open("a+b", buffering=0)
+            self._is_torn = _ends_torn(self._metrics)
             self._events = EventFile(folder)
+            self._lost = 0
 
     def __enter__(self) -> Self:
         if self.speaks and sys.stderr.isatty():
@@ -39,26 +44,41 @@ class RunLog:
         if self._progress:
             self._progress.stop()
         if self.speaks:
+            if self._lost:
+                self.say(f"warning: {self._lost} line(s) of metrics.jsonl could not be written")
             self._metrics.close()
             self._events.close()
 
     def write(self, event: str, **fields: Any) -> None:
-        """One line of `metrics.jsonl`. Numbers that JSON has no word for become null."""
+        """One line of `metrics.jsonl`. Numbers that JSON has no word for become null. A full disk costs the line."""
         if not self.speaks:
             return
         plain = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
         }
-        self._metrics.write(json.dumps({"event": event, **plain}, ensure_ascii=False) + "\n")
-        self._metrics.flush()
+        line = json.dumps({"event": event, **plain}, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
+        try:
+            self._append(b"\n" + line if self._is_torn else line)
+            self._is_torn = False
+        except OSError as error:
+            self._is_torn = True
+            self._lost += 1
+            if self._lost == 1:
+                self.say(f"warning: metrics.jsonl cannot be written ({error.strerror}). Training goes on.")
+            return
         scalars = {
             f"{event}/{key}": float(value)
             for key, value in plain.items()
             if isinstance(value, int | float) and not isinstance(value, bool) and key != "step"
         }
         if scalars and "step" in fields and event in ("step", "evaluate"):
-            self._events.add(fields["step"], scalars)
+            with contextlib.suppress(OSError):
+                self._events.add(fields["step"], scalars)
+
+    def _append(self, line: bytes) -> None:
+        if self._metrics.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def say(self, line: str) -> None:
         """Words for people, on stderr."""
@@ -88,6 +108,14 @@ class RunLog:
         elif now - self._spoken >= _PLAIN_SECONDS or step == self.total:
             self._spoken = now
             self.say(f"step {step}/{self.total}  {line}")
+
+
+def _ends_torn(file: BinaryIO) -> bool:
+    """Whether a killed run left a line without its end."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _clock(seconds: float) -> str:
