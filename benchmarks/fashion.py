@@ -1,7 +1,7 @@
 """Fashion-MNIST in five minutes on two cores: `vitrail train` beside a loop as users write it with timm.
 
     .venv/bin/python benchmarks/fashion.py --seeds 3             (about 45 minutes on two cores)
-    .venv/bin/python benchmarks/fashion.py --runs timm-micro --seeds 1 --minutes 1
+    .venv/bin/python benchmarks/fashion.py --runs vitrail-nano --minutes 1
 
 Choices (recipe, learning rate, model) were made on 5,000 held-out training pictures; each run here trains on all 60,000
 and reads the 10,000 test pictures once, at its end. The user's loop: timm's ViT (64 wide, 6 deep, patch 4, the same as

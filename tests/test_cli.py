@@ -195,7 +195,7 @@ def test_an_interrupted_demo_leaves_in_one_line_and_a_whole_checkpoint(tmp_path,
     assert rest.splitlines()[-1].startswith("vitrail: stopped by SIG")
     checkpoint, complaints = load_newest(tmp_path / "demo" / "checkpoints")
     assert checkpoint.step > 0
-    assert complaints == []
+    assert complaints == {}
 
 
 def test_demo_trains_saves_answers_and_draws(tmp_path):
@@ -206,9 +206,12 @@ def test_demo_trains_saves_answers_and_draws(tmp_path):
     bundle = vitrail.load(tmp_path / "demo" / "bundle")
     assert bundle.labels == tuple("0123456789")
     assert bundle.provenance["epochs"] == 3
-    with Image.open(tmp_path / "demo" / "attention.png") as figure:
-        assert figure.width > 400
-        assert len(figure.getcolors(1 << 20)) > 50
+    for name in ("attention.png", "fashion-attention.png"):
+        with Image.open(tmp_path / "demo" / name) as figure:
+            assert figure.width > 400
+            assert len(figure.getcolors(1 << 20)) > 50
+    assert "of 40 right" in done.stdout
+    assert len(list((tmp_path / "demo" / "pictures").glob("*.png"))) == 40
     assert run("demo", "--output", tmp_path / "demo").returncode == 2
 
 

@@ -20,7 +20,7 @@ from tyro.conf import arg
 from vitrail import __version__
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.bundle import check_folder, read_config
+from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
 from vitrail.errors import UsageError, VitrailError, did_you_mean
 
 DESCRIPTION = """The Vision Transformer, whole: define it, train it, look inside it, ship it.
@@ -30,14 +30,18 @@ Errors are one line; add --debug for the traceback. --version prints the version
 Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 
-BundlePath = Annotated[str, tyro.conf.Positional, arg(metavar="BUNDLE", help="A folder that train or save wrote.")]
+BundlePath = Annotated[
+    str,
+    tyro.conf.Positional,
+    arg(metavar="BUNDLE", help="A folder that train or save wrote, or fashion, the embedded one."),
+]
 Data = Annotated[
     str,
     tyro.conf.Positional,
     arg(
         metavar="DATA",
-        help="A folder of class folders (perhaps in train, val, test), an idx folder, a .npz, a .csv, digits or"
-        " fashion-mnist.",
+        help="A folder of class folders (perhaps in train, val, test), an idx folder, a .npz, a .csv, digits,"
+        " fashion-40 or fashion-mnist.",
     ),
 ]
 
@@ -339,13 +343,12 @@ def _find_config(model: str) -> ModelConfig:
     """The configuration behind a name, or else of the bundle at a path."""
     if model in zoo.MODELS:
         return zoo.MODELS[model]
-    path = Path(model)
     try:
-        exists = bool(model) and path.exists()
+        exists = model in EMBEDDED or (bool(model) and Path(model).exists())
     except (OSError, ValueError):  # no file can have such a name
         exists = False
     if exists:
-        return read_config(check_folder(path))
+        return read_config(check_folder(model))
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
         f"{did_you_mean(model, zoo.MODELS)}"

@@ -1,6 +1,7 @@
 """What can be known of a bundle without torch: whether it is one, and which model it holds."""
 
 import os
+from importlib import resources
 from pathlib import Path
 
 from vitrail.configs.base import ModelConfig
@@ -11,9 +12,15 @@ from vitrail.storage import MANIFEST, read_json, verify
 FORMAT = 1
 FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "provenance.json", "README.md")
 
+EMBEDDED = ("fashion",)
+"""Bundles that ship with the package, by name."""
 
-def check_folder(path: Path) -> Path:
-    """`path`, if a bundle is there to be read."""
+
+def check_folder(bundle: str | Path) -> Path:
+    """The folder of a bundle that is there to be read. The name of an embedded one wins over a path of that name."""
+    if isinstance(bundle, str) and bundle in EMBEDDED:
+        return Path(str(resources.files("vitrail").joinpath("embedded", bundle)))
+    path = Path(bundle)
     if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.")
     if not path.is_dir():

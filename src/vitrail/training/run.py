@@ -127,17 +127,15 @@ def run(
             trainer.total = _length(trainer, recipe, began)
         state = {**agreed, **_circumstances(options, ranks)}
         log = stack.enter_context(RunLog(output, trainer.total, speaks=ranks.is_first))
-        for note in (*notes, *changed):
-            log.say(f"note: {note}")
-        if checkpoint is not None:
-            log.write("resume", step=trainer.step, exact=not changed)
-            log.say(f"going on after step {trainer.step} of {trainer.total}")
-        else:
-            log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
-            _introduce(log, begin, dataset, training, held_out, trainer)
-            if trainer.total <= recipe.warmup:
-                log.say(f"note: the warm-up of {recipe.warmup:g} steps is longer than the run of {trainer.total}")
         with Stop().watching() as stop:
+            for note in (*notes, *changed):
+                log.say(f"note: {note}")
+            if checkpoint is not None:
+                log.write("resume", step=trainer.step, exact=not changed)
+                log.say(f"going on after step {trainer.step} of {trainer.total}")
+            else:
+                log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
+                _introduce(log, begin, dataset, training, held_out, trainer)
             trainer.run(output, log, state, stop)
         _finish(output, dataset, trainer, log, data=data, fingerprint=agreed["data"], command=command)
 
@@ -299,6 +297,8 @@ def _introduce(
         f" {len(training):,} pictures of {len(dataset.labels):,} classes{watched};"
         f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
     )
+    if trainer.total <= trainer.recipe.warmup:
+        log.say(f"note: the warm-up of {trainer.recipe.warmup:g} steps is longer than the run of {trainer.total}")
 
 
 def _finish(

@@ -84,8 +84,11 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
 
 
 def load(path: str | Path) -> Bundle:
-    """Read a bundle back. Every file is checked against the manifest, every tensor against the model."""
-    folder = check_folder(Path(path))
+    """Read a bundle back: a folder, or an embedded one by its name ("fashion").
+
+    Every file is checked against the manifest, every tensor against the model.
+    """
+    folder = check_folder(path)
     config = read_config(folder)
     verify(folder, FILES)
     with torch.device("meta"):
