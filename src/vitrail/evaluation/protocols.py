@@ -5,11 +5,11 @@ from typing import Any
 
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import score
 from vitrail.weights.bundle import Bundle
+from vitrail.weights.parts import refuse_untrained_head
 
 
 def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
@@ -28,10 +28,3 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
         "protocol": "classify", "data": data, "split": chosen.name, "labels_matched": how,
         **score(answers.probabilities, answers.labels, names),
     }  # fmt: skip
-
-
-def refuse_untrained_head(bundle: Bundle) -> None:
-    """Self-supervised bundles have learned to see, not to name."""
-    objective = bundle.provenance.get("objective", "classify")
-    if objective != "classify":
-        raise UsageError(f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first.")
