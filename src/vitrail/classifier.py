@@ -15,8 +15,7 @@ from vitrail.engines.base import Engine, EngineName, Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Picture
 from vitrail.settings import check_whole
-from vitrail.storage import check_output, whole_file
-from vitrail.weights.parts import refuse_untrained_head
+from vitrail.storage import check_output, refuse_existing, whole_file
 
 if TYPE_CHECKING:
     from vitrail.weights.bundle import Bundle
@@ -45,9 +44,7 @@ class Classifier:
         self.threads = threads
         self._engine = _open_engine(bundle, engine)
         parts = self._engine.parts
-        refuse_untrained_head(parts)
-        if getattr(parts.config, "output", "classes") == "pixels":
-            raise UsageError("Classifier must have a model that predicts classes, got one that predicts pixels.")
+        parts.check_classifies()
         self.config = parts.config
         self.preprocess = parts.preprocess if jpeg is None else parts.preprocess.replace(jpeg=jpeg)
         self.labels = parts.labels or tuple(map(str, range(parts.config.classes)))
@@ -79,10 +76,12 @@ class Classifier:
         check_whole("top_k", top_k, low=1, high=10_000_000)
         size = batch_for(self.config) if batch_size is None else batch_size
         check_whole("batch_size", size, low=1, high=1_000_000)
+        if not files:
+            return
         threads = self.threads or cores()
-        workers = min(threads, max(len(files), 1))
+        workers = min(threads, len(files))
         # The first answers come soonest if each thread begins with one picture.
-        starts = [*range(min(workers, len(files))), *range(workers, len(files), size)]
+        starts = [*range(workers), *range(workers, len(files), size)]
         pieces = [files[at:end] for at, end in zip(starts, [*starts[1:], len(files)], strict=True)]
         with self._engine.running(threads // workers) as run:
             jobs = (partial(self._answer, piece, run, top_k, features) for piece in pieces)
@@ -139,7 +138,8 @@ def check_features_file(path: Path, *, force: bool) -> None:
     """Refuse what `write_features` could not write, before any work is done for it."""
     if path.suffix != ".npz" or path.is_dir():
         raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
-    check_output(path, force=force)
+    refuse_existing(path, force=force)
+    check_output(path.parent, force=True)
 
 
 def write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool = False) -> None:

@@ -13,7 +13,7 @@ from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
 from vitrail.weights.parts import Parts
 
-_JOB_MACS = 5 * 10**9
+_JOB_MACS = 6 * 10**9
 _LARGEST_BATCH = 32
 
 

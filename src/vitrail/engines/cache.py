@@ -36,15 +36,16 @@ def ready(path: str | Path) -> Path:
     # abspath: a bundle may be given as a dot.
     beside = Path(os.path.abspath(bundle) + ".onnx")  # noqa: PTH100 - resolve() would follow links
     places = (beside, user_folder() / "onnx" / key)
+    flaws = {}
     for place in places:
-        flaw = _flaw(place, key)
-        if not flaw:
+        flaws[place] = _flaw(place, key)
+        if not flaws[place]:
             return place
-        if os.path.lexists(place) and can_replace(place):
-            sys.stderr.write(f"{place} {flaw} and is made anew\n")
     from vitrail.engines.export import export
 
     place = next((place for place in places if can_replace(place)), places[-1])
+    if os.path.lexists(place):
+        sys.stderr.write(f"{place} {flaws[place]} and is made anew\n")
     export(bundle, place, key)
     return place
 

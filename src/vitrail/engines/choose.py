@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 from vitrail.engines.base import EngineName, need
 from vitrail.engines.cache import SPEED, ready
-from vitrail.errors import VitrailError
+from vitrail.errors import DamagedError, VitrailError
 from vitrail.storage import read_json, whole_file
+from vitrail.weights.parts import read_parts
 
 Speeds = dict[EngineName, dict[str, float]]
 
@@ -19,9 +20,12 @@ Speeds = dict[EngineName, dict[str, float]]
 def faster(path: str, pictures: int, threads: int) -> EngineName:
     """`torch` or `onnx`: who answers so many pictures first, its start included. Torch where the other cannot be had,
     and that is said."""
+    read_parts(path, weights=False).check_classifies()
     try:
         need("onnxruntime")
         folder = ready(path)
+    except DamagedError:
+        raise
     except VitrailError as error:
         sys.stderr.write(f"engine torch: {error}\n")
         return "torch"

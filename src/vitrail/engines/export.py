@@ -28,7 +28,6 @@ from vitrail.models.base import AnyModel, Seen
 from vitrail.models.convolutions import bake_
 from vitrail.storage import whole_folder, write_json
 from vitrail.weights.bundle import Bundle, load
-from vitrail.weights.parts import refuse_untrained_head
 
 OPSET = 20
 TOLERANCE = 1e-4  # of the largest logit: rounding in another order, and nothing else
@@ -55,10 +54,10 @@ def export(path: Path, target: Path, key: str) -> None:
     need("onnxscript")
     sys.stderr.write(f"making {target} (once for this bundle)\n")
     bundle = load(path)
-    refuse_untrained_head(bundle)
-    if getattr(bundle.model.config, "output", "classes") == "pixels":
-        raise UsageError("Engine onnx must have a model that predicts classes, got one that predicts pixels.")
-    model = bundle.model.float().eval()
+    bundle.parts.check_classifies()
+    parts, model = bundle.parts, bundle.model.float().eval()
+    pixels = sample(parts.preprocess, min(max(_PROOF_MACS // parts.config.macs, 8), 40))
+    expected = _answer(TorchEngine(bundle), pixels)
     bake_(model)
     program = _translate(model)
     program.model.metadata_props.update(_metadata(bundle, key))
@@ -66,7 +65,7 @@ def export(path: Path, target: Path, key: str) -> None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
         program.save(str(folder / MODEL), external_data=size > _ONE_FILE)
         files = sorted(file.name for file in folder.iterdir())
-        proof = prove(OnnxEngine(folder, bundle.parts), TorchEngine(bundle))
+        proof = prove(_answer(OnnxEngine(folder, parts), pixels), expected)
         versions = {"vitrail": __version__, "torch": torch.__version__} | {
             package.__name__: package.__version__ for package in (onnx, runtime)
         }
@@ -112,23 +111,21 @@ def _metadata(bundle: Bundle, key: str) -> dict[str, str]:
     }
 
 
-def prove(engine: Engine, reference: Engine) -> dict[str, Any]:
-    """How near an engine's answers are to torch's on real pictures; refused unless within rounding and all alike."""
-    parts = reference.parts
-    pixels = sample(parts.preprocess, min(max(_PROOF_MACS // parts.config.macs, 8), 40))
-    theirs, ours = _run(engine, pixels), _run(reference, pixels)
-    gap = float(np.abs(theirs.logits - ours.logits).max())
-    alike = int((theirs.logits.argmax(1) == ours.logits.argmax(1)).sum())
-    if not gap <= TOLERANCE * max(float(np.abs(ours.logits).max()), 1.0) or alike < len(pixels):
+def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
+    """How near an engine's answers are to torch's; refused unless they are within rounding and all the same."""
+    count = len(expected.logits)
+    gap = float(np.abs(found.logits - expected.logits).max())
+    alike = int((found.logits.argmax(1) == expected.logits.argmax(1)).sum())
+    if not gap <= TOLERANCE * max(float(np.abs(expected.logits).max()), 1.0) or alike < count:
         raise VitrailError(
-            f"The exported model answers {len(pixels) - alike} of {len(pixels)} pictures otherwise than torch, with"
-            f" logits up to {gap:.1e} apart. It is not kept; use engine torch."
+            f"The exported model answers {count - alike} of {count} pictures otherwise than torch, with logits up to"
+            f" {gap:.1e} apart. It is not kept; use engine torch."
         )
     return {
-        "pictures": len(pixels),
+        "pictures": count,
         "same_answers": alike,
         "max_logit_difference": gap,
-        "max_feature_difference": float(np.abs(theirs.features - ours.features).max()),
+        "max_feature_difference": float(np.abs(found.features - expected.features).max()),
     }
 
 
@@ -139,7 +136,7 @@ def sample(preprocess: Preprocess, count: int) -> np.ndarray:
     return np.stack([preprocess.crop(np.repeat(picture, bands, axis=2)) for picture in np.asarray(pictures)])
 
 
-def _run(engine: Engine, pixels: np.ndarray) -> Outputs:
+def _answer(engine: Engine, pixels: np.ndarray) -> Outputs:
     """All pictures: one alone, then by eights."""
     with engine.running(None) as run:
         parts = [run(piece) for piece in _pieces(pixels)]

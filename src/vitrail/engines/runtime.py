@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.configs.bundle import FILES
 from vitrail.engines.base import Outputs, Run, cores, need
 from vitrail.engines.cache import MODEL, ready
 from vitrail.errors import DamagedError
@@ -50,5 +49,6 @@ class OnnxEngine:
 def open_onnx(path: str | Path) -> OnnxEngine:
     """The engine for the bundle at `path`, whose weights are in the ONNX file and need not be read."""
     need("onnxruntime")
-    parts = read_parts(path, verified=[name for name in FILES if name != "model.safetensors"])
+    parts = read_parts(path, weights=False)
+    parts.check_classifies()
     return OnnxEngine(ready(path), parts)

@@ -36,12 +36,19 @@ class Parts:
             object.__setattr__(self, "labels", _checked_labels(self.labels, self.config.classes))
         check_provenance(self.provenance)
 
+    def check_classifies(self) -> None:
+        """Refuse what cannot name pictures."""
+        refuse_untrained_head(self)
+        if getattr(self.config, "output", "classes") == "pixels":
+            raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
 
-def read_parts(path: str | Path, *, verified: Iterable[str] = FILES) -> Parts:
-    """Read everything but the weights of the bundle at `path`, after checking the `verified` files' checksums."""
+
+def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
+    """Everything but the weights of the bundle at `path`. Every file is checked against the manifest; the weights only
+    if they are wanted, too."""
     folder = check_folder(Path(path))
     config = read_config(folder)
-    verify(folder, verified)
+    verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
     labels = read_json(folder / "labels.json")
     try:
         if not isinstance(labels, list | None):
