@@ -5,7 +5,6 @@ from typing import Any
 
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import score
@@ -14,7 +13,7 @@ from vitrail.weights.bundle import Bundle
 
 def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
     """Every score of the bundle's own answers on a split; each picture counts exactly once."""
-    refuse_untrained_head(bundle)
+    bundle.parts.check_classifies()
     dataset = open_data(data)
     chosen = dataset.for_evaluation(split)
     classes = bundle.model.config.classes
@@ -28,12 +27,3 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
         "protocol": "classify", "data": data, "split": chosen.name, "labels_matched": how,
         **score(answers.probabilities, answers.labels, names),
     }  # fmt: skip
-
-
-def refuse_untrained_head(bundle: Bundle) -> None:
-    """Self-supervised bundles have learned to see, not to name; iGPT may have learned to paint."""
-    if getattr(bundle.model.config, "output", "classes") == "pixels":
-        raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
-    objective = bundle.provenance.get("objective", "classify")
-    if objective != "classify":
-        raise UsageError(f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first.")

@@ -59,6 +59,15 @@ class Model(nn.Module, Generic[Config]):
         """Logits (B, K). `seen` collects what passes by; it never changes the way."""
         raise NotImplementedError
 
+    def draw(self) -> None:
+        """Initialise the parameters, unless they are empty shapes: drawing those would import a second of torch."""
+        if next(self.parameters()).device.type != "meta":
+            self.initialise()
+
+    def initialise(self) -> None:
+        """Draw the parameters as the family's paper or code does."""
+        raise NotImplementedError
+
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone; a model without such tables has nothing to do."""
 

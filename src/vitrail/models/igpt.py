@@ -56,7 +56,7 @@ class IGPT(Model[IGPTConfig]):
         self.head = nn.Linear(c.width, c.classes, bias=c.output == "classes")
         # Colours in preprocessed units; the training engine replaces them by clusters of the data's own.
         self.register_buffer("palette", torch.zeros(c.palette, c.channels))
-        self.initialise()
+        self.draw()
         self.fill_tables()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:

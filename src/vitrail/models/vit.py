@@ -132,7 +132,7 @@ class ViT(Model[ViTConfig]):
         if c.representation != "none":
             self.pre_logits = PreLogits(c.width, c.representation)
         self.head = nn.Linear(c.width, c.classes)
-        self.initialise()
+        self.draw()
         self.fill_tables()
 
     def make_patch_embed(self) -> PatchEmbed:
