@@ -119,9 +119,7 @@ def test_logistic_regression_equals_scikit_learns(count, width, classes, penalty
     np.testing.assert_allclose(difference, peer.coef_.T, atol=1e-5)
     # And the probe, which folds the standardisation into its weights.
     asked, _ = clouds(50, width, classes, seed=1)
-    scores = learn_probe(features, labels, classes=classes, penalty=penalty)[0](asked)
-    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
-    likely /= likely.sum(axis=1, keepdims=True)
+    likely = learn_probe(features, labels, classes=classes, penalty=penalty)[0].probabilities(asked)
     np.testing.assert_allclose(likely, peer.predict_proba(standard.transform(asked)), atol=1e-4)
 
 

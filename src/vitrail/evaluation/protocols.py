@@ -168,11 +168,8 @@ def probe(examples: Examples, *, penalty: float | None = None, seed: int = 0) ->
     """Every score of a logistic regression on the features."""
     e = examples
     found, penalty = learn_probe(e.features, e.labels, classes=e.classes, penalty=penalty, seed=seed)
-    scores = found(e.asked)
-    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
     return {
-        "protocol": "probe", **e.about, "penalty": penalty,
-        **score(likely / likely.sum(axis=1, keepdims=True), e.truth, e.names),
+        "protocol": "probe", **e.about, "penalty": penalty, **score(found.probabilities(e.asked), e.truth, e.names)
     }  # fmt: skip
 
 

@@ -38,6 +38,12 @@ class Linear(NamedTuple):
         """Scores (m, K) of features (m, d)."""
         return np.asarray(features, np.float64) @ self.weight + self.bias
 
+    def probabilities(self, features: np.ndarray) -> np.ndarray:
+        """The scores (m, K) as shares of 1, where they were learned as such."""
+        scores = self(features)
+        likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return likely / likely.sum(axis=1, keepdims=True)
+
 
 def neighbour_votes(
     features: np.ndarray,
