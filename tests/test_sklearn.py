@@ -139,6 +139,9 @@ def test_a_trained_model_is_a_bundle(digits, tmp_path):
     for form in (pixels, paths):
         classifier = ViTClassifier(model="ViT-Pico/2", epochs=1, settings=settings).fit(form, names)
         assert classifier.bundle_.labels == tuple(sorted(set(names)))
+        # The same object with a bundle is a probe, and without one no longer.
+        probing = classifier.set_params(bundle=classifier.bundle_, penalty=1.0).fit(form, names).predict_proba(form)
+        assert np.abs(classifier.set_params(bundle=None).fit(form, names).predict_proba(form) - probing).max() > 0.01
         vitrail.save(classifier.bundle_, tmp_path / "bundle", force=True)
         answers = vitrail.Classifier(tmp_path / "bundle").predict(pixels, top_k=1)
         assert [answer[0]["label"] for answer in answers] == classifier.predict(form).tolist()

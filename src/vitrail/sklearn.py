@@ -55,14 +55,14 @@ class _Seeing(BaseEstimator):
 
     def _look_at(self, X: Any, *, fitting: bool) -> Split:
         """X as pictures without labels."""
-        if isinstance(X, list | tuple) and X and isinstance(X[0], str | os.PathLike):
-            paths = [os.fspath(path) for path in X]
-        elif isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OU" and isinstance(X[:1].tolist()[0], str):
-            paths = X.tolist()
+        if fitting:
+            self.black_ = self.white_ = None
+        is_list = isinstance(X, list | tuple) or getattr(X, "ndim", None) == 1
+        if is_list and isinstance(next(iter(X), None), str | os.PathLike):
+            pictures = [os.fspath(path) for path in X]
         else:
-            pixels = self._as_pixels(X, fitting=fitting)
-            return Split("pictures", pixels, np.zeros(len(pixels), np.int64))
-        return Split("pictures", paths, np.zeros(len(paths), np.int64))
+            pictures = self._as_pixels(X, fitting=fitting)
+        return Split("pictures", pictures, np.zeros(len(pictures), np.int64))
 
     def _as_pixels(self, X: Any, *, fitting: bool) -> np.ndarray:
         if getattr(X, "ndim", None) in (3, 4):
@@ -72,7 +72,7 @@ class _Seeing(BaseEstimator):
         rows = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_min_samples=2 if fitting else 1)
         if fitting:
             self.black_, self.white_ = float(rows.min()), float(rows.max())
-        elif not hasattr(self, "black_"):
+        if self.black_ is None or self.white_ is None:
             raise UsageError("X must be pictures, as they were in fit, got rows of numbers.")
         side = int(np.ceil(np.sqrt(rows.shape[1])))
         canvas = np.zeros((len(rows), side * side), np.uint8)
@@ -176,7 +176,7 @@ class ViTClassifier(ClassifierMixin, _Seeing):
         self.classes_, labels = np.unique(y, return_inverse=True)
         pictures = dataclasses.replace(pictures, labels=labels.astype(np.int64))
         if self.bundle is None:
-            self.bundle_ = self._train(pictures)
+            self.bundle_, self.probe_ = self._train(pictures), None
             return self
         self.bundle_ = _open(self.bundle)
         features = self._extract(pictures)
@@ -194,7 +194,7 @@ class ViTClassifier(ClassifierMixin, _Seeing):
         """Probabilities (n, classes), in the order of `classes_`."""
         check_is_fitted(self)
         pictures = self._look_at(X, fitting=False)
-        if hasattr(self, "probe_"):
+        if self.probe_ is not None:
             return self.probe_.probabilities(self._extract(pictures))
         loader = Loader(pictures, self.bundle_.preprocess, batch=_BATCH, shuffle=False, workers=self.workers)
         return answer(self.bundle_.model, loader).probabilities.astype(np.float64)

@@ -123,7 +123,7 @@ def probe(
     """
     features = _wide(features)
     mean, deviation = features.mean(axis=0), features.std(axis=0)
-    deviation[deviation < 1e-12 * max(deviation.max(initial=0), 1e-300)] = 1  # a constant says nothing
+    deviation[deviation <= 1e-6 * np.abs(mean)] = 1  # a constant, in single precision, says nothing
     standard = (features - mean) / deviation
     if penalty is None:
         held_out = draw_held_out(labels, _HELD_OUT, seed)
@@ -149,6 +149,8 @@ class Ridge:
         self._centre, self._mean = features.mean(axis=0), targets.mean(axis=0)
         x, self._targets = features - self._centre, targets - self._mean
         count, width = x.shape
+        if count < 2:
+            raise UsageError(f"Pictures to learn from must be 2 or more, got {count}.")
         # Of X = U S V', few pictures give U and many give X V; neither is ever divided by S, which may be 0.
         self._few = count <= width + 1
         if self._few:
