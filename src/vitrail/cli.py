@@ -179,32 +179,94 @@ def evaluate(
     data: Data,
     *,
     split: Annotated[str | None, arg(metavar="S", help="train, val or test; else test, val or everything.")] = None,
-    protocol: Annotated[Literal["classify"], arg(help="Classify: the bundle's own answers.")] = "classify",
+    protocol: Annotated[
+        Literal["classify", "knn", "probe", "fewshot"],
+        arg(
+            help="Classify: the bundle's own answers. The others learn DATA's classes from the frozen model's features"
+            " of the train split: knn, a vote of the nearest; probe, logistic regression; fewshot, the paper's least"
+            " squares from a few pictures of each class."
+        ),
+    ] = "classify",
+    layer: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Features that leave this layer, from 0 or from the end (-1), [CLS] or the mean; else what the head"
+            " reads.",
+        ),
+    ] = None,
+    neighbours: Annotated[int | None, arg(metavar="K", help="knn: how many vote (20).")] = None,
+    temperature: Annotated[
+        float | None, arg(metavar="T", help="knn: a vote counts exp(similarity / T) (0.07); 0: all count the same.")
+    ] = None,
+    shots: Annotated[
+        tuple[int, ...] | None, arg(metavar="K", help="fewshot: pictures of each class (1 5 10 25); then all.")
+    ] = None,
+    seeds: Annotated[int | None, arg(metavar="N", help="fewshot: draws of pictures for each number (5).")] = None,
+    penalty: Annotated[
+        float | None,
+        arg(
+            metavar="L", help="probe, fewshot: pull of weights to 0; else chosen on held-out pictures, by leaving out."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        arg(metavar="S", help="What is held out of data without splits, and drawn by probe and fewshot (0)."),
+    ] = None,
+    cache: Annotated[
+        Path | None, arg(metavar="DIR", help="Where features are kept (~/.cache/vitrail/features); delete it at will.")
+    ] = None,
     workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
     json: Json = False,
 ) -> None:
     """How good a bundle is on data: accuracy with its interval, top 5, calibration, each class, confusion."""
-    from vitrail.evaluation.protocols import classify
-    from vitrail.weights.bundle import load
+    from vitrail.evaluation.protocols import evaluate as judge
 
-    scores = classify(load(bundle), data, split, workers=workers)
-    if json:
-        return _print_json(scores)
+    scores = judge(
+        bundle, data, split, protocol=protocol, workers=workers, layer=layer, neighbours=neighbours,
+        temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache,
+    )  # fmt: skip
+    return _print_json(scores) if json else _print_scores(scores)
+
+
+def _print_scores(scores: dict[str, Any]) -> None:
+    """What people want of a protocol's scores, the worst classes first."""
+    matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
+    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} pictures{matched})"]]
+    if "features" in scores:
+        place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
+        again = "; remembered" if scores["cached"] else ""
+        rows.append(
+            ["learned from", f"{scores['train_count']:,} pictures, {scores['features']} features ({place}{again})"]
+        )
+    if scores.get("penalty") is not None:
+        rows.append(["penalty", f"{scores['penalty']:.3g}"])
     low, high = scores["accuracy_interval"]
-    rows = [
-        [
-            "data",
-            f"{data} ({scores['split']}, {scores['count']:,} pictures; classes matched {scores['labels_matched']})",
-        ],
+    rows += [
         ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
         ["top 5", f"{scores['top5']:.2%}"],
-        ["calibration error", f"{scores['ece']:.3f}"],
     ]
+    if scores["ece"] is not None:
+        rows.append(["calibration error", f"{scores['ece']:.3f}"])
     _print_table(None, rows)
+    for note in scores.get("notes", ()):
+        sys.stderr.write(f"note: {_printable(note)}\n")
+    if "shots" in scores:
+        sys.stdout.write("\n")
+        rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
+        rows.append(
+            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
+        )
+        _print_table(("of each class", "pictures", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
     sys.stdout.write("\n")
     worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
     rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
-    return _print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+    _print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+
+
+def _mean_cells(row: dict[str, Any]) -> list[str]:
+    interval = row["accuracy_interval"]
+    return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
 
 
 def predict(

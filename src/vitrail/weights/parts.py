@@ -74,7 +74,10 @@ def refuse_untrained_head(bundle: Traced) -> None:
     """Self-supervised bundles have learned to see, not to name."""
     objective = bundle.provenance.get("objective", "classify")
     if objective != "classify":
-        raise UsageError(f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first.")
+        raise UsageError(
+            f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first, or judge its"
+            " features: `vitrail evaluate` with --protocol knn, probe or fewshot."
+        )
 
 
 def check_provenance(provenance: object) -> None:
