@@ -16,7 +16,7 @@ from vitrail.cli import main
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
-from vitrail.evaluation.features import FeatureStore, default_folder, extract
+from vitrail.evaluation.features import FeatureStore, extract
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.evaluation.protocols import divide, evaluate, fewshot, knn, probe, read_examples
 from vitrail.evaluation.transfer import (
@@ -29,6 +29,7 @@ from vitrail.evaluation.transfer import (
 )
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.models.look import look
+from vitrail.storage import user_folder
 
 FAMILIES = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]
 SIZES = [(40, 12), (15, 60), (30, 30), (31, 30)]
@@ -346,7 +347,7 @@ def test_a_cache_that_cannot_be_written(bundle, tmp_path, monkeypatch):
         FeatureStore(loaded, bundle, folder=tmp_path / "file" / "cache")
     # The usual place is nobody's wish: without it, features are computed and that is said.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert default_folder() == tmp_path / "file" / "vitrail" / "features"
+    assert user_folder() == tmp_path / "file" / "vitrail"
     store = FeatureStore(loaded, bundle)
     assert store.of(open_data("digits").splits["test"]).shape == (360, 48)
     assert store.notes[0].startswith("features are not kept: ")
