@@ -475,7 +475,7 @@ def _prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[
 
     def show(answer: dict[str, Any]) -> None:
         words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = [answer["error"], ""] if "error" in answer else [words[0], ", ".join(words[1:])]
+        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
         file, best, rest = map(_printable, (answer["file"], *cells))
         gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
         sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")
