@@ -514,6 +514,7 @@ def test_an_interrupt_leaves_no_partial_file(bundle, pictures, tmp_path, sent, c
     process.stdin.close()
     assert json.loads(process.stdout.readline())["predictions"]
     process.send_signal(sent)
+    process.stdout.read()  # a reader who leaves would be another reason to stop
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
