@@ -25,6 +25,7 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/train.py
 
 clean:

@@ -23,6 +23,12 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory) -> None:
+    """What commands remember between runs stays among the tests."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

@@ -85,6 +85,12 @@ def test_the_fixture_of_format_1_loads_for_ever():
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
 
 
+def test_loading_does_not_import_torchs_compiler():
+    """It costs more than a second, and `vitrail predict` starts with a load."""
+    script = "import sys, vitrail; vitrail.load(sys.argv[1]); sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script, FIXTURE], check=False).returncode == 0
+
+
 @pytest.fixture
 def copy(tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "copy")
@@ -410,12 +416,12 @@ def test_arrays_that_are_no_pictures_are_refused(tmp_path):
 
 
 def test_classifier_answers_by_label_best_first():
-    classifier = vitrail.Classifier(FIXTURE)
+    classifier, bundle = vitrail.Classifier(FIXTURE), vitrail.load(FIXTURE)
     pictures = [np.full((20, 10), level, np.uint8) for level in (0, 128, 255)]
     answers = classifier.predict(iter(pictures), batch_size=2)
     assert len(answers) == 3
     for answer, picture in zip(answers, pictures, strict=True):
-        logits = classifier.bundle.model(classifier.bundle.preprocess([picture]))[0]
+        logits = bundle.model(bundle.preprocess([picture]))[0]
         order = logits.argsort(descending=True).tolist()
         assert [entry["label"] for entry in answer] == [("cat", "dog", "새")[index] for index in order]
         assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=1e-6)

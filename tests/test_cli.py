@@ -48,6 +48,11 @@ def test_what_needs_no_torch_imports_none(words):
     assert done.returncode == 0, done.stderr
 
 
+def test_doctor_imports_no_torch():
+    script = "import sys\nfrom vitrail.cli import main\nmain(['doctor', 'digits'])\nsys.exit('torch' in sys.modules)\n"
+    assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
 def test_models_lists_every_model_with_infos_keys():
     rows = json.loads(run("models", "--json").stdout)
     assert [row["name"] for row in rows] == list(MODELS)

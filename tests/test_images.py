@@ -138,6 +138,25 @@ def test_any_mode_and_size_becomes_a_finite_tensor(mode, size, resize, channels)
     assert tensor.isfinite().all()
 
 
+@given(
+    mean=st.lists(st.floats(-1, 2, width=32), min_size=1, max_size=4),
+    std=st.floats(0.0078125, 4),
+    seed=st.integers(0, 100),
+)
+def test_arrays_are_scaled_to_the_bits_of_tensors(mean, std, seed):
+    preprocess = Preprocess(resolution=(16, 16), mean=tuple(mean), std=(std,) * len(mean))
+    levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
+    pixels = np.concatenate([np.roll(levels, seed + band, axis=1) for band in range(len(mean))], axis=3)
+    pixels = np.concatenate([pixels, pixels[:, ::-1]])
+    array, tensor = preprocess.scale_array(pixels), preprocess.scale(torch.from_numpy(pixels))
+    assert array.dtype == np.float32
+    assert array.flags.c_contiguous
+    assert tensor.is_contiguous()
+    np.testing.assert_array_equal(array.view(np.int32), tensor.numpy().view(np.int32))
+    by_hand = (pixels.astype(np.float64) / 255 - mean) / std
+    np.testing.assert_allclose(array, np.moveaxis(by_hand, 3, 1), rtol=1e-4, atol=1e-5)
+
+
 def test_resize_rules_by_hand():
     picture = np.zeros((10, 20, 3), np.uint8)
     settings = {"resolution": (8, 8), "crop_fraction": 1.0}

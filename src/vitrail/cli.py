@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -178,62 +179,148 @@ def evaluate(
     data: Data,
     *,
     split: Annotated[str | None, arg(metavar="S", help="train, val or test; else test, val or everything.")] = None,
-    protocol: Annotated[Literal["classify"], arg(help="Classify: the bundle's own answers.")] = "classify",
+    protocol: Annotated[
+        Literal["classify", "knn", "probe", "fewshot"],
+        arg(
+            help="Classify: the bundle's own answers. The others learn DATA's classes from the frozen model's features"
+            " of the train split: knn, a vote of the nearest; probe, logistic regression; fewshot, the paper's least"
+            " squares from a few pictures of each class."
+        ),
+    ] = "classify",
+    layer: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Features that leave this layer, from 0 or from the end (-1), [CLS] or the mean; else what the head"
+            " reads.",
+        ),
+    ] = None,
+    neighbours: Annotated[int | None, arg(metavar="K", help="knn: how many vote (20).")] = None,
+    temperature: Annotated[
+        float | None, arg(metavar="T", help="knn: a vote counts exp(similarity / T) (0.07); 0: all count the same.")
+    ] = None,
+    shots: Annotated[
+        tuple[int, ...] | None, arg(metavar="K", help="fewshot: pictures of each class (1 5 10 25); then all.")
+    ] = None,
+    seeds: Annotated[int | None, arg(metavar="N", help="fewshot: draws of pictures for each number (5).")] = None,
+    penalty: Annotated[
+        float | None,
+        arg(
+            metavar="L", help="probe, fewshot: pull of weights to 0; else chosen on held-out pictures, by leaving out."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        arg(metavar="S", help="What is held out of data without splits, and drawn by probe and fewshot (0)."),
+    ] = None,
+    cache: Annotated[
+        Path | None, arg(metavar="DIR", help="Where features are kept (~/.cache/vitrail/features); delete it at will.")
+    ] = None,
     workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
     json: Json = False,
 ) -> None:
     """How good a bundle is on data: accuracy with its interval, top 5, calibration, each class, confusion."""
-    from vitrail.evaluation.protocols import classify
-    from vitrail.weights.bundle import load
+    from vitrail.evaluation.protocols import evaluate as judge
 
-    scores = classify(load(bundle), data, split, workers=workers)
-    if json:
-        return _print_json(scores)
+    scores = judge(
+        bundle, data, split, protocol=protocol, workers=workers, layer=layer, neighbours=neighbours,
+        temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache,
+    )  # fmt: skip
+    return _print_json(scores) if json else _print_scores(scores)
+
+
+def _print_scores(scores: dict[str, Any]) -> None:
+    """What people want of a protocol's scores, the worst classes first."""
+    matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
+    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} pictures{matched})"]]
+    if "features" in scores:
+        place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
+        again = "; remembered" if scores["cached"] else ""
+        rows.append(
+            ["learned from", f"{scores['train_count']:,} pictures, {scores['features']} features ({place}{again})"]
+        )
+    if scores.get("penalty") is not None:
+        rows.append(["penalty", f"{scores['penalty']:.3g}"])
     low, high = scores["accuracy_interval"]
-    rows = [
-        [
-            "data",
-            f"{data} ({scores['split']}, {scores['count']:,} pictures; classes matched {scores['labels_matched']})",
-        ],
+    rows += [
         ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
         ["top 5", f"{scores['top5']:.2%}"],
-        ["calibration error", f"{scores['ece']:.3f}"],
     ]
+    if scores["ece"] is not None:
+        rows.append(["calibration error", f"{scores['ece']:.3f}"])
     _print_table(None, rows)
+    for note in scores.get("notes", ()):
+        sys.stderr.write(f"note: {_printable(note)}\n")
+    if "shots" in scores:
+        sys.stdout.write("\n")
+        rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
+        rows.append(
+            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
+        )
+        _print_table(("of each class", "pictures", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
     sys.stdout.write("\n")
     worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
     rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
-    return _print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+    _print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+
+
+def _mean_cells(row: dict[str, Any]) -> list[str]:
+    interval = row["accuracy_interval"]
+    return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
 
 
 def predict(
     bundle: BundlePath,
     files: Annotated[
-        tuple[str, ...], tyro.conf.Positional, arg(metavar="FILE|DIR", help="Pictures, or folders of them.")
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(
+            metavar="FILE|DIR|GLOB|-",
+            help="Pictures, folders of them, quoted patterns such as 'photos/**/*.jpg', or - for names from stdin,"
+            " one a line.",
+        ),
     ],
     *,
     top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each picture.")] = 5,
-    engine: Annotated[Literal["torch", "auto"], arg(help="What computes.")] = "torch",
-    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    engine: Annotated[
+        Literal["torch", "onnx", "auto"],
+        arg(
+            help="What computes. Onnx starts several times faster: it runs a file that is made on first request,"
+            " checked against torch and kept beside BUNDLE. Auto: the faster of both, measured once."
+        ),
+    ] = "torch",
+    threads: Annotated[int | None, arg(metavar="N", help="Threads that decode and compute; else every core.")] = None,
+    jpeg: Annotated[
+        Literal["exact", "double"] | None,
+        arg(help="Decode JPEG files exactly, or large ones at a reduced scale, much faster; else as BUNDLE says."),
+    ] = None,
+    features: Annotated[
+        Path | None, arg(metavar="OUT.npz", help="Also write what the head reads: arrays `files` and `features`.")
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite OUT.npz.")] = False,
     json: Annotated[bool, arg(help="Print a JSON line for each picture instead of a table.")] = False,
 ) -> None:
     """Name what is on pictures. A file that cannot be read is named, the others are answered; then exit code 1."""
-    from vitrail.classifier import Classifier
+    from vitrail.classifier import Classifier, check_features_file, write_features
+    from vitrail.data.sources import find_pictures
+    from vitrail.engines.base import cores
+    from vitrail.engines.choose import faster
 
-    rows, is_damaged = [], False
-    for answer in Classifier(bundle).stream(files, top_k=top_k, workers=workers):
+    if features is not None:
+        check_features_file(features, force=force)
+    paths = find_pictures(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
+    chosen = faster(bundle, len(paths), threads or cores()) if engine == "auto" else engine
+    classifier = Classifier(bundle, engine=chosen, threads=threads, jpeg=jpeg)
+    show = _print_json if json else _prediction_table(paths, classifier.labels)
+    found, is_damaged = [], False
+    for answer in classifier.stream(paths, top_k=top_k, features=features is not None):
+        if "features" in answer:
+            found.append((answer["file"], answer.pop("features")))
         is_damaged |= "error" in answer
-        if json:
-            _print_json(answer)
-            sys.stdout.flush()
-        elif "error" in answer:
-            rows.append([answer["file"], f"error: {answer['error']}", ""])
-        else:
-            best, *others = answer["predictions"]
-            rest = ", ".join(f"{one['label']} {one['score']:.3f}" for one in others)
-            rows.append([answer["file"], f"{best['label']} {best['score']:.3f}", rest])
-    if not json:
-        _print_table(("file", "answer", "then"), rows)
+        show(answer)
+        sys.stdout.flush()
+    if features is not None:
+        write_features(features, found, force=force)
     if is_damaged:
         sys.exit(1)
 
@@ -379,6 +466,26 @@ def _print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write(captured.get())
+
+
+def _prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
+    """A function that prints a line of the table. Widths are known before the first answer is."""
+    first = max(_columns(_printable(path)) for path in paths)
+    second = min(max(map(_columns, labels)), 40) + len(" 0.123")
+
+    def show(answer: dict[str, Any]) -> None:
+        words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
+        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
+        file, best, rest = map(_printable, (answer["file"], *cells))
+        gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
+        sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")
+
+    return show
+
+
+def _columns(text: str) -> int:
+    """How wide a text is on a terminal."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def _printable(text: str) -> str:

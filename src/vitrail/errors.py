@@ -17,6 +17,10 @@ class UsageError(VitrailError, ValueError):
     exit_code = 2
 
 
+class MissingError(UsageError, ImportError):
+    """A part of the package needs another package, which is not installed."""
+
+
 class DamagedError(VitrailError):
     """A file that exists does not hold what it should."""
 

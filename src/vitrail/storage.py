@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vitrail.errors import DamagedError, UsageError, VitrailError
 
@@ -46,6 +46,39 @@ def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
         ) from None
     finally:
         _remove(aside)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, force: bool = False) -> Generator[BinaryIO]:
+    """Yield a file to write; it becomes `path` only if the block succeeds. An existing `path` needs `force`."""
+    refuse_existing(path, force=force)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.writing-", dir=path.parent)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"Output must be in a folder that can be written, got {str(path)!r} ({_reason(error)})."
+        ) from None
+    aside = Path(name)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - it is open already
+            yield file
+        aside.chmod(0o666 & ~_umask())
+        _flush_one(aside)
+        aside.replace(path)
+    except OSError as error:
+        raise VitrailError(
+            f"Writing {str(path)!r} failed ({_reason(error)}); what was there before is unchanged."
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def user_folder() -> Path:
+    """Where we may keep what can be made again: $VITRAIL_HOME, else vitrail in the user's cache folder."""
+    if home := os.environ.get("VITRAIL_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -84,6 +117,12 @@ def refuse_foreign(path: Path) -> None:
 def _is_ours(path: Path) -> bool:
     is_folder = path.is_dir() and not path.is_symlink()
     return is_folder and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def can_replace(path: Path) -> bool:
+    """Whether `whole_folder` by force may write there: nothing foreign is in the way, and the folder above lets us."""
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    return (not os.path.lexists(path) or _is_ours(path)) and os.access(above, os.W_OK | os.X_OK)
 
 
 def read_json(path: Path) -> Any:
@@ -188,13 +227,18 @@ def _remove(path: Path) -> None:
 
 def _flush(folder: Path) -> None:
     """Everything onto the disk, with the rights a new file has: temporary folders and some writers are private."""
-    umask = os.umask(0)
-    os.umask(umask)
+    umask = _umask()
     for path in folder.iterdir():
         path.chmod(0o666 & ~umask)
         _flush_one(path)
     folder.chmod(0o777 & ~umask)
     _flush_one(folder)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def _flush_one(path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vitrail.data.ahead import in_order
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.loader import in_order
 from vitrail.data.sources import SUFFIXES
 from vitrail.errors import VitrailError
 from vitrail.images.decode import identify, open_picture, read_file, to_channels

@@ -9,10 +9,8 @@ and their number changes speed alone.
 """
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeVar, get_args
+from collections.abc import Generator
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from vitrail import chance
 from vitrail.configs.augment import Augment
+from vitrail.data.ahead import in_order
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -28,7 +27,6 @@ from vitrail.images.augment import Draw, Mixture, augment, draw_mixture
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_whole
 
-Result = TypeVar("Result")
 OnDamage = Literal["error", "skip", "substitute"]
 
 _CHUNK = 8  # pictures that a worker decodes at a time
@@ -195,22 +193,3 @@ class Loader:
             mixture=mixture,
             whole=whole,
         )
-
-
-def in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
-    """Results of jobs in their order, up to `ahead` of them computed by threads before they are asked for."""
-    if workers == 0:
-        for job in jobs:
-            yield job()
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="vitrail-loader")
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for job in jobs:
-            waiting.append(pool.submit(job))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,7 @@
 """From the word a user types for DATA to pictures with labels."""
 
 import csv
+import glob
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,6 +56,29 @@ def open_data(data: str | Path) -> Dataset:
 def list_pictures(folders: Iterable[str | Path]) -> list[str]:
     """Every picture file under some folders, each folder's sorted."""
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
+
+
+def find_pictures(words: Iterable[str], listed: Iterable[str] = ()) -> list[str]:
+    """The files that a user names: files, folders by the pictures in them, patterns of * ? [ ] and **. `-` stands for
+    the `listed` ones; of those, a missing one is kept, for whoever reads it to name."""
+    found: list[str] = []
+    for word in words:
+        if word == "-":
+            for name in filter(None, listed):
+                found += list_pictures([name]) if os.path.isdir(name) else [name]  # noqa: PTH112 - any name will do
+            continue
+        matches = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
+        if not matches and glob.has_magic(word):
+            raise UsageError(f"Pattern must match files or folders, got {word!r}, which matches none.")
+        if not matches:
+            raise UsageError(f"Picture must be a file or folder that exists, got {word!r}.")
+        inside = [path for match in matches for path in (list_pictures([match]) if Path(match).is_dir() else [match])]
+        if not inside:
+            raise UsageError(f"Folder must have pictures in it, got {word!r} without any.")
+        found += inside
+    if not found:
+        raise UsageError("Pictures must be given: files, folders, patterns, or names on stdin by -.")
+    return found
 
 
 def _read_class_folder(root: Path) -> Dataset:

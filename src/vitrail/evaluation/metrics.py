@@ -1,6 +1,7 @@
 """Scores of a classifier: accuracy with its interval, top 5, calibration, each class, and who is taken for whom."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,13 @@ BINS = 15
 _LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill gigabytes
 
 
-def score(probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
-    """Every number of `vitrail evaluate`, from the probabilities (n, classes) and the true classes (n)."""
+def score(
+    probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, calibrated: bool = True
+) -> dict[str, Any]:
+    """Every number of `vitrail evaluate`, from the probabilities (n, classes) and the true classes (n).
+
+    Scores that only rank classes are not `calibrated`: what needs probabilities is null.
+    """
     count, classes = probabilities.shape
     answers = probabilities.argmax(axis=1)
     right = answers == labels
@@ -36,8 +42,8 @@ def score(probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...])
         "accuracy": float(right.mean()),
         "accuracy_interval": list(wilson(int(right.sum()), count)),
         "top5": float((place < 5).mean()),
-        "ece": calibration_error(probabilities.max(axis=1), right),
-        "negative_log_likelihood": float(-np.log(np.maximum(own, 1e-12)).mean()),
+        "ece": calibration_error(probabilities.max(axis=1), right) if calibrated else None,
+        "negative_log_likelihood": float(-np.log(np.maximum(own, 1e-12)).mean()) if calibrated else None,
         "per_class": per_class,
         "confusion": None if confusion is None else confusion.tolist(),
     }
@@ -49,6 +55,19 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean of independent draws; none of a single one."""
+    freedom = len(values) - 1
+    if freedom < 1:
+        return None
+    # With t = sqrt(freedom) tan(angle), the density of t is that of cos(angle)^(freedom - 1): summed up to its share.
+    angles = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
+    share = np.cumsum(np.cos(angles) ** (freedom - 1))
+    angle = angles[np.searchsorted(share, 0.95 * share[-1])]
+    half = math.sqrt(freedom) * math.tan(angle) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> list[tuple[int, float, float]]:

@@ -1,20 +1,68 @@
-"""`vitrail evaluate`: a bundle on data."""
+"""`vitrail evaluate`: a bundle on data, by its own answers or by what can be learned from its features."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+
+from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import Answers, answer
+from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import score
-from vitrail.weights.bundle import Bundle
+from vitrail.evaluation.metrics import mean_interval, score
+from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, draw_shots, neighbour_votes, ridge
+from vitrail.evaluation.transfer import probe as learn_probe
+from vitrail.settings import check_whole
+from vitrail.weights.bundle import Bundle, load
+
+Protocol = Literal["classify", "knn", "probe", "fewshot"]
+
+_HOLDOUT = 0.1  # of data without splits, as training holds out by default
+_READING = ("layer", "seed", "cache")
+_SETTINGS: dict[Protocol, tuple[str, ...]] = {
+    "classify": (),
+    "knn": ("neighbours", "temperature"),
+    "probe": ("penalty", "seed"),
+    "fewshot": ("shots", "seeds", "seed", "penalty"),
+}
+
+
+def evaluate(
+    bundle: str | Path,
+    data: str,
+    split: str | None = None,
+    *,
+    protocol: Protocol = "classify",
+    workers: int = 2,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Every score of a bundle on data under a protocol, with the contract's keys.
+
+    `settings` are those of `read_examples` (layer, seed, cache) and of the protocol's own function; none stands for the
+    default, and one that the protocol does not have is refused.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    own = _SETTINGS[protocol]
+    for name in given:
+        if name not in own and (protocol == "classify" or name not in _READING):
+            fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
+            raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
+    if protocol == "classify":
+        return classify(load(bundle), data, split, workers=workers)
+    reading = {name: given[name] for name in _READING if name in given}
+    examples = read_examples(bundle, data, split, workers=workers, **reading)
+    judge = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
+    return judge(examples, **{name: given[name] for name in own if name in given})
 
 
 def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
     """Every score of the bundle's own answers on a split; each picture counts exactly once."""
-    refuse_untrained_head(bundle)
+    bundle.parts.check_classifies()
     dataset = open_data(data)
     chosen = dataset.for_evaluation(split)
     classes = bundle.model.config.classes
@@ -30,10 +78,138 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
     }  # fmt: skip
 
 
-def refuse_untrained_head(bundle: Bundle) -> None:
-    """Self-supervised bundles have learned to see, not to name; iGPT may have learned to paint."""
-    if getattr(bundle.model.config, "output", "classes") == "pixels":
-        raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
-    objective = bundle.provenance.get("objective", "classify")
-    if objective != "classify":
-        raise UsageError(f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first.")
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Features and classes of pictures to learn from, and of others to be judged by."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    asked: np.ndarray
+    truth: np.ndarray
+    names: tuple[str, ...]
+    about: dict[str, Any]
+    """Where they come from, as JSON."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes of the data; those of the bundle do not matter."""
+        return len(self.names)
+
+
+def read_examples(
+    bundle: str | Path,
+    data: str,
+    split: str | None = None,
+    *,
+    layer: int | None = None,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    workers: int = 2,
+) -> Examples:
+    """Features of the pictures to learn from (`train`) and of those to be judged by (`test`, else `val`).
+
+    Where DATA is not divided, the share that training would hold out under this seed is what is judged by.
+    """
+    loaded = load(bundle)
+    store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
+    dataset = open_data(data)
+    training, judged = divide(dataset, split, seed)
+    features, asked = store.of(training), store.of(judged)
+    about = {
+        "data": data, "split": judged.name, "train_count": len(training), "layer": store.layer,
+        "pooling": pooling(loaded.model, store.layer), "features": features.shape[1], "cached": store.hits == 2,
+        "notes": store.notes,
+    }  # fmt: skip
+    return Examples(features, training.labels, asked, judged.labels, dataset.labels, about)
+
+
+def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
+    """Pictures to learn from and pictures to be judged by, never the same."""
+    check_whole("seed", seed, low=0, high=2**63 - 1)
+    if dataset.splits.keys() <= {"all", "train"}:
+        if split not in (None, "val", "validation"):
+            raise UsageError(
+                f"Split must be val, a share held out of data that is not divided, got {split!r} for {dataset.name!r}."
+            )
+        training, judged = dataset.for_training(holdout=_HOLDOUT, seed=seed)
+        if judged is None:
+            raise UsageError(f"Data must have a class of at least 2 pictures, got none in {dataset.name!r}.")
+        return training, judged
+    training, _ = dataset.for_training(holdout=0, seed=seed)
+    judged = dataset.for_evaluation(split)
+    if judged.name == training.name:
+        raise UsageError(f"Split must not be {judged.name}, which is learned from. Use test or val.")
+    return training, judged
+
+
+def knn(examples: Examples, *, neighbours: int = NEIGHBOURS, temperature: float = TEMPERATURE) -> dict[str, Any]:
+    """Every score of a vote of the nearest training pictures. Nothing is learned."""
+    e = examples
+    shares = neighbour_votes(
+        e.features, e.labels, e.asked, classes=e.classes, neighbours=neighbours, temperature=temperature
+    )
+    return {
+        "protocol": "knn", **e.about, "neighbours": neighbours, "temperature": temperature,
+        **score(shares, e.truth, e.names),
+    }  # fmt: skip
+
+
+def probe(examples: Examples, *, penalty: float | None = None, seed: int = 0) -> dict[str, Any]:
+    """Every score of a logistic regression on the features."""
+    e = examples
+    found, penalty = learn_probe(e.features, e.labels, classes=e.classes, penalty=penalty, seed=seed)
+    return {
+        "protocol": "probe", **e.about, "penalty": penalty, **score(found.probabilities(e.asked), e.truth, e.names)
+    }  # fmt: skip
+
+
+def fewshot(
+    examples: Examples,
+    *,
+    shots: Sequence[int] | None = None,
+    seeds: int = 5,
+    seed: int = 0,
+    penalty: float | None = None,
+) -> dict[str, Any]:
+    """The paper's few-shot protocol: least squares from a few pictures of each class, and at last from all.
+
+    `shots` has a row for each number of pictures per class: the mean accuracy over `seeds` draws and its 95 % interval
+    (Student's: what the draw alone makes uncertain). The other scores are those of the last row, all pictures.
+    """
+    e = examples
+    check_whole("seeds", seeds, low=1, high=1000)
+    counts = np.bincount(e.labels, minlength=e.classes)
+    notes = list(e.about["notes"])
+    for number in shots or ():
+        check_whole("shots", number, low=1, high=int(counts.max()))
+    rows = []
+    for number in sorted(set(shots or SHOTS)):
+        if number > counts.max():
+            notes.append(f"{number} shots are left out: no class has more than {counts.max():,} training pictures")
+            continue
+        if short := [name for name, count in zip(e.names, counts, strict=True) if count < number]:
+            listed = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
+            notes.append(f"{number} shots: {len(short)} of {e.classes} classes have fewer, all were taken ({listed})")
+        rows.append({"shots": number, **_few(e, number, range(seed, seed + seeds), penalty), "fewer": short})
+    found, penalty = ridge(e.features, e.labels, classes=e.classes, penalty=penalty)
+    final = score(found(e.asked), e.truth, e.names, calibrated=False)
+    return {
+        "protocol": "fewshot", **e.about, "notes": notes, "seeds": seeds, "shots": rows, "penalty": penalty, **final
+    }  # fmt: skip
+
+
+def _few(e: Examples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:
+    accuracies, penalties = [], []
+    for seed in seeds:
+        drawn = draw_shots(e.labels, shots, seed)
+        found, chosen = ridge(e.features[drawn], e.labels[drawn], classes=e.classes, penalty=penalty)
+        accuracies.append(float((found(e.asked).argmax(axis=1) == e.truth).mean()))
+        penalties.append(chosen)
+    interval = mean_interval(accuracies)
+    return {
+        "train_count": len(drawn),
+        "accuracy": float(np.mean(accuracies)),
+        "accuracy_interval": None if interval is None else [max(interval[0], 0.0), min(interval[1], 1.0)],
+        "accuracies": accuracies,
+        "penalties": penalties,
+    }

@@ -6,16 +6,17 @@ The arithmetic is that of timm's evaluation transform, to the pixel: published s
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.decode import open_picture, to_channels
 from vitrail.settings import Pair, Settings, check_number, check_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -78,9 +79,11 @@ class Preprocess(Settings):
         """1 for grey, 3 for colour, otherwise the number of bands."""
         return len(self.mean)
 
-    def __call__(self, pictures: Iterable[Picture]) -> Tensor:
+    def __call__(self, pictures: Iterable[Picture]) -> "Tensor":
         """Pictures (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
-        return self.scale(torch.from_numpy(np.stack([self.crop(picture) for picture in pictures])))
+        from torch import from_numpy  # the only place: whoever wants arrays needs no torch
+
+        return self.scale(from_numpy(np.stack([self.crop(picture) for picture in pictures])))
 
     def read(self, picture: Picture, *, name: str = "picture") -> Image.Image | np.ndarray:
         """The whole picture in the model's channels, upright; an array for other numbers of bands than 1 and 3. `name`
@@ -108,11 +111,20 @@ class Preprocess(Settings):
         is_size = self.resolution == (height, width) and self.resized(width, height) == (width, height)
         return is_size and channels == self.channels
 
-    def scale(self, pixels_BHWC: Tensor) -> Tensor:
+    def scale(self, pixels_BHWC: "Tensor") -> "Tensor":
         """Cropped pictures as the numbers that models read: (B, C, H, W) of 32-bit reals."""
-        scaled_BCHW = pixels_BHWC.movedim(-1, -3).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        mean, std = (torch.tensor(values, device=scaled_BCHW.device)[:, None, None] for values in (self.mean, self.std))
+        scaled_BCHW = pixels_BHWC.movedim(-1, -3).contiguous().float().div_(255)
+        mean, std = (scaled_BCHW.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
         return scaled_BCHW.sub_(mean).div_(std)
+
+    def scale_array(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        """`scale` for arrays: the same bits without torch."""
+        scaled_BCHW = np.ascontiguousarray(np.moveaxis(pixels_BHWC, -1, -3)).astype(np.float32)
+        mean, std = (np.array(values, np.float32)[:, None, None] for values in (self.mean, self.std))
+        scaled_BCHW /= np.float32(255)
+        scaled_BCHW -= mean
+        scaled_BCHW /= std
+        return scaled_BCHW
 
     def resized(self, width: int, height: int) -> Pair:
         """Width and height after the resize, before the crop. timm's arithmetic: the shorter side is the crop over its

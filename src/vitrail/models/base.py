@@ -18,6 +18,8 @@ class Seen:
 
     layers: frozenset[int]
     """The layers that were asked for, from 0."""
+    weighs: bool = True
+    """Whether the attention weights of these layers are wanted, too."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     """Intermediate results. Every family: `blocks.0` and so on, what left each layer asked for, and `pooled`, what the
     head read. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
@@ -26,6 +28,10 @@ class Seen:
     """Attention weights (images, heads, queries, keys) of each layer asked for; rows sum to 1."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
     """What the model answered, bit for bit what it answers unobserved."""
+
+    def wants_attention(self, layer: int) -> bool:
+        """Whether a layer's attention weights are to be computed: they take memory that grows with tokens squared."""
+        return self.weighs and layer in self.layers
 
     def keep(self, layer: int, output: Tensor) -> None:
         """Write down what left a layer, if that layer was asked for."""
@@ -57,6 +63,15 @@ class Model(nn.Module, Generic[Config]):
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         """Logits (B, K). `seen` collects what passes by; it never changes the way."""
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """Initialise the parameters, unless they are empty shapes: drawing those would import a second of torch."""
+        if next(self.parameters()).device.type != "meta":
+            self.initialise()
+
+    def initialise(self) -> None:
+        """Draw the parameters as the family's paper or code does."""
         raise NotImplementedError
 
     def fill_tables(self) -> None:

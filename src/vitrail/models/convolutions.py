@@ -23,7 +23,7 @@ class StdConv2d(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, same: bool = False) -> None:
         super().__init__(inputs, outputs, kernel, stride, padding=0 if same else kernel // 2, bias=False)
-        self.same = same
+        self.same, self.is_baked = same, False
 
     def forward(self, input: Tensor) -> Tensor:
         if self.same:
@@ -32,8 +32,19 @@ class StdConv2d(nn.Conv2d):
 
     def standardised(self) -> Tensor:
         """The kernels as they are used: batch norm over each one's weights does it in one pass."""
+        if self.is_baked:
+            return self.weight
         flat_1OW = self.weight.reshape(1, self.out_channels, -1)
         return F.batch_norm(flat_1OW, None, None, training=True, eps=1e-8).reshape_as(self.weight)
+
+
+@torch.no_grad()
+def bake_(model: nn.Module) -> None:
+    """Standardise all kernels once and for all: the same answers for less work, and nothing left to train."""
+    for part in model.modules():
+        if isinstance(part, StdConv2d):
+            part.weight.copy_(part.standardised())
+            part.is_baked = True
 
 
 def pad_same(x_BCHW: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

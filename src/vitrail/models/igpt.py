@@ -56,7 +56,7 @@ class IGPT(Model[IGPTConfig]):
         self.head = nn.Linear(c.width, c.classes, bias=c.output == "classes")
         # Colours in preprocessed units; the training engine replaces them by clusters of the data's own.
         self.register_buffer("palette", torch.zeros(c.palette, c.channels))
-        self.initialise()
+        self.draw()
         self.fill_tables()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
@@ -71,7 +71,7 @@ class IGPT(Model[IGPTConfig]):
             seen.steps["colours"] = colours_BN
             seen.steps["tokens"] = z_BND
         for layer, block in enumerate(self.blocks):
-            if seen is not None and layer in seen.layers:
+            if seen is not None and seen.wants_attention(layer):
                 seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
             z_BND = self.through(block, z_BND, self.mask)
             if seen is not None:

@@ -12,25 +12,30 @@ from vitrail.models.base import AnyModel, Seen
 
 
 @torch.no_grad()
-def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None) -> Seen:
+def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None, *, attention: bool = True) -> Seen:
     """Run `model` on a batch of preprocessed `images` and return what passed by.
 
     `layers` are the blocks to watch, from 0 (negative: from the last); default all. Attention is recomputed for them
     from the same tokens that the fused kernel got, so the kernel stays on, the logits are bit-identical, and memory
-    grows only with the layers asked for. The model is looked at in evaluation mode and left as it was.
+    grows only with the layers asked for; `attention=False` leaves it out. The model is looked at in evaluation mode and
+    left as it was.
     """
     depth = model.config.depth
     try:
         chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
     except TypeError:
         raise UsageError(f"Layers must be a list of whole numbers, got {layers!r}.") from None
-    for layer in chosen:
-        if not -depth <= layer < depth:
-            raise UsageError(f"Layer must be from 0 to {depth - 1} (or -1 to {-depth} from the end), got {layer}.")
-    seen = Seen(frozenset(layer % depth for layer in chosen))
+    seen = Seen(frozenset(count_layer(layer, depth) for layer in chosen), weighs=attention)
     with evaluating(model):
         model(images, seen)
     return seen
+
+
+def count_layer(layer: int, depth: int) -> int:
+    """The number of a layer from the first, where it may have been counted from the last (-1)."""
+    if not -depth <= layer < depth:
+        raise UsageError(f"Layer must be from 0 to {depth - 1} (or -1 to {-depth} from the end), got {layer}.")
+    return layer % depth
 
 
 @contextlib.contextmanager

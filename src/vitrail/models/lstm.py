@@ -36,7 +36,7 @@ class LSTM(Model[LSTMConfig]):
             nn.LSTM(size, c.hidden, batch_first=True, bidirectional=c.bidirectional) for size in inputs
         )
         self.head = nn.Linear(c.directions * c.hidden, c.classes)
-        self.initialise()
+        self.draw()
         self.fill_tables()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:

@@ -49,7 +49,7 @@ class Mixer(Model[MixerConfig]):
         self.blocks = cast(list[MixerBlock], nn.ModuleList(MixerBlock(c, rate) for rate in rates))
         self.norm = nn.LayerNorm(c.width, eps=c.norm_epsilon)
         self.head = nn.Linear(c.width, c.classes)
-        self.initialise()
+        self.draw()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)

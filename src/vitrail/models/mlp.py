@@ -25,7 +25,7 @@ class PixelMLP(Model[MLPConfig]):
         inputs = [pixels, *(config.width for _ in range(config.depth - 1))]
         self.layers = nn.ModuleList(nn.Linear(size, config.width) for size in inputs)
         self.head = nn.Linear(config.width, config.classes)
-        self.initialise()
+        self.draw()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)

@@ -44,7 +44,7 @@ class ResNet(Model[ResNetConfig]):
             self.stages = cast(list[Stage], nn.ModuleList(self._plain_stages()))
             self.norm = nn.Identity()
         self.head = nn.Linear(c.width, c.classes)
-        self.initialise()
+        self.draw()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)

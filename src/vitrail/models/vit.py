@@ -132,7 +132,7 @@ class ViT(Model[ViTConfig]):
         if c.representation != "none":
             self.pre_logits = PreLogits(c.width, c.representation)
         self.head = nn.Linear(c.width, c.classes)
-        self.initialise()
+        self.draw()
         self.fill_tables()
 
     def make_patch_embed(self) -> PatchEmbed:
@@ -176,7 +176,7 @@ class ViT(Model[ViTConfig]):
             if self.config.placement != "once" and (position := self.position(layer)) is not None:
                 z_BTD = z_BTD + position
             rope, bias = self.rope, self.bias(layer)
-            if seen is not None and layer in seen.layers:
+            if seen is not None and seen.wants_attention(layer):
                 seen.attention[layer] = block.attention(z_BTD, rope, bias)
             entering_BTD = z_BTD
             z_BTD = self.through(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)

@@ -11,7 +11,6 @@ manifest.json       SHA-256 of every file above
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitrail.configs.bundle import FILES, FORMAT, check_folder, read_config
+from vitrail.configs.bundle import FORMAT, check_folder
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
-from vitrail.storage import read_json, verify, whole_folder, write_json
+from vitrail.storage import whole_folder, write_json
+from vitrail.weights.parts import Parts, check_provenance, read_parts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,18 +43,14 @@ class Bundle:
         if not isinstance(self.model, Model) or not isinstance(self.preprocess, Preprocess):
             kinds = f"{type(self.model).__name__} and {type(self.preprocess).__name__}"
             raise UsageError(f"Bundle must have a model from vitrail.create and a vitrail.Preprocess, got {kinds}.")
-        config = self.model.config
-        if self.preprocess.resolution != config.resolution:
-            raise UsageError(
-                f"Preprocessing must give the model's resolution {config.resolution}, got {self.preprocess.resolution}."
-            )
-        if self.preprocess.channels != config.channels:
-            raise UsageError(
-                f"Preprocessing must give the model's {config.channels} channels, got {self.preprocess.channels}."
-            )
-        if self.labels is not None:
-            object.__setattr__(self, "labels", _checked_labels(self.labels, config.classes))
-        _check_provenance(self.provenance)
+        object.__setattr__(self, "labels", self.parts.labels)
+
+    @property
+    def parts(self) -> Parts:
+        """Everything but the weights."""
+        return Parts(
+            config=self.model.config, preprocess=self.preprocess, labels=self.labels, provenance=self.provenance
+        )
 
 
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
@@ -70,7 +66,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         )
     if problems := _mismatch(expected, tensors):
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
-    _check_provenance(bundle.provenance)
+    check_provenance(bundle.provenance)
     with whole_folder(Path(path), force=force) as folder:
         write_json(folder / "config.json", {"format": FORMAT, "family": config.family, **config.to_json()})
         write_json(folder / "preprocess.json", bundle.preprocess.to_json())
@@ -88,34 +84,21 @@ def load(path: str | Path) -> Bundle:
 
     Every file is checked against the manifest, every tensor against the model.
     """
-    folder = check_folder(path)
-    config = read_config(folder)
-    verify(folder, FILES)
+    parts, folder = read_parts(path), check_folder(path)
     with torch.device("meta"):
-        model = build(config)
+        model = build(parts.config)
     weights = folder / "model.safetensors"
     try:
         tensors = load_file(weights)
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{str(weights)!r} cannot be read ({error}).") from None
     if problems := _mismatch(model, tensors):
-        raise DamagedError(f"{str(weights)!r} does not fit {config.name or config.family}: {problems}.")
+        raise DamagedError(f"{str(weights)!r} does not fit {parts.config.name or parts.config.family}: {problems}.")
     # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer with other
     # last bits than the model that was saved.
     model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
     model.fill_tables()
-    labels = read_json(folder / "labels.json")
-    try:
-        if not isinstance(labels, list | None):
-            raise UsageError(f"Labels must be a list, got {type(labels).__name__}.")
-        return Bundle(
-            model=model.eval(),
-            preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
-            labels=None if labels is None else tuple(labels),
-            provenance=read_json(folder / "provenance.json"),
-        )
-    except UsageError as error:
-        raise DamagedError(f"{str(folder)!r} is not a bundle that works: {error}") from None
+    return Bundle(model=model.eval(), preprocess=parts.preprocess, labels=parts.labels, provenance=parts.provenance)
 
 
 def _mismatch(model: AnyModel, tensors: dict[str, Tensor]) -> str:
@@ -133,37 +116,6 @@ def _mismatch(model: AnyModel, tensors: dict[str, Tensor]) -> str:
             problems.append(f"{name} has numbers of kind {theirs.dtype} instead of {ours.dtype}")
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     return "; ".join(sorted(problems)[:5]) + more
-
-
-def _check_provenance(provenance: object) -> None:
-    try:
-        is_object = isinstance(provenance, dict) and all(isinstance(key, str) for key in provenance)
-        json.dumps(provenance, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError):
-        is_object = False
-    if not is_object:
-        raise UsageError(f"Provenance must be a dictionary that JSON can hold, got {provenance!r}.")
-
-
-def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
-    if isinstance(labels, str):
-        raise UsageError(f"Labels must be a list of texts, got one text {labels!r}.")
-    labels = tuple(labels)
-    if len(labels) != classes:
-        raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
-    seen: set[str] = set()
-    for label in labels:
-        if not isinstance(label, str) or not label or not _is_unicode(label):
-            raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
-        if label in seen:
-            raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
-        seen.add(label)
-    return labels
-
-
-def _is_unicode(text: str) -> bool:
-    """Names of files may hold bytes that are no text; JSON cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _model_card(bundle: Bundle) -> str:

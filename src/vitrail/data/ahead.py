@@ -1,0 +1,27 @@
+"""Work done ahead by threads, handed out in order."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
+    """Results of jobs in their order, up to `ahead` of them computed by threads before they are asked for."""
+    if workers == 0:
+        for job in jobs:
+            yield job()
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="vitrail-loader")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(job))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

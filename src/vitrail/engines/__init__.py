@@ -1,0 +1,1 @@
+"""What computes: torch, or ONNX Runtime without torch."""

@@ -1,0 +1,38 @@
+"""The model as torch runs it."""
+
+import contextlib
+from collections.abc import Generator
+
+import numpy as np
+import torch
+
+from vitrail.engines.base import Outputs, Run
+from vitrail.models.base import Seen
+from vitrail.weights.bundle import Bundle
+
+
+class TorchEngine:
+    """A bundle's model in evaluation mode, on the device it is on."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.model, self.parts = bundle.model.eval(), bundle.parts
+
+    @contextlib.contextmanager
+    def running(self, threads: int | None) -> Generator[Run]:
+        before = torch.get_num_threads()
+        weight = next(self.model.parameters())
+
+        @torch.inference_mode()
+        def run(pixels_BHWC: np.ndarray) -> Outputs:
+            # The number belongs to the calling thread, and to threads that begin later.
+            if threads is not None and torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            images = self.parts.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
+            seen = Seen(frozenset())
+            logits = self.model(images.to(weight.dtype), seen)
+            return Outputs(*(output.float().cpu().numpy() for output in (logits, seen.steps["pooled"])))
+
+        try:
+            yield run
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,165 @@
+"""Features of pictures: what a frozen model makes of them, computed once and remembered.
+
+By default the features are what the head reads (before a representation layer). Of a layer they are what leaves it, not
+normalised, pooled: the [CLS] token if the model has one, else the mean over patches, pixels or places.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from vitrail.configs.bundle import check_folder
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Loader
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.models.look import count_layer, look
+from vitrail.storage import MANIFEST, read_json, user_folder, verify, whole_folder, write_json
+from vitrail.weights.bundle import Bundle
+
+_FILES = ("features.safetensors", "key.json")
+
+
+def extract(
+    model: AnyModel,
+    preprocess: Preprocess,
+    split: Split,
+    *,
+    layer: int | None = None,
+    batch: int = 64,
+    workers: int = 2,
+) -> np.ndarray:
+    """Features (n, d) of every picture of a split, in their order, as 32-bit reals. Any family, any layer."""
+    if layer is not None:
+        layer = count_layer(layer, model.config.depth)
+    weight = next(model.parameters())
+    found = []
+    for part in Loader(split, preprocess, batch=batch, shuffle=False, workers=workers).epoch():
+        images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
+        seen = look(model, images, [] if layer is None else [layer], attention=False)
+        output = seen.steps["pooled"] if layer is None else _pool(seen.steps[f"blocks.{layer}"], model)
+        if output.ndim == 3:  # a model that predicts pixels reads every one of them
+            output = output.mean(dim=1)
+        found.append(output.float().cpu().numpy())
+    features = np.concatenate(found)
+    if not np.isfinite(features).all():
+        raise VitrailError(f"Features of {split.name} must be finite numbers, got others. Did training diverge?")
+    return features
+
+
+def pooling(model: AnyModel, layer: int | None) -> str:
+    """How the outputs of a layer become the features of a picture, in a word."""
+    if layer is None:
+        return "as the head reads"
+    return "[CLS] token" if getattr(model.config, "pool", None) == "cls" else "mean"
+
+
+class FeatureStore:
+    """`of(split)` is `extract(...)`, remembered in a folder between runs.
+
+    Entries are keyed by a SHA-256 of the bundle's manifest, the preprocessing, the pictures and the layer. They are
+    written whole or not at all; one that is damaged is computed anew.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        path: str | Path,
+        *,
+        layer: int | None = None,
+        folder: str | Path | None = None,
+        workers: int = 2,
+    ) -> None:
+        """`path` is where `bundle` was loaded from; `folder`, where features are kept, is by default the user's cache
+        folder."""
+        self.bundle, self.workers = bundle, workers
+        self.layer = None if layer is None else count_layer(layer, bundle.model.config.depth)
+        self.folder = user_folder() / "features" if folder is None else Path(folder)
+        self.hits = 0
+        self.notes: list[str] = []
+        """What a user should know: features that were damaged or could not be kept."""
+        self._manifest = hashlib.sha256((check_folder(path) / MANIFEST).read_bytes()).hexdigest()
+        if folder is not None:
+            _check_writable(self.folder)
+
+    def of(self, split: Split) -> np.ndarray:
+        """The features of a split, remembered if they were computed before."""
+        key = self._key(split)
+        entry = self.folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        if os.path.lexists(entry):
+            try:
+                features = _read(entry, key, len(split))
+            except DamagedError as error:
+                self.notes.append(f"features are computed anew: {error}")
+            else:
+                self.hits += 1
+                return features
+        model, preprocess = self.bundle.model, self.bundle.preprocess
+        features = extract(model, preprocess, split, layer=self.layer, workers=self.workers)
+        try:
+            with whole_folder(entry, force=True) as aside:
+                save_file({"features": features}, aside / "features.safetensors")
+                write_json(aside / "key.json", key)
+        except (VitrailError, SafetensorError) as error:
+            self.notes.append(f"features are not kept: {error}")
+        return features
+
+    def _key(self, split: Split) -> dict[str, Any]:
+        """Everything that features depend on."""
+        return {
+            "format": 1,
+            "bundle": self._manifest,
+            "preprocess": self.bundle.preprocess.to_json(),
+            "pictures": split.fingerprint(),
+            "layer": self.layer,
+            "pillow": PIL.__version__,
+            "torch": str(torch.__version__),
+        }
+
+
+def _pool(output: Tensor, model: AnyModel) -> Tensor:
+    config = model.config
+    if getattr(config, "pool", None) == "cls":
+        return output[:, 0]
+    if output.ndim == 4:  # places of a feature map
+        return output.mean(dim=(2, 3))
+    if output.ndim == 3:  # tokens, after registers
+        return output[:, getattr(config, "prefix", 0) :].mean(dim=1)
+    return output
+
+
+def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
+    """The features of an entry; anything that is not as written is a DamagedError."""
+    if not entry.is_dir():
+        raise DamagedError(f"{str(entry)!r} is damaged: it is no folder.")
+    verify(entry, _FILES)
+    if read_json(entry / "key.json") != key:
+        raise DamagedError(f"{str(entry)!r} is damaged: it has another entry's key.")
+    try:
+        features = load_file(entry / "features.safetensors").get("features")
+    except (SafetensorError, OSError) as error:
+        raise DamagedError(f"{str(entry)!r} cannot be read ({error}).") from None
+    if features is None or features.ndim != 2 or len(features) != count or features.dtype != np.float32:
+        raise DamagedError(f"{str(entry)!r} is damaged: it does not hold features of {count:,} pictures.")
+    return features
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        can = os.access(folder, os.W_OK | os.X_OK)
+        reason = "" if can else "it cannot"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    if reason:
+        raise UsageError(f"Cache must be a folder that can be written, got {str(folder)!r} ({reason}).")

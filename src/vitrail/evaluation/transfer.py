@@ -1,0 +1,238 @@
+"""Learning from frozen features: neighbours, logistic regression, the paper's least squares.
+
+Plain functions on arrays: n pictures to learn from with d features each, K classes numbered from 0. Everything is
+computed in double precision.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vitrail import chance
+from vitrail.data.dataset import draw_held_out
+from vitrail.errors import UsageError
+from vitrail.settings import check_number, check_whole
+
+NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO's (arXiv 2104.14294)
+SHOTS = (1, 5, 10, 25)
+LOGISTIC_PENALTIES = 10.0 ** np.arange(5, -3, -1)
+RIDGE_PENALTIES = 10.0 ** np.linspace(-6, 4, 31)  # times the mean eigenvalue of the Gram matrix
+
+_HELD_OUT = 0.2  # of the training pictures, to choose the logistic regression's penalty by
+_ROWS = 256  # pictures whose neighbours are looked for at a time
+_TURNS = 1000  # L-BFGS ends after so many iterations at the latest
+_ROUGH = 1e-5  # slope at which it ends while penalties are compared
+
+
+class Linear(NamedTuple):
+    """`features @ weight + bias`: a score for each class, the same that a model's head would give."""
+
+    weight: np.ndarray
+    """(d, K)"""
+    bias: np.ndarray
+    """(K)"""
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Scores (m, K) of features (m, d)."""
+        return np.asarray(features, np.float64) @ self.weight + self.bias
+
+    def probabilities(self, features: np.ndarray) -> np.ndarray:
+        """The scores (m, K) as shares of 1, where they were learned as such."""
+        scores = self(features)
+        likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return likely / likely.sum(axis=1, keepdims=True)
+
+
+def neighbour_votes(
+    features: np.ndarray,
+    labels: np.ndarray,
+    asked: np.ndarray,
+    *,
+    classes: int,
+    neighbours: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> np.ndarray:
+    """Shares (m, K) of the votes of the nearest `features` for each of `asked` (m, d), by cosine similarity.
+
+    A vote counts exp(similarity / temperature), as in DINO; at temperature 0 all count the same.
+    """
+    check_whole("neighbours", neighbours, low=1, high=len(features))
+    check_number("temperature", temperature, low=0, below=1e9)
+    known, asked = _unit(features), _unit(asked)
+    shares = np.zeros((len(asked), classes))
+    for start in range(0, len(asked), _ROWS):
+        similarity = asked[start : start + _ROWS] @ known.T
+        nearest = np.argpartition(-similarity, neighbours - 1, axis=1)[:, :neighbours]
+        near = np.take_along_axis(similarity, nearest, axis=1)
+        # Relative to the nearest: the shares are the same, and no temperature is too low.
+        votes = np.exp((near - near.max(axis=1, keepdims=True)) / temperature) if temperature else np.ones_like(near)
+        rows = np.arange(start, start + len(near))[:, None]
+        np.add.at(shares, (rows, labels[nearest]), votes)
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def logistic_regression(
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    classes: int,
+    penalty: float,
+    slope: float = 1e-7,
+    start: Linear | None = None,
+) -> Linear:
+    """Multinomial logistic regression by L-BFGS: the sum of cross-entropies + penalty / 2 * |weight|^2 is smallest.
+
+    The bias is not penalised. scikit-learn's LogisticRegression has C = 1 / penalty; for two classes, where it has one
+    vector instead of two that differ by their sign, C = 2 / penalty. The search begins at `start` and ends where no
+    slope of the mean loss is steeper than `slope`.
+    """
+    _check_penalty(penalty)
+    x, y = torch.from_numpy(_wide(features)), torch.from_numpy(np.asarray(labels, np.int64))
+    weight = torch.zeros(x.shape[1], classes, dtype=torch.float64)
+    bias = torch.zeros(classes, dtype=torch.float64)
+    if start is not None:
+        weight.copy_(torch.from_numpy(start.weight))
+        bias.copy_(torch.from_numpy(start.bias))
+    optimiser = torch.optim.LBFGS(
+        [weight.requires_grad_(), bias.requires_grad_()], max_iter=_TURNS, tolerance_grad=slope, tolerance_change=0,
+        history_size=20, line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def loss() -> torch.Tensor:
+        optimiser.zero_grad()
+        value = torch.nn.functional.cross_entropy(x @ weight + bias, y) + penalty / (2 * len(x)) * weight.square().sum()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimiser.step(loss)
+    return Linear(weight.detach().numpy(), bias.detach().numpy())
+
+
+def probe(
+    features: np.ndarray, labels: np.ndarray, *, classes: int, penalty: float | None = None, seed: int = 0
+) -> tuple[Linear, float]:
+    """The linear probe, and its penalty.
+
+    Logistic regression on standardised features (the mean of each is 0 and its deviation 1 over `features`); what is
+    returned reads features as they are. The penalty, if not given, is the strongest whose cross-entropy on a seeded
+    fifth of each class, held out, is within one standard error of the smallest (few pictures are soon all right, and no
+    penalty is too weak for them); then all are learned from.
+    """
+    features = _wide(features)
+    mean, deviation = features.mean(axis=0), features.std(axis=0)
+    deviation[deviation <= 1e-6 * np.abs(mean)] = 1  # a constant, in single precision, says nothing
+    standard = (features - mean) / deviation
+    if penalty is None:
+        held_out = draw_held_out(labels, _HELD_OUT, seed)
+        if not held_out.any():
+            raise UsageError(
+                "Penalty must be given where every class has one picture alone: none can be held out to choose it by."
+            )
+        penalty = _choose_logistic(standard, labels, held_out, classes)
+    found = logistic_regression(standard, labels, classes=classes, penalty=penalty)
+    weight = found.weight / deviation[:, None]
+    return Linear(weight, found.bias - mean @ weight), penalty
+
+
+class Ridge:
+    """Least squares with a pull of the weights towards 0, decomposed once for every penalty.
+
+    |targets - features @ weight - bias|^2 + penalty * |weight|^2 is smallest. The bias is not penalised: features and
+    targets are centred. The smaller of the Gram matrices (n, n) and (d, d) is decomposed.
+    """
+
+    def __init__(self, features: np.ndarray, targets: np.ndarray) -> None:
+        features, targets = _wide(features), _wide(targets)
+        self._centre, self._mean = features.mean(axis=0), targets.mean(axis=0)
+        x, self._targets = features - self._centre, targets - self._mean
+        count, width = x.shape
+        if count < 2:
+            raise UsageError(f"Pictures to learn from must be 2 or more, got {count}.")
+        # Of X = U S V', few pictures give U and many give X V; neither is ever divided by S, which may be 0.
+        self._few = count <= width + 1
+        if self._few:
+            gram = x @ x.T
+            # The direction that centring has emptied, all ones, is made the last and left out.
+            squares, left = np.linalg.eigh(gram + (2 * np.trace(gram) + 1) / count)
+            squares, self._left = squares[:-1], left[:, :-1]
+            self._basis = x.T @ self._left
+        else:
+            squares, self._basis = np.linalg.eigh(x.T @ x)
+            self._left = x @ self._basis
+        self._squares = np.maximum(squares, 0)
+        self._coordinates = self._left.T @ self._targets
+
+    def solve(self, penalty: float) -> Linear:
+        """The weights and bias for a penalty."""
+        _check_penalty(penalty)
+        weight = self._basis @ (self._coordinates / (self._squares + penalty)[:, None])
+        return Linear(weight, self._mean - self._centre @ weight)
+
+    def left_out(self, penalty: float) -> np.ndarray:
+        """The error (n, K) on each picture of a solution that has not learned from it: its error in the solution that
+        has, divided by 1 - h, where h is its own weight in its answer there (the diagonal of the hat matrix)."""
+        _check_penalty(penalty)
+        if self._few:  # both are small where the penalty is, and computed as such
+            kept = penalty / (self._squares + penalty)
+            error, others = self._left @ (kept[:, None] * self._coordinates), self._left**2 @ kept
+        else:
+            shrunk = 1 / (self._squares + penalty)
+            error = self._targets - self._left @ (shrunk[:, None] * self._coordinates)
+            others = 1 - 1 / len(error) - self._left**2 @ shrunk
+        return error / others[:, None]
+
+    def choose(self, penalties: Iterable[float] | None = None) -> float:
+        """The penalty of the smallest squared error left out; by default of a grid on the features' own scale."""
+        if penalties is None:
+            penalties = RIDGE_PENALTIES * (self._squares.mean() or 1.0)
+        return float(min(penalties, key=lambda penalty: np.square(self.left_out(penalty)).mean()))
+
+
+def ridge(
+    features: np.ndarray, labels: np.ndarray, *, classes: int, penalty: float | None = None
+) -> tuple[Linear, float]:
+    """The paper's few-shot classifier and its penalty: least squares to {-1, 1}^K, the penalty by leave-one-out."""
+    system = Ridge(features, np.where(np.asarray(labels)[:, None] == np.arange(classes), 1.0, -1.0))
+    penalty = system.choose() if penalty is None else penalty
+    return system.solve(penalty), penalty
+
+
+def draw_shots(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
+    """Indices of `shots` samples of each class (or all that it has), sorted. More shots contain the fewer."""
+    keys = chance.bits(seed, np.arange(len(labels)), draw="shots")
+    order = np.lexsort((keys, labels))
+    first = np.searchsorted(labels[order], labels[order])
+    return np.sort(order[np.arange(len(labels)) - first < shots])
+
+
+def _choose_logistic(features: np.ndarray, labels: np.ndarray, held_out: np.ndarray, classes: int) -> float:
+    means, spreads = [], []
+    found = None
+    for penalty in LOGISTIC_PENALTIES:  # from strong to weak: each solution is a good start for the next
+        found = logistic_regression(
+            features[~held_out], labels[~held_out], classes=classes, penalty=penalty, slope=_ROUGH, start=found
+        )
+        scores, truth = torch.from_numpy(found(features[held_out])), torch.from_numpy(labels[held_out])
+        losses = torch.nn.functional.cross_entropy(scores, truth, reduction="none").numpy()
+        means.append(losses.mean())
+        spreads.append(losses.std() / np.sqrt(len(losses)))
+    best = int(np.argmin(means))
+    return float(LOGISTIC_PENALTIES[np.argmax(np.array(means) <= means[best] + spreads[best])])
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.float64)
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+    features = _wide(features)
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(length > 0, length, 1)
+
+
+def _check_penalty(penalty: float) -> None:
+    if not 0 < penalty < np.inf:
+        raise UsageError(f"Penalty must be a number above 0, got {penalty!r}.")

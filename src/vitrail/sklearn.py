@@ -1,0 +1,237 @@
+"""scikit-learn's surface: `ViTClassifier` and `ViTFeatures` for pipelines, cross-validation and grid searches.
+
+Pictures X are one of these:
+
+    paths of files       a list or an array of texts
+    pixels               uint8 (n, height, width) or (n, height, width, channels)
+    rows of numbers      (n, m), any real numbers: each row is a grey picture, flattened, as in scikit-learn's digits.
+                         It is drawn as a square (the last pixels are black where m is no square); black is the smallest
+                         number seen in `fit`, white the largest
+"""
+
+import contextlib
+import csv
+import dataclasses
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from vitrail.configs import zoo
+from vitrail.configs.recipe import change_recipe, find_recipe
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Loader
+from vitrail.errors import MissingError, UsageError
+from vitrail.evaluation.classify import answer
+from vitrail.evaluation.features import extract
+from vitrail.evaluation.transfer import probe
+from vitrail.training.loop import Options
+from vitrail.training.run import train
+from vitrail.weights.bundle import Bundle, load
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import (
+        assert_all_finite,
+        check_consistent_length,
+        check_is_fitted,
+        column_or_1d,
+        validate_data,
+    )
+except ImportError:
+    raise MissingError(
+        "vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra. Run: pip install \"vitrail[sklearn]\"."
+    ) from None
+
+_BATCH = 64
+
+
+class _Seeing(BaseEstimator):
+    """What both have in common: pictures in any of three forms."""
+
+    def _look_at(self, X: Any, *, fitting: bool) -> Split:
+        """X as pictures without labels."""
+        if fitting:
+            self.black_ = self.white_ = None
+        is_list = isinstance(X, list | tuple) or getattr(X, "ndim", None) == 1
+        if is_list and isinstance(next(iter(X), None), str | os.PathLike):
+            pictures = [os.fspath(path) for path in X]
+        else:
+            pictures = self._as_pixels(X, fitting=fitting)
+        return Split("pictures", pictures, np.zeros(len(pictures), np.int64))
+
+    def _as_pixels(self, X: Any, *, fitting: bool) -> np.ndarray:
+        if getattr(X, "ndim", None) in (3, 4):
+            if X.dtype != np.uint8 or 0 in X.shape:
+                raise UsageError(f"Pixels must be uint8 and some, got {X.dtype} of shape {X.shape}.")
+            return np.asarray(X) if X.ndim == 4 else np.asarray(X)[..., None]
+        rows = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_min_samples=2 if fitting else 1)
+        if fitting:
+            self.black_, self.white_ = float(rows.min()), float(rows.max())
+        if self.black_ is None or self.white_ is None:
+            raise UsageError("X must be pictures, as they were in fit, got rows of numbers.")
+        side = int(np.ceil(np.sqrt(rows.shape[1])))
+        canvas = np.zeros((len(rows), side * side), np.uint8)
+        canvas[:, : rows.shape[1]] = np.rint(255 * ((rows - self.black_) / (self.white_ - self.black_ or 1)).clip(0, 1))
+        return canvas.reshape(-1, side, side, 1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        return tags
+
+
+class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
+    """A transformer from pictures to the features of a frozen model, 32-bit reals (n, d).
+
+    bundle     a path, or a `vitrail.Bundle`
+    layer      what leaves this layer ([CLS] or the mean), from 0 or from the end (-1); by default what the head reads
+    workers    threads that prepare pictures
+    """
+
+    def __init__(self, bundle: Any = None, *, layer: int | None = None, workers: int = 2) -> None:
+        self.bundle = bundle
+        self.layer = layer
+        self.workers = workers
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Load the bundle. Nothing is learned but what black and white are, where X is rows of numbers."""
+        if self.bundle is None:
+            raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
+        pictures = self._look_at(X, fitting=True)
+        self.bundle_ = _open(self.bundle)
+        self._n_features_out = self._extract(pictures.take(np.arange(1))).shape[1]
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The features of each picture."""
+        check_is_fitted(self)
+        return self._extract(self._look_at(X, fitting=False))
+
+    def _extract(self, pictures: Split) -> np.ndarray:
+        model, preprocess = self.bundle_.model, self.bundle_.preprocess
+        return extract(model, preprocess, pictures, layer=self.layer, batch=_BATCH, workers=self.workers)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []  # always 32-bit reals
+        return tags
+
+
+class ViTClassifier(ClassifierMixin, _Seeing):
+    """A classifier of pictures: a linear probe on a bundle's features, or a model trained from scratch.
+
+    bundle     a path, or a `vitrail.Bundle`: its model stays as it is, logistic regression learns from its features.
+               None: a new model is trained
+    layer      probe: features of this layer instead of what the head reads
+    penalty    probe: pull of the weights to 0; by default chosen on a held-out fifth
+    model      trained: a name of `vitrail models`; pictures are resized to its resolution
+    recipe     trained: a recipe of the package, or a .toml file
+    settings   trained: changes of the recipe, as `--set` takes them: ("augment.flip=none", "batch=64")
+    epochs     trained: how often to see every picture; by default the recipe's
+    minutes    trained: time to spend, instead
+    seed       of every draw
+    workers    threads that prepare pictures
+    """
+
+    def __init__(
+        self,
+        bundle: Any = None,
+        *,
+        layer: int | None = None,
+        penalty: float | None = None,
+        model: str = "ViT-Nano/7",
+        recipe: str = "small",
+        settings: tuple[str, ...] = (),
+        epochs: int | None = None,
+        minutes: float | None = None,
+        seed: int = 0,
+        workers: int = 2,
+    ) -> None:
+        self.bundle = bundle
+        self.layer = layer
+        self.penalty = penalty
+        self.model = model
+        self.recipe = recipe
+        self.settings = settings
+        self.epochs = epochs
+        self.minutes = minutes
+        self.seed = seed
+        self.workers = workers
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn the classes of pictures. `bundle_` is the model that reads them."""
+        if y is None:
+            raise UsageError("ViTClassifier requires y to be passed, but the target y is None.")
+        pictures = self._look_at(X, fitting=True)
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(pictures.pictures, y)
+        assert_all_finite(y)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        pictures = dataclasses.replace(pictures, labels=labels.astype(np.int64))
+        if self.bundle is None:
+            self.bundle_, self.probe_ = self._train(pictures), None
+            return self
+        self.bundle_ = _open(self.bundle)
+        features = self._extract(pictures)
+        self.probe_, self.penalty_ = probe(
+            features, pictures.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
+        )
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each picture."""
+        likely = self.predict_proba(X)
+        return self.classes_[likely.argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities (n, classes), in the order of `classes_`."""
+        check_is_fitted(self)
+        pictures = self._look_at(X, fitting=False)
+        if self.probe_ is not None:
+            return self.probe_.probabilities(self._extract(pictures))
+        loader = Loader(pictures, self.bundle_.preprocess, batch=_BATCH, shuffle=False, workers=self.workers)
+        return answer(self.bundle_.model, loader).probabilities.astype(np.float64)
+
+    def _extract(self, pictures: Split) -> np.ndarray:
+        model, preprocess = self.bundle_.model, self.bundle_.preprocess
+        return extract(model, preprocess, pictures, layer=self.layer, batch=_BATCH, workers=self.workers)
+
+    def _train(self, pictures: Split) -> Bundle:
+        """`vitrail train` in a folder that is forgotten afterwards."""
+        recipe = change_recipe(find_recipe(self.recipe), self.settings)
+        recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
+        resolution = list(zoo.find(self.model).resolution)
+        recipe = recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model})
+        with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
+            data, run = _write(pictures, Path(folder)), Path(folder) / "run"
+            options = Options(seed=self.seed, workers=self.workers)
+            silence = io.StringIO()
+            with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+                train(data, self.model, run, recipe, options, command="vitrail.sklearn")
+            bundle = load(run / "bundle")
+        return dataclasses.replace(bundle, labels=tuple(map(str, self.classes_)))
+
+
+def _open(bundle: Any) -> Bundle:
+    return bundle if isinstance(bundle, Bundle) else load(bundle)
+
+
+def _write(pictures: Split, folder: Path) -> str:
+    """Pictures as DATA, whose classes sort as their numbers do."""
+    names = [f"{label:09d}" for label in pictures.labels]
+    if pictures.in_memory is not None:
+        path = folder / "pictures.npz"
+        np.savez(path, images=pictures.in_memory, labels=np.array(names))
+        return str(path)
+    path = folder / "pictures.csv"
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        absolute = (os.path.abspath(picture) for picture in pictures.pictures)  # noqa: PTH100 - links stay as they are
+        csv.writer(file).writerows(zip(absolute, names, strict=True))
+    return str(path)

@@ -1,0 +1,112 @@
+"""What a bundle is besides its weights, and how it is checked: no torch needed."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.bundle import FILES, check_folder, read_config
+from vitrail.errors import DamagedError, UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.storage import read_json, verify
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts, checked against each other."""
+
+    config: ModelConfig
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None = None
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.preprocess.resolution != self.config.resolution:
+            raise UsageError(
+                f"Preprocessing must give the model's resolution {self.config.resolution},"
+                f" got {self.preprocess.resolution}."
+            )
+        if self.preprocess.channels != self.config.channels:
+            raise UsageError(
+                f"Preprocessing must give the model's {self.config.channels} channels, got {self.preprocess.channels}."
+            )
+        if self.labels is not None:
+            object.__setattr__(self, "labels", _checked_labels(self.labels, self.config.classes))
+        check_provenance(self.provenance)
+
+    def check_classifies(self) -> None:
+        """Refuse what cannot name pictures."""
+        refuse_untrained_head(self)
+        if getattr(self.config, "output", "classes") == "pixels":
+            raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
+
+
+def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
+    """Everything but the weights of the bundle at `path`. Every file is checked against the manifest; the weights only
+    if they are wanted, too."""
+    folder = check_folder(path)
+    config = read_config(folder)
+    verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
+    labels = read_json(folder / "labels.json")
+    try:
+        if not isinstance(labels, list | None):
+            raise UsageError(f"Labels must be a list, got {type(labels).__name__}.")
+        return Parts(
+            config=config,
+            preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
+            labels=None if labels is None else tuple(labels),
+            provenance=read_json(folder / "provenance.json"),
+        )
+    except UsageError as error:
+        raise DamagedError(f"{str(folder)!r} is not a bundle that works: {error}") from None
+
+
+class Traced(Protocol):
+    """What knows where it comes from: a bundle, or its parts."""
+
+    @property
+    def provenance(self) -> dict[str, Any]: ...
+
+
+def refuse_untrained_head(bundle: Traced) -> None:
+    """Self-supervised bundles have learned to see, not to name."""
+    objective = bundle.provenance.get("objective", "classify")
+    if objective != "classify":
+        raise UsageError(
+            f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first, or judge its"
+            " features: `vitrail evaluate` with --protocol knn, probe or fewshot."
+        )
+
+
+def check_provenance(provenance: object) -> None:
+    """JSON can hold it."""
+    try:
+        is_object = isinstance(provenance, dict) and all(isinstance(key, str) for key in provenance)
+        json.dumps(provenance, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        is_object = False
+    if not is_object:
+        raise UsageError(f"Provenance must be a dictionary that JSON can hold, got {provenance!r}.")
+
+
+def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+    if isinstance(labels, str):
+        raise UsageError(f"Labels must be a list of texts, got one text {labels!r}.")
+    labels = tuple(labels)
+    if len(labels) != classes:
+        raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
+    seen: set[str] = set()
+    for label in labels:
+        if not isinstance(label, str) or not label or not _is_unicode(label):
+            raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
+        if label in seen:
+            raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
+        seen.add(label)
+    return labels
+
+
+def _is_unicode(text: str) -> bool:
+    """Names of files may hold bytes that are no text; JSON cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

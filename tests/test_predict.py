@@ -1,0 +1,562 @@
+"""`vitrail predict`: both engines, the ONNX file that is kept, and every way to name pictures."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from redraw import redraw
+from test_bundle import FIXTURE, GREY_8, make, tiny
+from test_contract import ONE_PER_FAMILY
+from vitrail.cli import main
+from vitrail.engines import cache, choose, export
+from vitrail.engines.base import Outputs, batch_for, cores
+from vitrail.engines.cache import ready
+from vitrail.engines.export import prove, sample
+from vitrail.errors import UsageError, VitrailError
+from vitrail.models.convolutions import bake_
+from vitrail.models.look import look
+from vitrail.storage import user_folder, whole_file, whole_folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A bundle with its ONNX folder beside it, made once for all of these tests."""
+    folder = tmp_path_factory.mktemp("bundles") / "pico"
+    shutil.copytree(FIXTURE, folder)
+    assert ready(folder) == folder.with_name("pico.onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twelve pictures in two folders; one of them is none."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "more").mkdir()
+    for index in range(12):
+        place = folder / "more" if index % 3 == 0 else folder
+        pixels = np.random.default_rng(index).integers(0, 256, (5, 6), dtype=np.uint8)
+        Image.fromarray(pixels).resize((60, 40 + index)).save(place / f"{index:02d}.png")
+    (folder / "07.png").write_bytes(b"not a picture")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """No test writes to the user's own cache."""
+    monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def copied(bundle, tmp_path):
+    """The bundle and its ONNX folder, to be spoiled."""
+    for name in ("pico", "pico.onnx"):
+        shutil.copytree(bundle.with_name(name), tmp_path / name)
+    return tmp_path / "pico"
+
+
+@pytest.fixture
+def exports(bundle, monkeypatch):
+    """Count what is made, and make it by copying: an export takes seconds."""
+    made = []
+
+    def copy(path, target, key):
+        made.append(target)
+        with whole_folder(target, force=True) as folder:
+            shutil.copy(bundle.with_name("pico.onnx") / cache.MODEL, folder)
+            proof = json.loads((bundle.with_name("pico.onnx") / cache.PROOF).read_text())
+            (folder / cache.PROOF).write_text(json.dumps(proof | {"bundle": key}))
+
+    monkeypatch.setattr(export, "export", copy)
+    return made
+
+
+def predict(capsys, *words):
+    """Exit code, parsed lines of stdout, and stderr."""
+    code = 0
+    try:
+        main(["predict", *map(str, words), "--json"])
+    except SystemExit as leaving:
+        code = leaving.code
+    said = capsys.readouterr()
+    return code, [json.loads(line) for line in said.out.splitlines()], said.err
+
+
+def names(rows):
+    return [Path(row["file"]).name for row in rows]
+
+
+def assert_alike(ours, theirs, tolerance=1e-5):
+    for one, other in zip(ours, theirs, strict=True):
+        assert [entry["label"] for entry in one] == [entry["label"] for entry in other]
+        scores = [[entry["score"] for entry in answer] for answer in (one, other)]
+        np.testing.assert_allclose(*scores, rtol=0, atol=tolerance)
+
+
+# Engines
+
+
+def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, pictures):
+    speeds = {"torch": {"start": 3.0, "picture": 0.1}, "onnx": {"start": 0.3, "picture": 0.1}}
+    choose.remember(copied.with_name("pico.onnx"), 1, speeds)
+    script = (
+        "import sys\nfrom vitrail.cli import main\n"
+        "for engine in ('onnx', 'auto'):\n"
+        "    main(['predict', *sys.argv[1:], '--threads', '1', '--json', '--engine', engine])\n"
+        "sys.exit(' '.join(name for name in ('torch', 'safetensors', 'rich', 'onnx') if name in sys.modules))\n"
+    )
+    command = [sys.executable, "-c", script, str(copied), str(pictures / "01.png"), str(pictures / "more")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "\n")  # sys.exit of an empty text
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert names(rows) == ["01.png", "00.png", "03.png", "06.png", "09.png"] * 2
+    assert {entry["label"] for entry in rows[0]["predictions"]} == {"cat", "dog", "새"}
+
+
+def test_both_engines_give_equal_answers_and_features(bundle, pictures):
+    files = [str(path) for path in sorted(pictures.rglob("*.png"))]
+    streams = [
+        list(vitrail.Classifier(bundle, engine=engine, threads=2).stream(files, features=True))
+        for engine in ("torch", "onnx")
+    ]
+    assert [["error" in row for row in rows] for rows in streams] == [[name.endswith("07.png") for name in files]] * 2
+    good = [[row for row in rows if "error" not in row] for rows in streams]
+    assert_alike(*([row["predictions"] for row in rows] for rows in good))
+    features = [np.stack([row["features"] for row in rows]) for rows in good]
+    np.testing.assert_allclose(*features, rtol=0, atol=1e-5)
+    assert features[0].std(0).max() > 1e-2
+
+
+def test_answers_are_in_order_and_the_same_for_any_threads_and_batch(bundle, pictures):
+    files = [str(path) for path in sorted(pictures.rglob("*.png")) if path.name != "07.png"]
+    expected = vitrail.Classifier(bundle).predict(files)
+    for engine in ("torch", "onnx"):
+        for threads, batch_size in ((1, None), (2, 1), (3, 4), (16, 2)):
+            rows = list(vitrail.Classifier(bundle, engine=engine, threads=threads).stream(files, batch_size=batch_size))
+            assert [row["file"] for row in rows] == files
+            assert_alike([row["predictions"] for row in rows], expected)
+        assert_alike(vitrail.Classifier(bundle, engine=engine, threads=1).predict(files), expected)
+
+
+def test_streaming_leaves_torchs_threads_as_they_were(bundle, pictures):
+    before = torch.get_num_threads()
+    assert before == 2
+    rows = vitrail.Classifier(bundle, threads=1).stream([str(pictures / "01.png")] * 40)
+    assert len(list(islice(rows, 3))) == 3
+    rows.close()
+    assert torch.get_num_threads() == before
+
+
+def test_the_graph_and_what_it_says_of_itself(bundle):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(bundle.with_name("pico.onnx") / cache.MODEL)
+    shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
+    assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
+    said = session.get_modelmeta().custom_metadata_map
+    loaded = vitrail.load(bundle)
+    assert json.loads(said["labels"]) == ["cat", "dog", "새"]
+    assert json.loads(said["mean"]) == list(loaded.preprocess.mean)
+    assert json.loads(said["std"]) == list(loaded.preprocess.std) == [0.25]
+    assert vitrail.Preprocess.from_json(json.loads(said["preprocess"])) == loaded.preprocess
+    proof = json.loads((bundle.with_name("pico.onnx") / cache.PROOF).read_text())
+    assert (proof["pictures"], proof["same_answers"], proof["bundle"]) == (40, 40, cache.fingerprint(bundle))
+    assert 0 <= proof["max_logit_difference"] < 1e-5
+    assert said["bundle"] == proof["bundle"]
+
+
+def test_an_engine_that_answers_otherwise_is_refused():
+    rng = np.random.default_rng(0)
+    torchs = Outputs(rng.normal(size=(40, 3)), rng.normal(size=(40, 16)))
+    proof = prove(Outputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs)
+    assert (proof["pictures"], proof["same_answers"]) == (40, 40)
+    assert proof["max_logit_difference"] == pytest.approx(1e-6)
+    assert proof["max_feature_difference"] == pytest.approx(1e-5)
+    tied = Outputs(np.array([[0.5, 0.5 + 1e-7]]), torchs.features[:1])
+    for found, expected in (
+        (Outputs(torchs.logits + 1e-2, torchs.features), torchs),
+        (Outputs(torchs.logits * np.nan, torchs.features), torchs),
+        (Outputs(tied.logits[:, ::-1], tied.features), tied),
+    ):
+        with pytest.raises(VitrailError, match="is not kept; use engine torch"):
+            prove(found, expected)
+
+
+def test_sample_pictures_fit_any_eye():
+    for channels in (1, 3, 13):
+        eye = GREY_8.replace(mean=(0.5,) * channels, std=(0.5,) * channels, resolution=(12, 20))
+        pixels = sample(eye, 40)
+        assert pixels.shape == (40, 12, 20, channels)
+        assert pixels.std(axis=(1, 2)).min() > 10
+
+
+def test_standardised_kernels_can_be_baked():
+    model = redraw(vitrail.create("BiT-R50x1", base=32, layers=(1, 1), resolution=32, classes=5))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model(images)
+        bake_(model)
+        assert torch.equal(model(images), expected)
+        bake_(model)
+        assert torch.equal(model(images), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ONE_PER_FAMILY, "BiT-R50x1", "R+ViT-Ti/16", "iGPT-Micro palette"])
+def test_every_family_has_an_onnx_engine(name, tmp_path):
+    changes = {"base": 32, "layers": (1, 1), "resolution": 32} if name == "BiT-R50x1" else {}
+    model = redraw(vitrail.create(name.partition(" ")[0], classes=5, **changes), std=0.05)
+    if name.endswith("palette"):  # levels of grey, between which some pixels lie in the very middle
+        model.palette.copy_(torch.linspace(-1, 1, len(model.palette))[:, None])
+    half = (0.5,) * model.config.channels
+    eye = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "one")
+    picture = np.random.default_rng(0).integers(0, 256, (40, 50), dtype=np.uint8)
+    ours, theirs = (vitrail.Classifier(tmp_path / "one", engine=engine) for engine in ("torch", "onnx"))
+    assert_alike(theirs.predict([picture] * 3), ours.predict([picture] * 3), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "rope-2d", "pool": "gap", "registers": 2},
+        {"position": "relative", "pool": "map", "attention": "local"},
+        {"position": "learned-2d", "representation": "tanh", "norm": "batch"},
+        {"position": "sincos-2d", "norm_order": "post", "channels": 13},
+        {"stride": 1, "activation": "gelu-tanh", "layer_scale": 0.1},
+    ],
+    ids=str,
+)
+def test_every_kind_of_vit_has_an_onnx_engine(changes, tmp_path):
+    model = tiny(**changes)
+    half = (0.5,) * model.config.channels
+    vitrail.save(vitrail.Bundle(model=model, preprocess=GREY_8.replace(mean=half, std=half)), tmp_path / "one")
+    proof = json.loads((ready(tmp_path / "one") / cache.PROOF).read_text())
+    assert proof["max_logit_difference"] < 1e-4
+
+
+@pytest.mark.slow
+def test_the_measurement_chooses_one_and_is_kept(bundle, pictures, capsys):
+    code, rows, said = predict(capsys, bundle, pictures / "01.png", "--engine", "auto", "--threads", 2)
+    assert (code, len(rows)) == (0, 1)
+    assert "images/s after" in said
+    speeds = choose.remembered(bundle.with_name("pico.onnx"), 2)
+    assert speeds["torch"]["start"] > speeds["onnx"]["start"] > 0
+    assert predict(capsys, bundle, pictures / "01.png", "--engine", "auto", "--threads", 2)[2] == ""
+
+
+@pytest.mark.slow
+def test_deit_answers_photos_alike(shared, tmp_path):
+    from safetensors.torch import load_file
+
+    model = vitrail.create("ViT-Ti/16")
+    model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"))
+    vitrail.save(vitrail.Bundle(model=model.eval(), preprocess=vitrail.Preprocess()), tmp_path / "deit")
+    photos = [str(path) for path in sorted((shared / "imagenet-val-500").rglob("*.JPEG"))[::10]]
+    ours, theirs = (
+        [row["predictions"] for row in vitrail.Classifier(tmp_path / "deit", engine=engine).stream(photos, top_k=1)]
+        for engine in ("torch", "onnx")
+    )
+    assert_alike(ours, theirs, 1e-4)
+    double = vitrail.Classifier(tmp_path / "deit", engine="onnx", jpeg="double").stream(photos, top_k=1)
+    assert [row["predictions"][0]["label"] for row in double] == [one[0]["label"] for one in ours]
+
+
+# The file that is kept
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: flip(folder / cache.MODEL),
+        lambda folder: flip(folder / cache.PROOF),
+        lambda folder: flip(folder / "manifest.json"),
+        lambda folder: (folder / cache.MODEL).unlink(),
+        lambda folder: (folder / cache.PROOF).unlink(),
+        lambda folder: (folder / cache.PROOF).write_text("[]"),
+    ],
+    ids=["model", "proof", "manifest", "no model", "no proof", "another proof"],
+)
+def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, capsys):
+    beside = copied.with_name("pico.onnx")
+    assert ready(copied) == beside
+    assert not exports
+    spoil(beside)
+    assert ready(copied) == beside
+    assert exports == [beside]
+    assert "pico.onnx is damaged and is made anew" in capsys.readouterr().err
+    assert ready(copied) == beside
+    assert exports == [beside]
+
+
+def test_a_bundle_that_changed_gets_another_onnx_file(copied, exports, capsys):
+    vitrail.save(make(), copied, force=True)
+    ready(copied)
+    assert exports == [copied.with_name("pico.onnx")]
+    assert "belongs to another state of the bundle and is made anew" in capsys.readouterr().err
+
+
+def test_an_older_vitrails_onnx_file_is_made_anew(copied, exports, monkeypatch):
+    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
+    ready(copied)
+    assert len(exports) == 1
+
+
+def test_what_is_not_ours_beside_the_bundle_stays(copied, exports, home):
+    beside = copied.with_name("pico.onnx")
+    shutil.rmtree(beside)
+    beside.write_bytes(b"my own export")
+    assert ready(copied) == home / "onnx" / cache.fingerprint(copied)
+    assert beside.read_bytes() == b"my own export"
+
+
+def test_where_nothing_can_be_written_beside_the_bundle_the_users_cache_has_it(copied, exports, home, monkeypatch):
+    shutil.rmtree(copied.with_name("pico.onnx"))
+    can = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != copied.parent and can(path, mode))
+    place = ready(copied)
+    assert place == home / "onnx" / cache.fingerprint(copied)
+    assert ready(copied) == place
+    assert exports == [place]
+    assert not copied.with_name("pico.onnx").exists()
+    monkeypatch.delenv("VITRAIL_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert user_folder() == Path("/somewhere/vitrail")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert user_folder() == Path.home() / ".cache" / "vitrail"
+
+
+def test_the_bundle_itself_never_changes(bundle):
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == {
+        path.name: path.read_bytes() for path in FIXTURE.iterdir()
+    }
+
+
+def test_a_missing_extra_is_one_line_and_auto_goes_on_with_torch(bundle, pictures, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    code, rows, said = predict(capsys, bundle, pictures / "01.png", "--engine", "onnx")
+    assert (code, rows) == (2, [])
+    assert said.startswith("vitrail: Engine onnx needs the 'onnx' extra")
+    assert said.endswith('Run: pip install "vitrail[onnx]".\n')
+    assert said.count("\n") == 1
+    code, rows, said = predict(capsys, bundle, pictures / "01.png", "--engine", "auto")
+    assert (code, len(rows)) == (0, 1)
+    assert said.startswith("engine torch: Engine onnx needs the 'onnx' extra")
+
+
+def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
+    vitrail.save(make(), tmp_path / "one")
+
+    def fail(*_, **__):
+        raise RuntimeError("no such operator\nand more")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(UsageError, match=r"family vit, which torch.onnx cannot \(no such operator\). Use engine torch"):
+        ready(tmp_path / "one")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_auto_counts_the_start_and_remembers(copied, exports, monkeypatch):
+    from vitrail.engines import measure
+
+    speeds = {"torch": {"start": 3.0, "picture": 0.01}, "onnx": {"start": 0.5, "picture": 0.02}}
+    measured = []
+    monkeypatch.setattr(measure, "measure", lambda *about: measured.append(about) or speeds)
+    assert choose.faster(str(copied), 10, 2) == "onnx"
+    assert choose.faster(str(copied), 1000, 2) == "torch"
+    assert len(measured) == 1
+    choose.faster(str(copied), 10, 1)  # another number of threads is another machine
+    assert len(measured) == 2
+    (copied.with_name("pico.onnx") / cache.SPEED).write_text('{"broken')
+    choose.faster(str(copied), 10, 2)
+    assert len(measured) == 3
+
+
+def test_batches_are_small_for_large_models_and_threads_are_asked_for(monkeypatch):
+    sizes = [batch_for(vitrail.configs.zoo.find(name)) for name in ("ViT-Pico/2", "ViT-Ti/16", "ViT-B/16")]
+    assert sizes == [32, 4, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert cores() == 7
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    assert cores() == len(os.sched_getaffinity(0))
+
+
+# Ways to name pictures
+
+
+def test_files_folders_patterns_and_stdin(bundle, pictures, monkeypatch, capsys):
+    listed = f"{pictures}/02.png\n\n{pictures}/nowhere.png\n{pictures}/more\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
+    words = [pictures / "01.png", "-", f"{pictures}/0[45].p*", f"{pictures}/**/09.png", pictures / "more"]
+    code, rows, _ = predict(capsys, bundle, *words, "--top-k", 1, "--engine", "onnx")
+    more = ["00.png", "03.png", "06.png", "09.png"]
+    assert names(rows) == ["01.png", "02.png", "nowhere.png", *more, "04.png", "05.png", "09.png", *more]
+    assert code == 1
+    assert "must be a file that exists" in rows[2]["error"]
+    assert [len(row.get("predictions", ())) for row in rows].count(1) == len(rows) - 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.png"], "Picture must be a file or folder that exists, got 'missing.png'."),
+        (["*.tif"], "Pattern must match files or folders, got '*.tif', which matches none."),
+        (["empty"], "Folder must have pictures in it, got 'empty' without any."),
+        (["-"], "Pictures must be given"),
+        (["01.png", "--top-k", "0"], "Top k must be a whole number from 1"),
+        (["01.png", "--threads", "0"], "Threads must be a whole number from 1"),
+        (["01.png", "--features", "out.csv"], "Features must go to a file that ends in .npz, got 'out.csv'."),
+        (["01.png", "--features", "empty/there.npz"], "Output must not exist yet"),
+        (["01.png", "--features", "01.png/out.npz"], "Output must be in a folder that can be written"),
+        (["01.png", "--engine", "gpu"], "gpu"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_use_is_one_line(bundle, pictures, words, message, monkeypatch, capsys, tmp_path):
+    shutil.copy(pictures / "01.png", tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "there.npz").write_bytes(b"precious")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    code, rows, said = predict(capsys, bundle, *words)
+    assert (code, rows) == (2, [])
+    assert message in said
+    assert said.count("\n") == 1
+    assert (tmp_path / "empty" / "there.npz").read_bytes() == b"precious"
+
+
+def test_a_file_that_is_no_picture_is_named_the_others_are_answered(bundle, pictures, capsys):
+    for engine in ("torch", "onnx"):
+        code, rows, said = predict(capsys, bundle, pictures, "--engine", engine)
+        assert code == 1
+        assert [name for name, row in zip(names(rows), rows, strict=True) if "error" in row] == ["07.png"]
+        assert "07.png' cannot be decoded" in rows[names(rows).index("07.png")]["error"]
+        assert said == ""
+
+
+def test_the_table_is_aligned_and_printable(bundle, pictures, capsys, tmp_path):
+    shutil.copy(pictures / "01.png", tmp_path / "line\nbreak.png")
+    shutil.copy(pictures / "02.png", tmp_path / "새.png")
+    main(["predict", str(bundle), str(tmp_path), "--engine", "onnx", "--top-k", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "line\\nbreak.png" in lines[0]
+    # A Korean syllable is two columns wide.
+    ends = [line.index(".png") + (line.count("새", 0, line.index(".png"))) for line in lines]
+    starts = [line.index("0.") for line in lines]
+    assert ends[0] - ends[1] == len("line\\nbreak") - 2
+    assert starts[0] > ends[0]
+    assert starts[1] > ends[1]
+
+
+# Features
+
+
+def test_features_are_what_the_head_reads(bundle, pictures, capsys, tmp_path):
+    out = tmp_path / "deep" / "features.npz"
+    out.parent.mkdir()
+    loaded = vitrail.load(bundle)
+    good = [str(path) for path in vitrail_order(pictures) if path.name != "07.png"]
+    expected = look(loaded.model, loaded.preprocess(good)).steps["pooled"].numpy()
+    for engine in ("torch", "onnx"):
+        code, rows, _ = predict(capsys, bundle, pictures, "--engine", engine, "--features", out, "--force")
+        assert code == 1
+        assert "features" not in rows[0]
+        with np.load(out, allow_pickle=False) as arrays:
+            assert arrays["files"].tolist() == good
+            assert arrays["features"].dtype == np.float32
+            np.testing.assert_allclose(arrays["features"], expected, rtol=0, atol=1e-5)
+    before = out.read_bytes()
+    code, rows, said = predict(capsys, bundle, pictures, "--features", out)
+    assert (code, rows) == (2, [])
+    assert "Output must not exist yet" in said
+    assert out.read_bytes() == before
+    assert [path.name for path in out.parent.iterdir()] == ["features.npz"]
+
+
+def vitrail_order(folder):
+    return sorted(folder.rglob("*.png"), key=str)
+
+
+def test_where_nothing_could_be_read_no_features_are_written(bundle, pictures, capsys, tmp_path):
+    code, rows, said = predict(capsys, bundle, pictures / "07.png", "--features", tmp_path / "out.npz")
+    assert (code, len(rows)) == (1, 1)
+    assert "No picture could be read" in said
+    assert not (tmp_path / "out.npz").exists()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_no_partial_file(bundle, pictures, tmp_path, sent, code):
+    out = tmp_path / "features.npz"
+    words = ["predict", bundle, "-", "--engine", "onnx", "--json", "--threads", "2", "--features", out]
+    command = [sys.executable, "-m", "vitrail", *map(str, words)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(f"{pictures / '01.png'}\n".encode() * 50_000)
+    process.stdin.close()
+    assert json.loads(process.stdout.readline())["predictions"]
+    process.send_signal(sent)
+    process.stdout.read()  # a reader who leaves would be another reason to stop
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == code
+    assert b"Traceback" not in said
+    assert not list(tmp_path.glob("*.npz"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "one"
+    with whole_file(path) as file:
+        file.write(b"first")
+    with pytest.raises(UsageError, match="must not exist yet"), whole_file(path):
+        pass
+
+    def write_half():
+        with whole_file(path, force=True) as file:
+            file.write(b"second")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask():
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def test_engine_onnx_needs_a_bundle_on_disk():
+    with pytest.raises(UsageError, match="must be given the path of a bundle"):
+        vitrail.Classifier(make(), engine="onnx")
+    with pytest.raises(UsageError, match="Engine must be torch or onnx, got 'gpu'"):
+        vitrail.Classifier(FIXTURE, engine="gpu")
+
+
+def test_the_jpeg_rule_can_be_overridden(bundle):
+    assert vitrail.Classifier(bundle).preprocess.jpeg == "exact"
+    assert vitrail.Classifier(bundle, jpeg="double").preprocess.jpeg == "double"
+    assert vitrail.Classifier(bundle, engine="onnx", jpeg="double").preprocess.jpeg == "double"

@@ -1,0 +1,190 @@
+"""vitrail.sklearn: scikit-learn's own checks, its tools around ours, and the three forms of pictures."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+import vitrail
+from redraw import redraw
+from vitrail.data.sources import open_data
+from vitrail.errors import MissingError, UsageError
+from vitrail.evaluation.protocols import evaluate
+from vitrail.evaluation.transfer import draw_shots
+from vitrail.sklearn import ViTClassifier, ViTFeatures
+
+# The one thing that scikit-learn asks of every estimator and that ours do not promise.
+ROUNDING = {"check_methods_subset_invariance": "features are single precision: the last bits depend on the batch"}
+
+
+def make_bundle(**changes):
+    model = redraw(vitrail.create("ViT-Pico/2", classes=7, **changes))
+    half = (0.5,) * model.config.channels
+    preprocess = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half, crop_fraction=1.0)
+    return vitrail.Bundle(model=model, preprocess=preprocess)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle") / "pico"
+    vitrail.save(make_bundle(), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Twelve digits of each class as pixels, as files and as rows of numbers, and their names."""
+    folder = tmp_path_factory.mktemp("a,b")  # a comma for the CSV
+    split = open_data("digits").splits["train"]
+    split = split.take(draw_shots(split.labels, 12, seed=0))
+    paths = [folder / f"{index}.png" for index in range(len(split))]
+    for path, picture in zip(paths, split.pictures, strict=True):
+        Image.fromarray(picture[..., 0]).save(path)
+    names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[split.labels]
+    return split.pictures, paths, split.pictures.reshape(len(split), -1), names
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle") / "small"
+    vitrail.save(make_bundle(resolution=4, depth=1), folder)
+    return str(folder)
+
+
+def test_the_probe_passes_scikit_learns_checks(small):
+    check_estimator(ViTClassifier(small, penalty=1.0), expected_failed_checks=ROUNDING, on_skip=None)
+
+
+def test_features_pass_scikit_learns_checks(small):
+    check_estimator(ViTFeatures(small), expected_failed_checks=ROUNDING, on_skip=None)
+
+
+@pytest.mark.slow
+def test_a_trained_model_passes_scikit_learns_checks():
+    short = {"check_classifiers_train": "two epochs are too few for the accuracy that is asked for"}
+    trained = ViTClassifier(model="ViT-Pico/2", epochs=2, settings=("model.depth=1",))
+    check_estimator(trained, expected_failed_checks=short | ROUNDING, on_skip=None)
+
+
+def test_parameters_stay_as_they_were_given(bundle):
+    classifier = ViTClassifier(bundle, layer=-1, penalty=3, settings=["batch=64"])
+    assert classifier.get_params() == {
+        "bundle": bundle, "layer": -1, "penalty": 3, "model": "ViT-Nano/7", "recipe": "small", "settings": ["batch=64"],
+        "epochs": None, "minutes": None, "seed": 0, "workers": 2,
+    }  # fmt: skip
+    assert clone(classifier).get_params() == classifier.get_params()
+
+
+def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
+    splits = open_data("digits").splits
+    some = splits["train"].take(draw_shots(splits["train"].labels, 20, seed=0))
+    np.savez(
+        tmp_path / "some.npz", train_images=some.pictures, train_labels=some.labels,
+        test_images=splits["test"].pictures, test_labels=splits["test"].labels,
+    )  # fmt: skip
+    scores = evaluate(bundle, str(tmp_path / "some.npz"), protocol="probe", layer=2, cache=tmp_path / "cache")
+    classifier = ViTClassifier(bundle, layer=2).fit(some.pictures, some.labels)
+    assert classifier.penalty_ == scores["penalty"]
+    assert classifier.score(splits["test"].pictures, splits["test"].labels) == pytest.approx(scores["accuracy"])
+    assert scores["accuracy"] > 0.5
+
+
+def test_pixels_files_and_rows_are_the_same_pictures(bundle, digits):
+    pixels, paths, rows, names = digits
+    expected = ViTFeatures(bundle).fit(pixels).transform(pixels)
+    assert expected.shape == (120, 48)
+    for form in (pixels[..., 0], paths, list(map(str, paths)), np.array(list(map(str, paths))), 3.5 * rows - 7):
+        np.testing.assert_allclose(ViTFeatures(bundle).fit(form).transform(form), expected, rtol=1e-4, atol=1e-5)
+    classifier = ViTClassifier(bundle, penalty=1.0).fit(paths, names)
+    assert classifier.classes_.tolist() == sorted(set(names))
+    np.testing.assert_allclose(classifier.predict_proba(pixels).sum(axis=1), 1)
+    assert (classifier.predict(pixels) == classifier.predict(paths)).all()
+    assert classifier.score(pixels, names) > 0.9
+
+
+def test_rows_that_are_no_square_and_other_channels():
+    rows = np.random.default_rng(0).normal(size=(6, 13))
+    features = ViTFeatures(make_bundle(resolution=4, channels=3)).fit(rows)
+    drawn = features._as_pixels(rows, fitting=False)
+    assert drawn.shape == (6, 4, 4, 1)
+    assert (drawn.min(), drawn.max()) == (0, 255)
+    assert (drawn.reshape(6, 16)[:, 13:] == 0).all()
+    assert features._as_pixels(np.full((1, 13), 1e9), fitting=False).max() == 255
+    assert features.transform(rows).shape == (6, 48)
+
+
+def test_scikit_learns_tools_work_on_ours(bundle, digits):
+    pixels, paths, rows, names = digits
+    pipeline = make_pipeline(ViTFeatures(bundle), LogisticRegression(max_iter=1000))
+    assert cross_val_score(pipeline, paths, names, cv=2).mean() > 0.4
+    search = GridSearchCV(ViTClassifier(bundle), {"layer": [0, None], "penalty": [1.0, 1e5]}, cv=2).fit(pixels, names)
+    assert search.best_params_["penalty"] == 1.0
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict_proba(pixels[:64]), search.predict_proba(pixels[:64]))
+    assert ViTFeatures(bundle).fit(rows).get_feature_names_out()[:2].tolist() == ["vitfeatures0", "vitfeatures1"]
+
+
+def test_a_trained_model_is_a_bundle(digits, tmp_path):
+    pixels, paths, _, names = digits
+    settings = ("model.depth=1", "augment.flip=none")
+    for form in (pixels, paths):
+        classifier = ViTClassifier(model="ViT-Pico/2", epochs=1, settings=settings).fit(form, names)
+        assert classifier.bundle_.labels == tuple(sorted(set(names)))
+        # The same object with a bundle is a probe, and without one no longer.
+        probing = classifier.set_params(bundle=classifier.bundle_, penalty=1.0).fit(form, names).predict_proba(form)
+        assert np.abs(classifier.set_params(bundle=None).fit(form, names).predict_proba(form) - probing).max() > 0.01
+        vitrail.save(classifier.bundle_, tmp_path / "bundle", force=True)
+        answers = vitrail.Classifier(tmp_path / "bundle").predict(pixels, top_k=1)
+        assert [answer[0]["label"] for answer in answers] == classifier.predict(form).tolist()
+    again = ViTClassifier(model="ViT-Pico/2", epochs=1, settings=settings).fit(paths, names)
+    np.testing.assert_array_equal(again.predict_proba(paths), classifier.predict_proba(paths))
+
+
+@pytest.mark.slow
+def test_training_on_scikit_learns_digits():
+    rows, labels = load_digits(return_X_y=True)
+    classifier = ViTClassifier(model="ViT-Pico/2", epochs=12, settings=("augment.flip=none", "augment.padding=1"))
+    assert classifier.fit(rows[:1400], labels[:1400]).score(rows[1400:], labels[1400:]) > 0.8
+
+
+def test_wrong_use_is_one_line(bundle, digits):
+    pixels, paths, rows, names = digits
+    fitted = ViTClassifier(bundle, penalty=1.0).fit(pixels, names)
+    _, singles = np.unique(names, return_index=True)
+    for call, message in (
+        (lambda: ViTFeatures().fit(pixels), "Bundle must be given"),
+        (lambda: ViTFeatures("nowhere").fit(pixels), "Bundle must be a folder that exists"),
+        (lambda: ViTFeatures(bundle, layer=9).fit(pixels), "Layer must be from 0 to 3"),
+        (lambda: ViTFeatures(bundle).fit(pixels / 255), "Pixels must be uint8"),
+        (lambda: fitted.predict(rows), "X must be pictures, as they were in fit"),
+        (lambda: ViTClassifier(bundle).fit(paths, names[:5]), "inconsistent numbers of samples"),
+        (lambda: ViTClassifier(bundle).fit(paths, np.linspace(0, 1, 120)), "Unknown label type"),
+        (lambda: ViTClassifier(bundle).fit(paths, None), "requires y to be passed"),
+        (lambda: ViTClassifier(bundle).fit(pixels[singles], names[singles]), "Penalty must be given where every class"),
+        (lambda: ViTClassifier(model="ViT-Pico").fit(pixels, names), "Did you mean"),
+        (lambda: ViTClassifier(epochs=1, minutes=1).fit(pixels, names), "Length must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_without_scikit_learn_one_line_says_what_to_do():
+    script = (
+        "import sys\nsys.modules['sklearn'] = None\nimport vitrail.cli\n"
+        "try:\n    import vitrail.sklearn\nexcept ImportError as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "MissingError vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra."
+        ' Run: pip install "vitrail[sklearn]".\n'
+    )
+    assert issubclass(MissingError, UsageError)
