@@ -37,8 +37,8 @@ from vitrail.training.runlog import RunLog
 
 # pixels: model, channels, batch, steps of a round, pictures
 SIZES = {
-    28: ("ViT-Micro/4", 1, 128, 20, 2560),
-    32: ("ViT-Micro/4", 3, 128, 20, 2560),
+    28: ("ViT-Micro/4", 1, 128, 60, 7680),
+    32: ("ViT-Micro/4", 3, 128, 60, 7680),
     224: ("ViT-Ti/16", 3, 16, 20, 320),
 }
 SMOOTHING, RATE, DECAY, AVERAGE = 0.1, 1e-3, 0.05, 0.999
