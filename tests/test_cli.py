@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.cli import COMMANDS
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.zoo import MODELS
 from vitrail.training.checkpoint import load_newest
@@ -102,7 +103,7 @@ def test_info_of_a_bundle_and_a_name_that_is_also_a_path(tmp_path):
 
 
 WRONG = [
-    (["bogus"], 2, "Command must be one of models, info, doctor, train, evaluate, predict, demo, got 'bogus'."),
+    (["bogus"], 2, f"Command must be one of {', '.join(COMMANDS)}, got 'bogus'."),
     (["model"], 2, "Did you mean 'models'?"),
     (["info"], 2, "vitrail info needs MODEL|BUNDLE"),
     (["info", "ViT-B/16", "--bogus"], 2, "Unrecognized options: --bogus"),

@@ -1,19 +1,18 @@
 """The command line. Data goes to stdout, words about it to stderr; heavy imports wait until a command needs them."""
 
 import contextlib
+import dataclasses
 import functools
 import io
-import json
 import os
 import re
 import shlex
 import signal
 import sys
 import traceback
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import tyro
 from tyro.conf import arg
@@ -21,8 +20,12 @@ from tyro.conf import arg
 from vitrail import __version__
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
+from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
+from vitrail.console import cell, prediction_table, print_conversion, print_json, print_scores, print_table, printable
 from vitrail.errors import UsageError, VitrailError, did_you_mean
+
+if TYPE_CHECKING:
+    from vitrail.configs.recipe import Recipe
 
 DESCRIPTION = """The Vision Transformer, whole: define it, train it, look inside it, ship it.
 
@@ -34,7 +37,7 @@ Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 BundlePath = Annotated[
     str,
     tyro.conf.Positional,
-    arg(metavar="BUNDLE", help="A folder that train or save wrote, or fashion, the embedded one."),
+    arg(metavar="BUNDLE", help="A folder that train, finetune, convert or save wrote, or fashion, the embedded one."),
 ]
 Data = Annotated[
     str,
@@ -47,14 +50,73 @@ Data = Annotated[
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How long, where and how to train; the same flags for all runs."""
+
+    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training picture.")] = None
+    steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None
+    minutes: Annotated[float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")] = (
+        None
+    )
+    seed: Annotated[int, arg(metavar="S", help="Same seed, machine and threads: same weights.")] = 0
+    set: Annotated[
+        tuple[str, ...],
+        arg(metavar="KEY=VALUE", help="Any setting of the recipe: batch=64 augment.mixup=0.2 model.dropout=0.1 ..."),
+    ] = ()
+    resume: Annotated[
+        Literal["auto"] | None, arg(help="Go on from the newest whole checkpoint of RUN, or begin if there is none.")
+    ] = None
+    force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2
+    threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None
+    device: Annotated[str, arg(metavar="D", help="cpu, cuda, ...; auto takes a GPU if there is one.")] = "auto"
+    amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False
+    compile: Annotated[bool, arg(help="Compile the model first.")] = False
+    cache: Annotated[
+        Path | None, arg(metavar="DIR", help="Keep decoded pictures there: later epochs need no JPEG work.")
+    ] = None
+    cache_gigabytes: Annotated[float, arg(metavar="N", help="How large the cache may grow.")] = 10.0
+    checkpoint_seconds: Annotated[
+        float, arg(metavar="N", help="A checkpoint after so many seconds, or at an epoch's end if that comes first.")
+    ] = 30.0
+    keep: Annotated[int, arg(metavar="N", help="Checkpoints that stay, besides the best.")] = 2
+
+    def change(self, recipe: "Recipe") -> "Recipe":
+        """The recipe with what the flags change of it."""
+        from vitrail.configs.recipe import change_recipe
+
+        return change_recipe(recipe, self.set).with_length(epochs=self.epochs, steps=self.steps, minutes=self.minutes)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments that every kind of run takes."""
+        from vitrail.training.loop import Options
+
+        names = [field.name for field in dataclasses.fields(Options)]
+        options = {name: getattr(self, name) for name in names}
+        options["cache"] = None if self.cache is None else str(self.cache)
+        command = shlex.join(["vitrail", *sys.argv[1:]])
+        return {
+            "options": Options(**options),
+            "resumes": self.resume == "auto",
+            "force": self.force,
+            "command": command,
+        }
+
+
+Flags = Annotated[Running, arg(name="")]
+AS_USUAL = Running()
+
+
 def models(*, json: Json = False) -> None:
     """List every model by its name, with parameters, multiply-accumulates and shapes."""
     rows = [config.info() for config in zoo.MODELS.values()]
     if json:
-        return _print_json(rows)
+        return print_json(rows)
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
     keys = [header.lower() for header in headers]
-    return _print_table(headers, [[_cell(key, row[key]) for key in keys] for row in rows])
+    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows])
 
 
 def info(
@@ -79,8 +141,8 @@ def info(
     }  # fmt: skip
     row = config.replace(**{key: value for key, value in changes.items() if value is not None}).info()
     if json:
-        return _print_json(row)
-    return _print_table(None, [[key, _cell(key, value)] for key, value in row.items()])
+        return print_json(row)
+    return print_table(None, [[key, cell(value)] for key, value in row.items()])
 
 
 def doctor(
@@ -98,15 +160,15 @@ def doctor(
     dataset = open_data(data)
     findings = examine(dataset)
     if json:
-        _print_json({"findings": [finding.to_json() for finding in findings]})
+        print_json({"findings": [finding.to_json() for finding in findings]})
     else:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
-        _print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
+        print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
         for finding in findings:
             files = [os.path.relpath(file, dataset.root) if dataset.root else file for file in finding.files]
             rest = [f"... and {len(files) - 10:,} more (all with --json)"] if len(files) > 10 else []
             lines = [f"{finding.severity}  {finding.kind}: {finding.message}", *files[:10], *rest]
-            sys.stdout.write("\n" + "\n    ".join(_printable(line) for line in lines) + "\n")
+            sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
         if not findings:
             sys.stdout.write("\nnothing to complain about\n")
     if any(finding.severity == "error" for finding in findings):
@@ -119,59 +181,57 @@ def train(
     model: Annotated[str, arg(metavar="NAME", help="A name of `vitrail models`.")],
     output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
     recipe: Annotated[str, arg(metavar="R", help="A recipe of the package, or a .toml file.")] = "small",
-    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training picture.")] = None,
-    steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None,
-    minutes: Annotated[
-        float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")
-    ] = None,
-    seed: Annotated[int, arg(metavar="S", help="Same seed, machine and threads: same weights.")] = 0,
     objective: Annotated[
         Literal["classify", "masked", "next-pixel"] | None,
         arg(help="Classes; the paper's masked patches (ViT); the next pixel (iGPT)."),
     ] = None,
-    set: Annotated[
-        tuple[str, ...],
-        arg(metavar="KEY=VALUE", help="Any setting of the recipe: batch=64 augment.mixup=0.2 model.dropout=0.1 ..."),
-    ] = (),
-    resume: Annotated[
-        Literal["auto"] | None, arg(help="Go on from the newest whole checkpoint of RUN, or begin if there is none.")
-    ] = None,
-    force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False,
-    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
-    threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None,
-    device: Annotated[str, arg(metavar="D", help="cpu, cuda, ...; auto takes a GPU if there is one.")] = "auto",
-    amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False,
-    compile: Annotated[bool, arg(help="Compile the model first.")] = False,
-    cache: Annotated[
-        Path | None, arg(metavar="DIR", help="Keep decoded pictures there: later epochs need no JPEG work.")
-    ] = None,
-    cache_gigabytes: Annotated[float, arg(metavar="N", help="How large the cache may grow.")] = 10.0,
-    checkpoint_seconds: Annotated[
-        float, arg(metavar="N", help="A checkpoint after so many seconds, or at an epoch's end if that comes first.")
-    ] = 30.0,
-    keep: Annotated[int, arg(metavar="N", help="Checkpoints that stay, besides the best.")] = 2,
+    running: Flags = AS_USUAL,
 ) -> None:
     """Train a model on your pictures. Kill it whenever you like: --resume auto ends with the same bits.
 
     Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
     """
-    from vitrail.configs.recipe import change_recipe, find_recipe
-    from vitrail.training.loop import Options
+    from vitrail.configs.recipe import find_recipe
     from vitrail.training.run import train as run
 
-    chosen = change_recipe(find_recipe(recipe), set)
+    chosen = find_recipe(recipe)
     if objective is not None:
         chosen = chosen.replace(objective=objective)
-    options = Options(
-        seed=seed, workers=workers, threads=threads, device=device, amp=amp, compile=compile,
-        cache=None if cache is None else str(cache), cache_gigabytes=cache_gigabytes,
-        checkpoint_seconds=checkpoint_seconds, keep=keep,
-    )  # fmt: skip
     zoo.find(model)
-    run(
-        data, model, output, chosen.with_length(epochs=epochs, steps=steps, minutes=minutes), options,
-        resumes=resume == "auto", force=force, command=shlex.join(["vitrail", *sys.argv[1:]]),
-    )  # fmt: skip
+    run(data, model, output, running.change(chosen), **running.settings)
+
+
+def finetune(
+    bundle: BundlePath,
+    data: Data,
+    *,
+    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
+    resolution: Annotated[
+        str | None, arg(metavar="R", help="Input size, usually higher: 384, or 224x384. Positions are interpolated.")
+    ] = None,
+    recipe: Annotated[
+        str,
+        arg(
+            metavar="R",
+            help="auto: the head by least squares on the frozen model's features, then everything, if the time allows"
+            " (--minutes, 5). frozen: that head alone. paper-finetune: the paper's way. Any other, or a .toml file.",
+        ),
+    ] = "auto",
+    running: Flags = AS_USUAL,
+) -> None:
+    """Teach a bundle the classes of your pictures, perhaps at a higher resolution. What is changed of it is said.
+
+    Classes that are the bundle's own keep its head. Kill it whenever you like: --resume auto goes on.
+    """
+    from vitrail.configs.recipe import find_recipe, recipe_names
+    from vitrail.training.finetune import finetune as run
+
+    chosen = find_recipe(recipe)
+    if recipe in recipe_names():  # they are for first weights; what happens to pixels is here the bundle's affair
+        chosen = chosen.replace(preprocess={})
+    chosen = running.change(chosen)
+    size = None if resolution is None else _parse_resolution(resolution)
+    run(bundle, data, output, chosen, resolution=size, **running.settings)
 
 
 def evaluate(
@@ -226,47 +286,7 @@ def evaluate(
         bundle, data, split, protocol=protocol, workers=workers, layer=layer, neighbours=neighbours,
         temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache,
     )  # fmt: skip
-    return _print_json(scores) if json else _print_scores(scores)
-
-
-def _print_scores(scores: dict[str, Any]) -> None:
-    """What people want of a protocol's scores, the worst classes first."""
-    matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
-    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} pictures{matched})"]]
-    if "features" in scores:
-        place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
-        again = "; remembered" if scores["cached"] else ""
-        rows.append(
-            ["learned from", f"{scores['train_count']:,} pictures, {scores['features']} features ({place}{again})"]
-        )
-    if scores.get("penalty") is not None:
-        rows.append(["penalty", f"{scores['penalty']:.3g}"])
-    low, high = scores["accuracy_interval"]
-    rows += [
-        ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
-        ["top 5", f"{scores['top5']:.2%}"],
-    ]
-    if scores["ece"] is not None:
-        rows.append(["calibration error", f"{scores['ece']:.3f}"])
-    _print_table(None, rows)
-    for note in scores.get("notes", ()):
-        sys.stderr.write(f"note: {_printable(note)}\n")
-    if "shots" in scores:
-        sys.stdout.write("\n")
-        rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
-        rows.append(
-            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
-        )
-        _print_table(("of each class", "pictures", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
-    sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
-    rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
-    _print_table(("class (worst first)", "right", "of", "accuracy"), rows)
-
-
-def _mean_cells(row: dict[str, Any]) -> list[str]:
-    interval = row["accuracy_interval"]
-    return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
+    return print_json(scores) if json else print_scores(scores)
 
 
 def predict(
@@ -311,7 +331,7 @@ def predict(
     paths = find_pictures(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
     chosen = faster(bundle, len(paths), threads or cores()) if engine == "auto" else engine
     classifier = Classifier(bundle, engine=chosen, threads=threads, jpeg=jpeg)
-    show = _print_json if json else _prediction_table(paths, classifier.labels)
+    show = print_json if json else prediction_table(paths, classifier.labels)
     found, is_damaged = [], False
     for answer in classifier.stream(paths, top_k=top_k, features=features is not None):
         if "features" in answer:
@@ -323,6 +343,48 @@ def predict(
         write_features(features, found, force=force)
     if is_damaged:
         sys.exit(1)
+
+
+def convert(
+    source: Annotated[
+        str,
+        tyro.conf.Positional,
+        arg(metavar="SRC", help="A checkpoint of Google, timm, Hugging Face, torchvision or DINO, or a bundle."),
+    ],
+    destination: Annotated[Path, tyro.conf.Positional, arg(metavar="DST", help="Folder to write.")],
+    *,
+    to: Annotated[Format, arg(help="Format to write.")] = "vitrail",
+    model: Annotated[str | None, arg(metavar="NAME", help="What SRC is, where it does not say (heads).")] = None,
+    resolution: Annotated[str | None, arg(metavar="R", help="Its input size, where positions are no square.")] = None,
+    preprocess: Annotated[
+        tuple[str, ...],
+        arg(metavar="KEY=VALUE", help="What happens to pixels, where SRC does not say: mean=0.5 std=0.5 resize=squash"),
+    ] = (),
+    labels: Annotated[
+        Path | None, arg(metavar="FILE", help="Names of the classes: a JSON list, or a name a line.")
+    ] = None,
+    pictures: Annotated[
+        str | None, arg(metavar="DIR", help="What to compare both models on, instead of embedded pictures.")
+    ] = None,
+    verify: Annotated[bool, arg(help="Compare with the library's own model, if it can be imported.")] = True,
+    force: Annotated[bool, arg(help="Overwrite DST if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Other people's weights into a bundle, or a bundle into their formats: every tensor or none, and the proof."""
+    from vitrail.data.arrays import built_in
+    from vitrail.data.sources import find_pictures
+    from vitrail.weights.convert import Told, read_labels
+    from vitrail.weights.convert import convert as run
+
+    told = Told(
+        model, None if resolution is None else _parse_resolution(resolution), preprocess,
+        None if labels is None else read_labels(labels),
+    )  # fmt: skip
+    shown = built_in("fashion-40").splits["test"].pictures if pictures is None else find_pictures([pictures])
+    report = run(source, destination, to, told=told, verifies=verify, pictures=list(shown), force=force)
+    for note in report["notes"]:
+        sys.stderr.write(f"note: {printable(note)}\n")
+    return print_json(report) if json else print_conversion(report)
 
 
 def demo(
@@ -341,7 +403,7 @@ def demo(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "models": models, "info": info, "doctor": doctor, "train": train,
-    "evaluate": evaluate, "predict": predict, "demo": demo,
+    "finetune": finetune, "evaluate": evaluate, "predict": predict, "convert": convert, "demo": demo,
 }  # fmt: skip
 
 
@@ -449,61 +511,6 @@ def _parse_resolution(text: str) -> tuple[int, int]:
     return int(sides[1]), int(sides[2] or sides[1])
 
 
-def _print_json(document: object) -> None:
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
-
-
-def _print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*(headers or ()), box=None, pad_edge=False, show_header=headers is not None)
-    for row in rows:
-        table.add_row(*map(Text, row))  # names are text, not markup
-    # Piped output has no width of its own: never cut it.
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    with console.capture() as captured:
-        console.print(table)
-    sys.stdout.write(captured.get())
-
-
-def _prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
-    """A function that prints a line of the table. Widths are known before the first answer is."""
-    first = max(_columns(_printable(path)) for path in paths)
-    second = min(max(map(_columns, labels)), 40) + len(" 0.123")
-
-    def show(answer: dict[str, Any]) -> None:
-        words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
-        file, best, rest = map(_printable, (answer["file"], *cells))
-        gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
-        sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")
-
-    return show
-
-
-def _columns(text: str) -> int:
-    """How wide a text is on a terminal."""
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
-
-
-def _printable(text: str) -> str:
-    """Names of files may hold line breaks and worse."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
-def _cell(key: str, value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case [height, width]:
-            return f"{height}x{width}"
-        case int():
-            return f"{value:,}"
-    return str(value)
-
-
 def _leave(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"vitrail: {message}\n")
+    sys.stderr.write(f"vitrail: {printable(message)}\n")
     sys.exit(code)

@@ -3,6 +3,7 @@
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.zoo import FAMILIES
@@ -14,6 +15,9 @@ FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "
 
 EMBEDDED = ("fashion",)
 """Bundles that ship with the package, by name."""
+
+Format = Literal["vitrail", "google", "timm", "huggingface", "torchvision"]
+"""What `convert` writes: ours, and other libraries'."""
 
 
 def check_folder(bundle: str | Path) -> Path:

@@ -1,7 +1,7 @@
 """MLP-Mixer in numbers (arXiv 2105.01601)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from vitrail.configs.patches import PatchedConfig
 from vitrail.settings import check_number, check_whole
@@ -21,6 +21,8 @@ class MixerConfig(PatchedConfig):
     """Hidden width D_C of the MLP over features."""
     norm_epsilon: float = 1e-6
     """Added to the variance in LayerNorm."""
+    activation: Literal["gelu", "gelu-tanh"] = "gelu"
+    """Non-linearity between the two layers of each MLP: exact GELU, or the tanh form of Google's code."""
     dropout: float = 0.0
     """Probability of zeroing a feature after each MLP layer, in training."""
     drop_path: float = 0.0
@@ -28,6 +30,7 @@ class MixerConfig(PatchedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_choices(("activation",))
         check_whole("width", self.width, low=1, high=65_536)
         check_whole("depth", self.depth, low=1, high=1000)
         check_whole("token_mlp", self.token_mlp, low=1, high=1_048_576)

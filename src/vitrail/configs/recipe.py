@@ -68,6 +68,11 @@ class Recipe(Settings):
     """Factor of the learning rate from each block to the one before it."""
     freeze: bool = False
     """Train the head alone."""
+    head: Literal["zero", "probe"] = "zero"
+    """In fine-tuning, a head for new classes begins at zero, or with what least squares makes of the frozen model's
+    features; after that, no step at all may be enough."""
+    least_steps: int = 0
+    """If fewer steps than these fit into the minutes, a head by least squares stays alone: no step is made."""
     activation_checkpointing: bool = False
     """Compute each block again in the backward pass instead of remembering it: less memory, more time."""
     holdout: float = 0.1
@@ -86,17 +91,19 @@ class Recipe(Settings):
     """Settings of the model that differ from its name's."""
 
     def __post_init__(self) -> None:
-        self._check_choices(("objective", "optimiser", "schedule", "loss", "on_damage", "on_nonfinite"))
+        self._check_choices(("objective", "optimiser", "schedule", "loss", "head", "on_damage", "on_nonfinite"))
         self._check_flags(("freeze", "activation_checkpointing"))
         if not isinstance(self.augment, Augment):
             object.__setattr__(self, "augment", Augment.from_json(self.augment))
-        for name in ("epochs", "steps"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), low=1, high=10**9)
+        if self.epochs is not None:
+            check_whole("epochs", self.epochs, low=1, high=10**9)
+        if self.steps is not None:
+            check_whole("steps", self.steps, low=0 if self.head == "probe" else 1, high=10**9)
         if self.minutes is not None:
             check_number("minutes", self.minutes, low=0.01, below=10**6)
         check_whole("batch", self.batch, low=1, high=1_000_000)
         check_whole("accumulate", self.accumulate, low=1, high=100_000)
+        check_whole("least_steps", self.least_steps, low=0, high=10**9)
         check_whole("evaluate_every", self.evaluate_every, low=1, high=10**6)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise UsageError(f"Betas must be two numbers, got {self.betas!r}.")

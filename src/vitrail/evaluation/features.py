@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import PIL
@@ -38,22 +38,30 @@ def extract(
     layer: int | None = None,
     batch: int = 64,
     workers: int = 2,
+    on_damage: Literal["error", "skip"] = "error",
+    damaged: dict[str, str] | None = None,
 ) -> np.ndarray:
-    """Features (n, d) of every picture of a split, in their order, as 32-bit reals. Any family, any layer."""
+    """Features (n, d) of every picture of a split, in their order, as 32-bit reals. Any family, any layer. Those of a
+    damaged picture, if it is to be skipped, are not numbers, and `damaged` gets its name and the reason."""
     if layer is not None:
         layer = count_layer(layer, model.config.depth)
     weight = next(model.parameters())
-    found = []
-    for part in Loader(split, preprocess, batch=batch, shuffle=False, workers=workers).epoch():
+    found, is_whole = [], []
+    loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
+    for part in loader.epoch():
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
         seen = look(model, images, [] if layer is None else [layer], attention=False)
         output = seen.steps["pooled"] if layer is None else _pool(seen.steps[f"blocks.{layer}"], model)
         if output.ndim == 3:  # a model that predicts pixels reads every one of them
             output = output.mean(dim=1)
         found.append(output.float().cpu().numpy())
-    features = np.concatenate(found)
-    if not np.isfinite(features).all():
+        is_whole.append(part.weights.numpy() > 0)
+    features, known = np.concatenate(found), np.concatenate(is_whole)
+    if not np.isfinite(features[known]).all():
         raise VitrailError(f"Features of {split.name} must be finite numbers, got others. Did training diverge?")
+    features[~known] = np.nan
+    if damaged is not None:
+        damaged |= loader.damaged
     return features
 
 

@@ -20,6 +20,7 @@ SHOTS = (1, 5, 10, 25)
 LOGISTIC_PENALTIES = 10.0 ** np.arange(5, -3, -1)
 RIDGE_PENALTIES = 10.0 ** np.linspace(-6, 4, 31)  # times the mean eigenvalue of the Gram matrix
 
+_SCALES = 10.0 ** np.linspace(-1, 2, 61)  # of least-squares scores that become logits
 _HELD_OUT = 0.2  # of the training pictures, to choose the logistic regression's penalty by
 _ROWS = 256  # pictures whose neighbours are looked for at a time
 _TURNS = 1000  # L-BFGS ends after so many iterations at the latest
@@ -198,6 +199,22 @@ def ridge(
     system = Ridge(features, np.where(np.asarray(labels)[:, None] == np.arange(classes), 1.0, -1.0))
     penalty = system.choose() if penalty is None else penalty
     return system.solve(penalty), penalty
+
+
+def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tuple[Linear, np.ndarray]:
+    """The few-shot classifier as a head for cross-entropy, and its scores (n, K) of each picture when it is left out.
+
+    Least squares says 1 or -1, not how sure it is. All scores are multiplied by the one number that makes the
+    cross-entropy of the scores left out smallest; which class is the highest stays the same.
+    """
+    targets = np.where(np.asarray(labels)[:, None] == np.arange(classes), 1.0, -1.0)
+    system = Ridge(features, targets)
+    penalty = system.choose()
+    scores = torch.from_numpy(targets - system.left_out(penalty))
+    truth = torch.from_numpy(np.asarray(labels, np.int64))
+    scale = min(_SCALES, key=lambda scale: float(torch.nn.functional.cross_entropy(scores * scale, truth)))
+    found = system.solve(penalty)
+    return Linear(found.weight * scale, found.bias * scale), scores.numpy() * scale
 
 
 def draw_shots(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:

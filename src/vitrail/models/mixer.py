@@ -25,9 +25,9 @@ class MixerBlock(nn.Module):
         c = config
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(c.width, eps=c.norm_epsilon)
-        self.mlp_tokens = MLP(width=c.patches, hidden=c.token_mlp, activation="gelu", dropout=c.dropout)
+        self.mlp_tokens = MLP(width=c.patches, hidden=c.token_mlp, activation=c.activation, dropout=c.dropout)
         self.norm2 = nn.LayerNorm(c.width, eps=c.norm_epsilon)
-        self.mlp_channels = MLP(width=c.width, hidden=c.channel_mlp, activation="gelu", dropout=c.dropout)
+        self.mlp_channels = MLP(width=c.width, hidden=c.channel_mlp, activation=c.activation, dropout=c.dropout)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)

@@ -61,6 +61,12 @@ def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
 _TOP = ("head.", "norm.", "pre_logits.", "attn_pool.", "decoder.")
 
 
+def is_row_of_blocks(names: Iterable[str]) -> bool:
+    """Whether these parameters are of a model whose layers have an order, block after block."""
+    names = list(names)
+    return any("blocks.0." in name for name in names) and not any("stages." in name for name in names)
+
+
 def _layer_shares(model: nn.Module, decay: float) -> dict[str, float]:
     """Each parameter's share of the learning rate: 1 for the head, `decay` less for each block below it."""
     names = [name for name, _ in model.named_parameters()]
@@ -69,7 +75,7 @@ def _layer_shares(model: nn.Module, decay: float) -> dict[str, float]:
     # An objective calls what it trains `model.`.
     layers = {name: re.match(r"blocks\.(\d+)\.", name.removeprefix("model.")) for name in names}
     depth = max((int(found[1]) + 1 for found in layers.values() if found), default=0)
-    if not depth or any("stages." in name for name in names):
+    if not is_row_of_blocks(names):
         raise UsageError("Layer decay must be 1 for models without a row of blocks.")
     shares = {}
     for name, found in layers.items():

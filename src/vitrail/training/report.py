@@ -34,11 +34,8 @@ def write_report(
     events = read_events(output / "metrics.jsonl")
     config = bundle.model.config
     provenance = bundle.provenance
-    sections = [
-        _summary(bundle, scores, events),
-        f'<div class="panes">{_curves(events, provenance["objective"])}</div>',
-        pictures,
-    ]
+    curves = _curves(events, provenance["objective"]) if provenance["steps"] else ""
+    sections = [_summary(bundle, scores, events), f'<div class="panes">{curves}</div>', pictures]
     if scores is not None and answers is not None and split is not None:
         names = bundle.labels or ()
         sections += [
@@ -83,6 +80,10 @@ def _summary(bundle: Bundle, scores: dict[str, Any] | None, events: list[dict[st
             ("calibration error", f"{scores['ece']:.3f}"),
         ]
     pairs += [("steps", f"{provenance['steps']:,}"), ("epochs", f"{provenance['epochs']:g}")]
+    for event in events:
+        if event["event"] == "probe":
+            words = f"{event['accuracy']:.1%} of {event['count']:,} training pictures, each left out in turn"
+            pairs.append(("before training: least squares on frozen features", words))
     resumed = [event for event in events if event["event"] == "resume"]
     is_exact = all(event.get("exact") for event in resumed)
     how = "with the same bits" if is_exact else "once under other circumstances (see metrics.jsonl): other last bits"

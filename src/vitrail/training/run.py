@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,7 +35,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.igpt import IGPT
 from vitrail.storage import MANIFEST, check_output
-from vitrail.training.checkpoint import Checkpoint
+from vitrail.training.checkpoint import Checkpoint, steps_of
 from vitrail.training.loop import Options, Stop, Trainer, resume
 from vitrail.training.objectives import model_settings
 from vitrail.training.palette import make_palette
@@ -55,6 +55,26 @@ class Start:
 
     model: AnyModel
     preprocess: Preprocess
+    source: str = ""
+    """What tells apart where the weights come from: a run goes on only from the same."""
+    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the bundle should remember of it."""
+    notes: tuple[str, ...] = ()
+    """What people should know of it."""
+    probe: dict[str, Any] | None = None
+    """What its head is worth already, if it was learned in closed form."""
+    damaged: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Pictures that could not be read on the way."""
+
+
+class Given(NamedTuple):
+    """What a start is made from."""
+
+    dataset: Dataset
+    training: Split
+    ranks: Ranks
+    is_new: bool
+    """Whether the start matters: a run that goes on has its weights in a checkpoint."""
 
 
 def train(
@@ -69,16 +89,18 @@ def train(
     command: str = "",
 ) -> None:
     """`vitrail train`: a model by its name, from its first weights."""
+    if recipe.head == "probe":
+        raise UsageError("Head must be zero where a model begins with its first weights, got probe. See finetune.")
 
-    def start(dataset: Dataset, training: Split) -> Start:
-        config = resolve_model(zoo.find(model), dataset, recipe)
-        preprocess = make_preprocess(config, training, recipe)
+    def start(given: Given) -> Start:
+        config = resolve_model(zoo.find(model), given.dataset, recipe)
+        preprocess = make_preprocess(config, given.training, recipe)
         torch.manual_seed(options.seed)
         made = build(config)
         if recipe.head_bias and made.head.bias is not None:
             torch.nn.init.constant_(made.head.bias, recipe.head_bias)
         if isinstance(made, IGPT):
-            made.palette.copy_(make_palette(training, preprocess, made.config.palette, options.seed))
+            made.palette.copy_(make_palette(given.training, preprocess, made.config.palette, options.seed))
         return Start(made, preprocess)
 
     run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
@@ -89,7 +111,7 @@ def run(
     output: Path,
     recipe: Recipe,
     options: Options,
-    start: Callable[[Dataset, Split], Start],
+    start: Callable[[Given], Start],
     *,
     resumes: bool,
     force: bool,
@@ -103,11 +125,14 @@ def run(
         training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed)
         if options.threads:
             torch.set_num_threads(options.threads)
-        begin = start(dataset, training)
+        ranks.first_does(lambda: _check_claim(output, resumes=resumes, force=force))
+        goes_on = ranks.first_does(lambda: resumes and bool(steps_of(output / "checkpoints")))
+        begin = start(Given(dataset, training, ranks, is_new=not goes_on))
         cache = None
         if options.cache:
             cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
         trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
+        trainer.loader.damaged |= begin.damaged
         settings = _config(data, begin, recipe, options, command)
         is_new = ranks.first_does(lambda: _claim(output, settings, resumes=resumes, force=force))
         agreed = {
@@ -116,33 +141,38 @@ def run(
             "preprocess": begin.preprocess.to_json(),
             "recipe": recipe.to_json(),
             "data": dataset.fingerprint(),
+            "source": begin.source,
         }
         checkpoint, notes = (None, []) if is_new else resume(trainer, output, agreed)
         changed = []
         if checkpoint is not None:
+            begin = dataclasses.replace(begin, origin=checkpoint.state["origin"])
             changed = _changes(checkpoint, options, ranks)
         else:
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
                 ranks.first_does(lambda: _write_config(output, settings))
-            trainer.total = _length(trainer, recipe, began)
-        state = {**agreed, **_circumstances(options, ranks)}
+            trainer.total, note = _length(trainer, begin, began)
+            notes += [note] if note else []
+        state = {**agreed, **_circumstances(options, ranks), "origin": begin.origin}
         log = stack.enter_context(RunLog(output, trainer.total, speaks=ranks.is_first))
         with Stop().watching() as stop:
-            for note in (*notes, *changed):
+            for note in (*begin.notes, *notes, *changed):
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changed)
                 log.say(f"going on after step {trainer.step} of {trainer.total}")
             else:
                 log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
+                if begin.probe is not None:
+                    log.write("probe", step=0, **begin.probe)
                 _introduce(log, begin, dataset, training, held_out, trainer)
             trainer.run(output, log, state, stop)
-        _finish(output, dataset, trainer, log, data=data, fingerprint=agreed["data"], command=command)
+        _finish(output, dataset, trainer, begin, log, data=data, fingerprint=agreed["data"], command=command)
 
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
     """A named model for this data: channels and classes, and for small presets the resolution, come from DATA."""
-    changes: dict[str, Any] = {"classes": len(dataset.labels), "channels": _channels(dataset.first)}
+    changes: dict[str, Any] = {"classes": len(dataset.labels), "channels": channels_of(dataset.first)}
     pixels = dataset.first.in_memory
     if pixels is not None and max(config.resolution) <= _SMALL and config.family != "igpt":
         changes["resolution"] = pixels.shape[1:3]
@@ -182,7 +212,7 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
     return preprocess
 
 
-def _channels(split: Split) -> int:
+def channels_of(split: Split) -> int:
     """Channels of pictures in memory; of files, 1 if the first ones are all grey."""
     if (pixels := split.in_memory) is not None:
         return pixels.shape[3]
@@ -193,13 +223,21 @@ def _channels(split: Split) -> int:
     return 1 if modes and all(mode in ("1", "L", "I", "F") or mode.startswith("I;16") for mode in modes) else 3
 
 
-def _length(trainer: Trainer, recipe: Recipe, began: float) -> int:
+def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | None]:
+    """Steps of a run, and a word if it is not worth any."""
+    recipe = trainer.recipe
     if recipe.steps is not None:
-        return recipe.steps
+        return recipe.steps, None
     if recipe.epochs is not None:
-        return recipe.epochs * trainer.loader.steps
+        return recipe.epochs * trainer.loader.steps, None
     minutes = recipe.minutes or 0.0
-    return int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
+    steps = int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
+    if begin.probe is None or steps >= recipe.least_steps:
+        return steps, None
+    return 0, (
+        f"{steps} steps would fit into {minutes:g} minutes; below {recipe.least_steps}, the head by least squares is"
+        " kept as it is (more --minutes, or a lower --resolution, change that)"
+    )
 
 
 def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
@@ -222,22 +260,26 @@ def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str
     ]
 
 
-def _claim(output: Path, settings: str, *, resumes: bool, force: bool) -> bool:
-    """Make the run's folder with its config.toml, before any work is done. Returns whether the run is new."""
-    exists = os.path.lexists(output)
+def _check_claim(output: Path, *, resumes: bool, force: bool) -> None:
+    """Refuse an output that may not be written, before any work is done for it."""
     is_run = _is_run(output)
-    if exists and resumes and is_run:
-        check_output(output, force=True)
-        return False
-    if exists and any(output.iterdir() if output.is_dir() else [output]):
+    is_taken = os.path.lexists(output) and any(output.iterdir() if output.is_dir() else [output])
+    if is_taken and not (resumes and is_run):
         if force and not is_run:
             raise UsageError(
                 f"Output to be overwritten must be a run of vitrail, got {str(output)!r}. Move it away yourself."
             )
         check_output(output, force=force)
-        for path in (*output.glob("events.out.tfevents.*"), *(output / name for name in _LEFT)):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     check_output(output, force=True)
+
+
+def _claim(output: Path, settings: str, *, resumes: bool, force: bool) -> bool:
+    """Make the run's folder with its config.toml. Returns whether the run is new."""
+    _check_claim(output, resumes=resumes, force=force)
+    if resumes and _is_run(output):
+        return False
+    for path in (*output.glob("events.out.tfevents.*"), *(output / name for name in _LEFT)):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     _write_config(output, settings)
     return True
 
@@ -285,6 +327,13 @@ def _config(data: str, begin: Start, recipe: Recipe, options: Options, command: 
     return f"{_MARK} {words}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"
 
 
+def _which_weights(trainer: Trainer, begin: Start) -> str:
+    if not trainer.total:
+        return "as they began" if begin.probe is None else "as they began, with a head by least squares"
+    average = trainer.recipe.average
+    return f"running average, decay {average}" if average else "last"
+
+
 def _introduce(
     log: RunLog, begin: Start, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
 ) -> None:
@@ -293,11 +342,12 @@ def _introduce(
     watched = f", {len(held_out):,} held out" if held_out is not None else ""
     epochs = trainer.total / trainer.loader.steps
     log.say(
-        f"{config.name}: {config.parameters:,} parameters, {height} x {width} px, {config.channels} channel(s);"
+        f"{config.name or config.family}: {config.parameters:,} parameters, {height} x {width} px,"
+        f" {config.channels} channel(s);"
         f" {len(training):,} pictures of {len(dataset.labels):,} classes{watched};"
         f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
     )
-    if trainer.total <= trainer.recipe.warmup:
+    if 0 < trainer.total <= trainer.recipe.warmup:
         log.say(f"note: the warm-up of {trainer.recipe.warmup:g} steps is longer than the run of {trainer.total}")
 
 
@@ -305,6 +355,7 @@ def _finish(
     output: Path,
     dataset: Dataset,
     trainer: Trainer,
+    begin: Start,
     log: RunLog,
     *,
     data: str,
@@ -332,7 +383,7 @@ def _finish(
         "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,
-        "weights": f"running average, decay {recipe.average}" if recipe.average else "last",
+        "weights": _which_weights(trainer, begin),
         "steps": trainer.step,
         "epochs": round(trainer.step / trainer.loader.steps, 3),
         "seed": trainer.options.seed,
@@ -342,6 +393,7 @@ def _finish(
         "torch": str(torch.__version__),
         "seconds": round(seconds, 1),
         "command": command,
+        **begin.origin,
     }
     if scores is not None and split is not None:
         provenance["scores"] = {"split": split.name, **brief}

@@ -1,0 +1,127 @@
+"""What commands print: one JSON document, or tables for people. Data goes to stdout, words about it to stderr."""
+
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def print_json(document: object) -> None:
+    """One document, in one line."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
+    """Rows of text; on a terminal they are broken to fit, in a pipe they are not."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*(headers or ()), box=None, pad_edge=False, show_header=headers is not None)
+    for row in rows:
+        table.add_row(*map(Text, row))  # names are text, not markup
+    # Piped output has no width of its own: never cut it.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write(captured.get())
+
+
+def print_scores(scores: dict[str, Any]) -> None:
+    """What people want of a protocol's scores, the worst classes first."""
+    matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
+    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} pictures{matched})"]]
+    if "features" in scores:
+        place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
+        again = "; remembered" if scores["cached"] else ""
+        rows.append(
+            ["learned from", f"{scores['train_count']:,} pictures, {scores['features']} features ({place}{again})"]
+        )
+    if scores.get("penalty") is not None:
+        rows.append(["penalty", f"{scores['penalty']:.3g}"])
+    low, high = scores["accuracy_interval"]
+    rows += [
+        ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
+        ["top 5", f"{scores['top5']:.2%}"],
+    ]
+    if scores["ece"] is not None:
+        rows.append(["calibration error", f"{scores['ece']:.3f}"])
+    print_table(None, rows)
+    for note in scores.get("notes", ()):
+        sys.stderr.write(f"note: {printable(note)}\n")
+    if "shots" in scores:
+        sys.stdout.write("\n")
+        rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
+        rows.append(
+            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
+        )
+        print_table(("of each class", "pictures", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
+    sys.stdout.write("\n")
+    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
+    rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
+    print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+
+
+def _mean_cells(row: dict[str, Any]) -> list[str]:
+    interval = row["accuracy_interval"]
+    return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
+
+
+def print_conversion(report: dict[str, Any]) -> None:
+    """What was converted, and the proofs."""
+    rows = [
+        ["model", f"{report['model']}, {report['parameters']:,} parameters"],
+        ["from", f"{report['from']}, {report['tensors']} tensors, each in its place"],
+        *([["left out", ", ".join(report["left_out"])]] if report["left_out"] else []),
+        ["to", f"{report['to']}, {report['destination']}"],
+        *(["proof", _spoken_proof(proof)] for proof in report["proofs"]),
+    ]
+    print_table(None, [[name, printable(value)] for name, value in rows])
+
+
+def _spoken_proof(proof: dict[str, Any]) -> str:
+    if "not_verified" in proof:
+        return f"not verified with {proof['library']}: {proof['not_verified']}"
+    same = f", equal answers {proof['equal_answers']} of {proof['pictures']}" if "equal_answers" in proof else ""
+    return (
+        f"{proof['library']} on {proof['pictures']} pictures: largest difference of {proof['compared']}"
+        f" {proof['largest_difference']:.1e} (of {proof['largest_value']:.3g}){same}"
+    )
+
+
+def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
+    """A function that prints a line of the table. Widths are known before the first answer is."""
+    first = max(_columns(printable(path)) for path in paths)
+    second = min(max(map(_columns, labels)), 40) + len(" 0.123")
+
+    def show(answer: dict[str, Any]) -> None:
+        words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
+        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
+        file, best, rest = map(printable, (answer["file"], *cells))
+        gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
+        sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")
+
+    return show
+
+
+def _columns(text: str) -> int:
+    """How wide a text is on a terminal."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def printable(text: str) -> str:
+    """Names of files may hold line breaks and worse."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def cell(value: Any) -> str:
+    """A setting as people write it."""
+    match value:
+        case None:
+            return "-"
+        case [height, width]:
+            return f"{height}x{width}"
+        case int():
+            return f"{value:,}"
+    return str(value)

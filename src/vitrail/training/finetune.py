@@ -1,0 +1,255 @@
+"""`vitrail finetune`: the same loop, from a bundle instead of from first weights.
+
+The paper's way (arXiv 2010.11929, section 3.2): the head of pre-training goes, a zero one comes, and for a higher
+resolution positions are interpolated. The practical way: the new head is the least-squares solution on the frozen
+model's features, and training goes on from there (arXiv 2202.10054). Whatever is changed of a bundle is said.
+"""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.configs.bundle import check_folder
+from vitrail.configs.igpt import IGPTConfig
+from vitrail.configs.mixer import MixerConfig
+from vitrail.configs.recipe import Recipe
+from vitrail.configs.vit import ViTConfig
+from vitrail.errors import UsageError
+from vitrail.evaluation.features import extract
+from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.metrics import wilson
+from vitrail.evaluation.transfer import Linear, ridge_head
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.settings import Pair
+from vitrail.storage import MANIFEST
+from vitrail.training.loop import Options
+from vitrail.training.optimise import is_row_of_blocks
+from vitrail.training.run import Given, Start, channels_of, run
+from vitrail.weights.bundle import Bundle, load
+
+# Settings that matter in training alone: a recipe may change them in a model that exists.
+_IN_TRAINING = ("dropout", "drop_path", "token_drop")
+
+
+def finetune(
+    bundle: str | Path,
+    data: str,
+    output: Path,
+    recipe: Recipe,
+    options: Options,
+    *,
+    resolution: Pair | None = None,
+    resumes: bool = False,
+    force: bool = False,
+    command: str = "",
+) -> None:
+    """Teach the bundle at a path the classes of DATA."""
+    if recipe.objective != "classify":
+        raise UsageError(f"Fine-tuning must have the objective classify, got {recipe.objective}.")
+    if recipe.head_bias:
+        raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
+    loaded = load(bundle)
+    decays = is_row_of_blocks(loaded.model.state_dict())
+    if not decays:
+        recipe = recipe.replace(layer_decay=1.0)
+
+    def start(given: Given) -> Start:
+        channels = channels_of(given.dataset.first)
+        model, preprocess, notes = adapt(loaded, given.dataset.labels, channels, recipe, resolution)
+        if not decays:
+            notes += ("all layers learn at the same rate: this family has no row of blocks",)
+        probe, damaged = None, {}
+        if recipe.head == "probe" and given.is_new and not model.head.weight.any():
+            probe = learn_head(model, preprocess, given, recipe, damaged, workers=options.workers)
+            low, high = probe["interval"]
+            notes += (
+                f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, is right on"
+                f" {probe['accuracy']:.1%} of {probe['count']:,} training pictures, each left out in turn (95 %"
+                f" interval {low:.1%} to {high:.1%})",
+            )
+        known = _known_of(loaded)
+        manifest = hashlib.sha256((check_folder(bundle) / MANIFEST).read_bytes()).hexdigest()
+        origin = {"finetuned_from": {"bundle": str(bundle), "manifest": manifest, "changes": list(notes), **known}}
+        return Start(model, preprocess, manifest, origin, notes, probe, damaged)
+
+    run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
+
+
+def _known_of(bundle: Bundle) -> dict[str, Any]:
+    kept = ("data", "licence", "objective", "converted_from")
+    return {name: bundle.provenance[name] for name in kept if name in bundle.provenance}
+
+
+def adapt(
+    bundle: Bundle, labels: tuple[str, ...], channels: int, recipe: Recipe, resolution: Pair | None = None
+) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
+    """The bundle's model for these classes, channels and resolution, its preprocessing, and what was changed.
+
+    The resolution is the given one, else the recipe's, else the bundle's. Everything that need not change stays.
+    """
+    model, preprocess, notes = bundle.model, bundle.preprocess, []
+    settings = dict(recipe.model)
+    wanted = settings.pop("resolution", None)
+    wanted = wanted if resolution is None else resolution
+    if strange := sorted(settings.keys() - set(_IN_TRAINING)):
+        raise UsageError(
+            f"Fine-tuning must keep the model but for resolution, {', '.join(_IN_TRAINING)}, got model.{strange[0]}."
+        )
+    if wanted is not None:
+        model, note = _resize(model, wanted)
+        notes += [note] if note else []
+    if channels != model.config.channels:
+        model, preprocess, note = adapt_channels(model, preprocess, channels)
+        notes.append(note)
+    model, note = adapt_head(model, bundle, labels)
+    notes.append(note)
+    if settings:
+        model = _rebuild(model, **settings)
+    changes = {**recipe.preprocess, "resolution": model.config.resolution}
+    return model, Preprocess.from_json({**preprocess.to_json(), **changes}), tuple(notes)
+
+
+def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
+    before = model.config
+    model = model.resize(wanted)
+    if model.config.resolution == before.resolution:
+        return model, None
+    rule = ""
+    if isinstance(before, ViTConfig) and before.position in ("learned-1d", "learned-2d", "relative"):
+        rule = f", positions interpolated by the rule of {before.resize_rule}"
+    return model, f"{_spoken(before.resolution)} px became {_spoken(model.config.resolution)}{rule}"
+
+
+def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
+    """The same classes keep their rows of the head, in DATA's order. Others begin at zero, without the hidden layer."""
+    if (order := _same_classes(bundle, now)) is not None:
+        kept = _rebuild(model)
+        with torch.no_grad():
+            kept.head.weight.copy_(model.head.weight[order])
+            kept.head.bias.copy_(model.head.bias[order])
+        return kept, f"the {len(now):,} classes are the bundle's own: its head stays"
+    changes: dict[str, Any] = {"classes": len(now)}
+    words = f"a new head for {len(now):,} classes"
+    tensors = model.state_dict()
+    if getattr(model.config, "representation", "none") != "none":
+        changes["representation"] = "none"
+        words += "; the hidden layer of pre-training is dropped"
+    if isinstance(model.config, IGPTConfig) and model.config.output == "pixels":
+        # It read each pixel one place later, after a start token: what it learned of places moves along.
+        changes["output"] = "classes"
+        tensors["colour_embed.weight"] = tensors["colour_embed.weight"][:-1]
+        tensors["pos_embed"] = torch.cat([tensors["pos_embed"][:, 1:], tensors["pos_embed"][:, -1:]], dim=1)
+        words += "; the start token is dropped and places move by one"
+    fresh = _rebuild(model, tensors, drop=("head.", "pre_logits."), **changes)
+    torch.nn.init.zeros_(fresh.head.weight)
+    torch.nn.init.zeros_(fresh.head.bias)
+    return fresh, words
+
+
+def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
+    """The bundle's index of each class, if the classes are its own: by name, or by number where it has no names. (Ten
+    classes called 0 to 9 are not those of a bundle that has names for its ten.)"""
+    classes = bundle.model.config.classes
+    if bundle.provenance.get("objective", "classify") != "classify" or len(now) != classes:
+        return None
+    if bundle.labels is not None and set(bundle.labels) != set(now):
+        return None
+    try:
+        place, _ = match_labels(bundle.labels, classes, now)
+    except UsageError:
+        return None
+    return place.tolist() if len(set(place.tolist())) == classes and bool(bundle.model.head.weight.any()) else None
+
+
+def adapt_channels(model: AnyModel, preprocess: Preprocess, channels: int) -> tuple[AnyModel, Preprocess, str]:
+    """Grey pictures for a model of colours, exactly; or another number of bands, by repetition."""
+    config = model.config
+    is_patched = type(config) is ViTConfig or isinstance(config, MixerConfig)
+    name = "stem.proj" if isinstance(config, MixerConfig) else "patch_embed.proj"
+    if channels == 1 and config.channels == 3 and is_patched and getattr(config, "padding", (0, 0)) == (0, 0):
+        grey = _to_grey(model, preprocess, name)
+        half = {"mean": (0.5,), "std": (0.5,)}
+        return grey, preprocess.replace(**half), "the kernels of three colours became one that reads grey the same"
+    if channels in (1, 3) and config.channels in (1, 3):
+        return model, preprocess, f"pictures with {channels} channel(s) are read with the model's {config.channels}"
+    if not is_patched:
+        raise UsageError(f"Pictures of {channels} bands must go to a ViT or a Mixer, got family {config.family}.")
+    bands = [band % config.channels for band in range(channels)]
+    tensors = model.state_dict()
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:, bands] * (config.channels / channels)
+    mean, std = (tuple(values[band] for band in bands) for values in (preprocess.mean, preprocess.std))
+    note = f"the kernels of {config.channels} bands are repeated for {channels}, times {config.channels}/{channels}"
+    return _rebuild(model, tensors, channels=channels), preprocess.replace(mean=mean, std=std), note
+
+
+def _to_grey(model: AnyModel, preprocess: Preprocess, name: str) -> AnyModel:
+    """W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'."""
+    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (preprocess.mean, preprocess.std))
+    tensors = model.state_dict()
+    kernel, bias = tensors[f"{name}.weight"].double(), tensors[f"{name}.bias"].double()
+    tensors[f"{name}.weight"] = (0.5 * kernel / std).sum(dim=1, keepdim=True).float()
+    tensors[f"{name}.bias"] = (bias + (kernel * (0.5 - mean) / std).sum(dim=(1, 2, 3))).float()
+    return _rebuild(model, tensors, channels=1)
+
+
+def _rebuild(
+    model: AnyModel, tensors: dict[str, torch.Tensor] | None = None, *, drop: tuple[str, ...] = (), **changes: Any
+) -> AnyModel:
+    """A model with some settings changed and these tensors (its own), but for those whose names begin with `drop`."""
+    made = build(model.config.replace(**changes))
+    given = model.state_dict() if tensors is None else tensors
+    kept = {name: tensor for name, tensor in given.items() if not name.startswith(drop)}
+    made.load_state_dict({**made.state_dict(), **kept})
+    return made
+
+
+def learn_head(
+    model: AnyModel,
+    preprocess: Preprocess,
+    given: Given,
+    recipe: Recipe,
+    damaged: dict[str, str],
+    *,
+    workers: int,
+) -> dict[str, Any]:
+    """Give the model a head by least squares on its features; returns how good it is on pictures that it did not see.
+
+    Each rank computes the features of its share of the pictures; the first one solves. `damaged` gets pictures that
+    cannot be read.
+    """
+    began = time.monotonic()
+    ranks, training = given.ranks, given.training
+    model.to(ranks.device).eval()
+    shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
+    on_damage = "error" if recipe.on_damage == "error" else "skip"
+    mine = training.take(shares[ranks.rank])
+    part = None
+    if len(mine):
+        part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)
+    parts = ranks.gather(part)
+
+    def solve() -> tuple[Linear, int, int]:
+        features = np.concatenate([part for part in parts if part is not None])
+        labels = training.labels[np.concatenate(shares)]
+        known = np.isfinite(features).all(axis=1)
+        linear, left_out = ridge_head(features[known], labels[known], classes=model.config.classes)
+        return linear, int((left_out.argmax(axis=1) == labels[known]).sum()), int(known.sum())
+
+    linear, right, count = ranks.first_does(solve)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.from_numpy(linear.weight.T))
+        model.head.bias.copy_(torch.from_numpy(linear.bias))
+    return {
+        "accuracy": right / count, "interval": wilson(right, count), "count": count,
+        "seconds": round(time.monotonic() - began, 2),
+    }  # fmt: skip
+
+
+def _spoken(pair: Pair) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} x {pair[1]}"

@@ -1,0 +1,330 @@
+"""`vitrail convert`: other people's weights into a bundle, and a bundle into their formats, with the proof."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitrail.configs import zoo
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.bundle import EMBEDDED, Format
+from vitrail.configs.zoo import FAMILIES
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.images.preprocess import Picture, Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.settings import Pair
+from vitrail.storage import check_output, verify, whole_folder, write_json
+from vitrail.weights.bundle import Bundle, load, save
+from vitrail.weights.dino import Dino
+from vitrail.weights.files import read_checkpoint
+from vitrail.weights.google import Google
+from vitrail.weights.huggingface import HuggingFace
+from vitrail.weights.proof import attempt, read_by_peer, some_pictures, written_for_peer
+from vitrail.weights.timm import Timm
+from vitrail.weights.torchvision import Torchvision
+from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, distinct, join_tensors, notes_of, split_tensors
+
+VOCABULARIES: tuple[Vocabulary, ...] = (HuggingFace(), Torchvision(), Dino(), Google(), Timm())
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What the user says of a source that does not say it itself."""
+
+    model: str | None = None
+    resolution: Pair | None = None
+    preprocess: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """The model that the source is said to be."""
+        if self.model is None:
+            if self.resolution is not None:
+                raise UsageError("Resolution must go with --model.")
+            return None
+        config = zoo.find(self.model)
+        return config if self.resolution is None else config.replace(resolution=self.resolution)
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """A source that was understood: its bundle, and how it came about."""
+
+    bundle: Bundle
+    library: str
+    tensors: int
+    has_head: bool = True
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+
+
+def convert(
+    source: str,
+    destination: Path,
+    to: Format,
+    *,
+    told: Told | None = None,
+    verifies: bool = True,
+    pictures: Sequence[Picture],
+    force: bool = False,
+) -> dict[str, Any]:
+    """Read `source`, whatever it is, and write `destination`. Returns what was done, with the proof or why not.
+
+    `pictures` are what both models are compared on, or some of them where the model takes long.
+    """
+    check_output(destination, force=force)
+    if verifies and not pictures:
+        raise UsageError("Pictures to compare both models on must be some, got none.")
+    found = read_any(source, told or Told())
+    config = found.bundle.model.config
+    shown = some_pictures(config, pictures)
+    report: dict[str, Any] = {
+        "from": found.library, "to": to, "destination": str(destination),
+        "model": config.name or config.family, "parameters": config.parameters,
+        "tensors": found.tensors, "left_out": list(found.left_out), "notes": list(found.notes), "proofs": [],
+    }  # fmt: skip
+    if found.checkpoint is not None:
+        report["proofs"].append(_proof_of_source(found, shown, verifies=verifies))
+    if to == "vitrail":
+        provenance = {**found.bundle.provenance, "proofs": report["proofs"]} if report["proofs"] else {}
+        bundle = dataclasses.replace(found.bundle, provenance=provenance or found.bundle.provenance)
+        save(bundle, destination, force=force)
+        return report
+    if not found.has_head:
+        raise UsageError(f"Model must have a head to be written for {to}, got features alone. Fine-tune it first.")
+    proof, notes = _write(found.bundle, destination, to, shown, verifies=verifies, force=force)
+    report["proofs"].append(proof)
+    report["notes"] += notes
+    return report
+
+
+def read_any(source: str, told: Told) -> Foreign:
+    """A bundle of ours, or a checkpoint of a library that we know by its names."""
+    path = Path(source)
+    if path.name == "model.safetensors" and _is_bundle(path.parent):
+        path = path.parent
+    if source in EMBEDDED or _is_bundle(path):
+        if told != Told():
+            raise UsageError(
+                "A bundle says everything itself: --model, --preprocess and --labels are for others' files."
+            )
+        bundle = load(source if source in EMBEDDED else path)
+        return Foreign(bundle, "vitrail", len(bundle.model.state_dict()))
+    checkpoint = read_checkpoint(path)
+    for vocabulary in VOCABULARIES:
+        if vocabulary.recognises(checkpoint.tensors.keys()):
+            return _understand(vocabulary, vocabulary.prepare(checkpoint), told)
+    names = sorted(checkpoint.tensors)
+    raise UsageError(
+        f"Source must be a ViT, hybrid, Mixer or BiT as Google, timm, Hugging Face or torchvision name them, got"
+        f" {len(names)} tensors such as {', '.join(names[:3])}."
+    )
+
+
+def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> Foreign:
+    stated, about_stated = _beside(checkpoint)
+    try:
+        reading = vocabulary.read(checkpoint, told.config) if stated is None else stated.reading
+    except VitrailError:
+        raise
+    except KeyError as error:
+        raise DamagedError(
+            f"{str(checkpoint.path)!r} looks like a model of {vocabulary.name}, but {error} is missing."
+            " Nothing is loaded in part."
+        ) from None
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DamagedError(
+            f"{str(checkpoint.path)!r} looks like a model of {vocabulary.name}, but cannot be understood ({reason})."
+        ) from None
+    config = reading.config
+    _agree(told.config, config)
+    entries = [
+        entry
+        for entry in vocabulary.entries(config, checkpoint.tensors.keys())
+        if reading.has_head or not entry.ours.startswith("head.")
+    ]
+    tensors = join_tensors(entries, checkpoint, reading.left_out)
+    preprocess = _change(reading.preprocess, told.preprocess)
+    about_pixels = None if told.preprocess else reading.about_pixels
+    notes = notes_of([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
+    provenance: dict[str, Any] = {} if stated is None else stated.provenance
+    provenance = {**provenance, "converted_from": vocabulary.name}
+    if not reading.has_head:
+        provenance["objective"] = "features"
+    if notes:
+        provenance["assumed"] = list(notes)
+    bundle = Bundle(
+        model=_fill(config, tensors), preprocess=preprocess, labels=told.labels or reading.labels, provenance=provenance
+    )
+    return Foreign(
+        bundle,
+        vocabulary.name,
+        len(checkpoint.tensors),
+        reading.has_head,
+        notes,
+        tuple(sorted(reading.left_out)),
+        checkpoint,
+    )
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Names of classes in a file: a JSON list of names, or of objects that have a name; or a name a line. One that
+    comes twice (ImageNet has two cranes) gets its number."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({error}).") from None
+    if path.suffix != ".json":
+        return distinct(line.strip() for line in text.splitlines() if line.strip())[0]
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    names = [one.get("name") if isinstance(one, dict) else one for one in found] if isinstance(found, list) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"Labels must be a JSON list of names, got something else in {str(path)!r}.")
+    return distinct(names)[0]
+
+
+def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
+    """A user who names another model than the file holds is told so."""
+    if told is None:
+        return
+    for name in ("family", "width", "depth", "patch", "layers"):
+        if getattr(told, name, None) != getattr(found, name, None):
+            raise UsageError(
+                f"Model must be what the file holds, got --model {told.name} with {name} {getattr(told, name, None)}"
+                f" for a file with {getattr(found, name, None)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated:
+    """What we wrote beside a file of ours in another format: everything, also what the format has no word for."""
+
+    reading: Reading
+    provenance: dict[str, Any]
+
+
+def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
+    """It is believed only if all files are as we left them."""
+    stated = checkpoint.document("vitrail.json")
+    if not stated:
+        return None, None
+    try:
+        verify(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
+    except DamagedError:
+        return None, "vitrail.json is of another state of these files: it is not believed"
+    try:
+        settings = dict(stated["config"])
+        config = FAMILIES[settings.pop("family")].from_json(settings)
+        labels = None if stated["labels"] is None else tuple(stated["labels"])
+        reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels)
+        return Stated(reading, dict(stated["provenance"])), None
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise DamagedError(f"vitrail.json beside {str(checkpoint.path)!r} is damaged ({error}).") from None
+
+
+def _change(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:
+    """`mean=0.5 crop_fraction=0.9`: one number stands for all channels."""
+    fields = preprocess.to_json()
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key not in fields:
+            raise UsageError(f"Preprocessing must be KEY=VALUE with one of {', '.join(fields)}, got {change!r}.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        is_one = key in ("mean", "std") and isinstance(value, int | float)
+        fields[key] = [float(value)] * preprocess.channels if is_one else value
+    return Preprocess.from_json(fields)
+
+
+def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
+    """Our model with these tensors; every one has its place and its shape."""
+    with torch.device("meta"):
+        model = build(config)
+    expected = model.state_dict()
+    # A backbone without a head gets one that says nothing.
+    tensors = {name: torch.zeros(expected[name].shape) for name in ("head.weight", "head.bias")} | tensors
+    for name, tensor in tensors.items():
+        if name in expected and tensor.shape != expected[name].shape:
+            raise DamagedError(
+                f"{name} must have the shape {tuple(expected[name].shape)} in {config.name or config.family}, got"
+                f" {tuple(tensor.shape)}."
+            )
+        if not tensor.isfinite().all():
+            raise DamagedError(f"Weights must be finite numbers, got others in {name}.")
+    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    model.fill_tables()
+    return model.eval()
+
+
+def _proof_of_source(found: Foreign, pictures: list[Picture], *, verifies: bool) -> dict[str, Any]:
+    """The source in its own library beside our model of it."""
+    checkpoint, has_head = found.checkpoint, found.has_head
+    assert checkpoint is not None
+    if not verifies:
+        return {"library": found.library, "not_verified": "not asked for"}
+    config = found.bundle.model.config
+    return attempt(
+        found.library, lambda: read_by_peer(found.library, config, checkpoint, has_head=has_head), found.bundle,
+        pictures, has_head=has_head, ours=False,
+    )  # fmt: skip
+
+
+def _write(
+    bundle: Bundle, destination: Path, to: Format, pictures: list[Picture], *, verifies: bool, force: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """A bundle in another library's format, that library's own answers from what was written, and what it will compute
+    a little otherwise."""
+    vocabulary = next(one for one in VOCABULARIES if one.name == to)
+    config = bundle.model.config
+    notes = vocabulary.check(bundle)
+    theirs = split_tensors(vocabulary.entries(config), bundle.model.state_dict())
+    with whole_folder(destination, force=force) as folder:
+        if vocabulary.file.endswith(".npz"):
+            arrays = {name: tensor.numpy() for name, tensor in theirs.items()}
+            np.savez(folder / vocabulary.file, **arrays)
+        else:
+            # transformers asks for this word in the file's metadata.
+            save_file(theirs, folder / vocabulary.file, metadata={"format": "pt"})
+        for name, document in vocabulary.documents(bundle).items():
+            write_json(folder / name, document)
+        proof: dict[str, Any] = {"library": to, "not_verified": "not asked for"}
+        if verifies:
+            proof = attempt(
+                to, lambda: written_for_peer(to, config, folder), bundle, pictures, has_head=True, ours=True
+            )
+        write_json(
+            folder / "vitrail.json",
+            {
+                "config": {"family": config.family, **config.to_json()},
+                "preprocess": bundle.preprocess.to_json(),
+                "labels": bundle.labels,
+                "provenance": bundle.provenance,
+                "proof": proof,
+            },
+        )
+    return proof, notes
+
+
+def _is_bundle(path: Path) -> bool:
+    """A folder that says our format's number."""
+    try:
+        document = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "format" in document and "family" in document

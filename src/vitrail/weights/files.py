@@ -1,0 +1,215 @@
+"""Tensors from files that strangers made: safetensors, npz, and pickles, which are opened behind a wall.
+
+A pickle can run code. It is read with `weights_only=True`, never otherwise, by a child process that has no network, and
+that hands over plain tensors.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitrail.errors import DamagedError, UsageError
+from vitrail.storage import read_json
+from vitrail.weights.vocabulary import Checkpoint
+
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
+_BESIDE = ("config.json", "preprocessor_config.json", "vitrail.json")
+# In a folder, the first of these is the one.
+_IN_A_FOLDER = (
+    "model.safetensors", "model.safetensors.index.json", "model.npz", "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)  # fmt: skip
+_PATIENCE = 600  # seconds for a pickle
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The tensors at `path` (a file, or a folder as libraries lay them out), and the JSON documents beside them."""
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        exists = False
+    if not exists:
+        raise UsageError(f"Source must be a file or folder that exists, got {str(path)!r}.")
+    file = _in_folder(path) if path.is_dir() else path
+    documents = {name: read_json(file.parent / name) for name in _BESIDE if (file.parent / name).is_file()}
+    notes: list[str] = []
+    if documents and not path.is_dir():
+        notes.append(f"{', '.join(documents)} beside the file are taken for its own")
+    tensors = _read(file, notes)
+    if not tensors:
+        raise DamagedError(f"{str(file)!r} has no tensors.")
+    return Checkpoint(file, tensors, documents, tuple(notes), tensors)
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in _IN_A_FOLDER:
+        if (folder / name).is_file():
+            return folder / name
+    found = [file for file in sorted(folder.iterdir()) if file.name.endswith((".safetensors", ".npz", *_PICKLES))]
+    if len(found) != 1:
+        raise UsageError(
+            f"Folder must hold one checkpoint (.safetensors, .npz, .pth, .pt or .bin), got {len(found)} in"
+            f" {str(folder)!r}."
+        )
+    return found[0]
+
+
+def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
+    if file.name.endswith(".index.json"):
+        return _read_shards(file, notes)
+    if file.name.endswith(".safetensors"):
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise DamagedError(f"{str(file)!r} cannot be read ({error}).") from None
+    if file.name.endswith(".npz"):
+        return _read_npz(file, notes)
+    if file.name.endswith(_PICKLES):
+        return _read_pickle(file, notes)
+    raise UsageError(f"Checkpoint must end in .safetensors, .npz or {', '.join(_PICKLES)}, got {str(file)!r}.")
+
+
+def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
+    """Large models of Hugging Face: a table of which tensor is in which file."""
+    document = read_json(index)
+    table = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise DamagedError(f"{str(index)!r} has no table of tensors (weight_map).")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted({str(shard) for shard in table.values()}):
+        if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
+            raise DamagedError(f"{str(index)!r} names what is no file of tensors beside it: {name!r}.")
+        tensors |= _read(index.parent / name, notes)
+    if missing := sorted(table.keys() - tensors.keys()):
+        raise DamagedError(f"{str(index)!r} names tensors that no file has: {', '.join(missing[:3])}.")
+    return tensors
+
+
+def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _refuse_more_than_memory(sum(member.file_size for member in archive.infolist()), file)
+        with np.load(file, allow_pickle=False) as arrays:
+            found = {name: _reals(arrays[name]) for name in arrays.files}
+    except DamagedError:
+        raise
+    except Exception as error:  # a damaged archive raises what its parsers raise
+        raise DamagedError(f"{str(file)!r} cannot be read as npz ({_first_line(error)}).") from None
+    if others := [name for name, tensor in found.items() if tensor is None]:
+        notes.append(f"arrays that are no real numbers are left out: {', '.join(others[:4])}")
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _reals(array: np.ndarray) -> Tensor | None:
+    """An array of reals; bfloat16, for which numpy has no name, is two bytes of nothing to it."""
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:
+        return torch.from_numpy((array.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    return torch.from_numpy(np.array(array)) if array.dtype.kind == "f" else None
+
+
+def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
+    """The state dict in a pickle, through a child process that can do nothing else with what it finds."""
+    if not os.access(file, os.R_OK):
+        raise DamagedError(f"{str(file)!r} cannot be read.")
+    _refuse_more_than_memory(file.stat().st_size, file)
+    with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
+        plain = Path(folder) / "tensors.safetensors"
+        words = [str(file.absolute()), str(plain), str(_memory()), *_search_path()]
+        # One thread: the child may start no other.
+        alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", CHILD, *words], capture_output=True, text=True, timeout=_PATIENCE,
+                check=False, cwd=folder, stdin=subprocess.DEVNULL, env=alone,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise DamagedError(f"{str(file)!r} takes longer than {_PATIENCE} s to read.") from None
+        reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
+        if done.returncode == _REFUSED:
+            raise DamagedError(
+                f"{str(file)!r} is refused: it is no plain table of tensors ({reason}). Nothing of it was run."
+            )
+        if done.returncode:
+            raise DamagedError(f"{str(file)!r} cannot be read: the process that did ended early ({reason}).")
+        report = json.loads(done.stdout)
+        if report["beside"]:
+            notes.append(f"of its tables {report['taken']} is taken, not {', '.join(report['beside'])}")
+        if report["others"]:
+            notes.append(f"what is no tensor is left out: {', '.join(report['others'])}")
+        return {name: tensor.clone() for name, tensor in load_file(plain).items()}
+
+
+def _search_path() -> list[str]:
+    """Where the child finds torch: an isolated interpreter does not look at PYTHONPATH."""
+    return [place for place in sys.path if place and Path(place).is_dir()]
+
+
+_REFUSED = 3
+
+# What the child runs. The network is cut first, while it is one thread: a namespace of its own, where the kernel has
+# such and lets us; and Python has no sockets. It may start no process, and fill no more than the machine's memory.
+CHILD = f"""
+import ctypes, sys
+new_user, new_network = 0x10000000, 0x40000000
+kernel = ctypes.CDLL(None)
+is_cut = False
+if hasattr(kernel, "unshare"):
+    is_cut = kernel.unshare(new_network) == 0 or kernel.unshare(new_user | new_network) == 0
+source, target, memory, *places = sys.argv[1:]
+sys.path += places
+import argparse, json, os, resource, socket, torch
+from safetensors.torch import save_file
+torch.set_num_threads(1)
+def refuse(*_, **__):
+    raise OSError("no network here")
+socket.socket = refuse
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+def leave(reason):
+    sys.stderr.write(reason.strip().splitlines()[0][:300] if reason.strip() else "no reason given")
+    sys.exit({_REFUSED})
+try:
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        found = torch.load(source, map_location="cpu", weights_only=True)
+except Exception as error:
+    leave(str(error) or type(error).__name__)
+taken, beside = "", []
+for name in ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module", "model_state_dict"):
+    if isinstance(found, dict) and isinstance(found.get(name), dict):
+        beside += [key for key in found if key != name and isinstance(found[key], dict) and "optim" not in str(key)]
+        taken, found = name, found[name]
+if not isinstance(found, dict):
+    leave("it holds a " + type(found).__name__)
+tensors = {{name: value for name, value in found.items() if isinstance(value, torch.Tensor)}}
+tensors = {{str(name).removeprefix("module."): tensor for name, tensor in tensors.items()}}
+size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+if size > 4 * os.path.getsize(source) + 2**20:
+    leave(f"its tensors would fill {{size:,}} bytes")
+save_file({{name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}}, target)
+others = [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]
+print(json.dumps({{"cut": is_cut, "taken": taken, "beside": [str(name) for name in beside][:4], "others": others[:4]}}))
+"""
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _refuse_more_than_memory(size: int, path: Path) -> None:
+    memory = _memory()
+    if size > memory:
+        raise DamagedError(f"{str(path)!r} would fill {size:,} bytes; this machine has {memory:,}.")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,243 @@
+"""The names of Hugging Face transformers: ViT and DeiT, in both spellings of their attention."""
+
+from collections.abc import Collection, Iterable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.vit import ViTConfig
+from vitrail.errors import UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.weights.bundle import Bundle
+from vitrail.weights.vocabulary import (
+    Checkpoint,
+    Entry,
+    Reading,
+    Vocabulary,
+    count_layers,
+    distinct,
+    named,
+    notes_of,
+    parameter_names,
+    renamed,
+    require_plain_vit,
+    square_grid,
+    stacked,
+    usual_heads,
+    usual_preprocess,
+)
+
+ACTIVATIONS: dict[str, Literal["gelu", "gelu-tanh", "relu"]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+}
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}
+
+# Files say it as the models of 2021 did; modules of version 5 call it otherwise. Ours, in a file, in a module:
+_IN_A_LAYER = (
+    ("attn.proj", "attention.output.dense", "attention.o_proj"),
+    ("mlp.fc1", "intermediate.dense", "mlp.fc1"),
+    ("mlp.fc2", "output.dense", "mlp.fc2"),
+    ("norm1", "layernorm_before", "layernorm_before"),
+    ("norm2", "layernorm_after", "layernorm_after"),
+)
+_OUTSIDE = (
+    ("cls_token", "embeddings.cls_token"),
+    ("pos_embed", "embeddings.position_embeddings"),
+    ("patch_embed.proj", "embeddings.patch_embeddings.projection"),
+    ("norm", "layernorm"),
+    ("pre_logits.fc", "pooler.dense"),
+)
+_POSITIONS, _DISTILLATION = "embeddings.position_embeddings", "embeddings.distillation_token"
+
+
+class HuggingFace(Vocabulary):
+    """ViTForImageClassification, ViTModel and DeiT, by their config.json and preprocessor_config.json."""
+
+    name = "huggingface"
+
+    def recognises(self, names: Collection[str]) -> bool:
+        bare = {_without_prefix(name) for name in names}
+        return "embeddings.patch_embeddings.projection.weight" in bare and any(
+            ending in bare
+            for ending in ("encoder.layer.0.intermediate.dense.weight", "layers.0.attention.q_proj.weight")
+        )
+
+    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+        tensors = {_without_prefix(name): tensor for name, tensor in checkpoint.tensors.items()}
+        return checkpoint.renamed(tensors)
+
+    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+        names, stated = checkpoint.tensors, checkpoint.document("config.json")
+        if any(name.startswith("distillation_classifier.") for name in names):
+            raise UsageError("Model must have one head, got a distilled DeiT, which takes the mean of two.")
+        shape = checkpoint.shapes
+        width, channels, *patch = shape["embeddings.patch_embeddings.projection.weight"]
+        if stated.get("hidden_size", width) != width:
+            raise UsageError(f"config.json must be of this model, got hidden_size {stated['hidden_size']} for {width}.")
+        layers = "encoder.layer." if _is_old(names) else "layers."
+        hidden = "intermediate.dense.weight" if _is_old(names) else "mlp.fc1.weight"
+        query = "attention.attention.query.bias" if _is_old(names) else "attention.q_proj.bias"
+        heads, about_heads = stated.get("num_attention_heads"), None
+        if heads is None:
+            heads, about_heads = usual_heads(width, told)
+        is_distilled = _DISTILLATION in names
+        patches = shape[_POSITIONS][1] - 1 - is_distilled
+        size = stated.get("image_size", told.resolution if told is not None else None)
+        if size is None:
+            rows, columns = square_grid(patches)
+            size = (rows * patch[0], columns * patch[1])
+        has_head = "classifier.weight" in names
+        activation = stated.get("hidden_act", "gelu")
+        if activation not in ACTIVATIONS:
+            raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+        config = ViTConfig(
+            width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(names, layers), heads=heads,
+            mlp=shape[f"{layers}0.{hidden}"][0], qkv_bias=f"{layers}0.{query}" in names, registers=int(is_distilled),
+            resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
+            norm_epsilon=stated.get("layer_norm_eps", 1e-12), activation=ACTIVATIONS[activation],
+            representation="tanh" if "pooler.dense.weight" in names else "none", resize_rule="huggingface",
+            classes=shape["classifier.weight"][0] if has_head else 1,
+        )  # fmt: skip
+        preprocess, about_pixels = read_processor(checkpoint, config)
+        about = None if stated else "there is no config.json: epsilon 1e-12 and exact GELU are taken"
+        if is_distilled:
+            about = "the distillation token became a register: it is never read, but attended to"
+        labels, about_labels = labels_of(stated, config.classes) if has_head else (None, None)
+        notes = notes_of([about_heads, about, about_labels])
+        return Reading(named(config), preprocess, labels, has_head, notes, about_pixels)
+
+    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
+        if not isinstance(config, ViTConfig):
+            raise UsageError(f"transformers must have the family to write it, got {config.family}.")
+        # Files that we write have the prefix; those that we read had it taken off.
+        prefix = "vit." if names is None else ""
+        is_old = names is None or _is_old(names)
+        for name in parameter_names(config):
+            if config.registers and name in ("reg_token", "pos_embed"):
+                yield _with_distillation(name)
+            elif name.startswith("blocks."):
+                _, layer, *rest = name.split(".")
+                at = f"{prefix}encoder.layer.{layer}." if is_old else f"{prefix}layers.{layer}."
+                yield _in_a_layer(name, at, ".".join(rest), is_old)
+            elif name.startswith("head."):
+                yield renamed(name, name.replace("head.", "classifier."))
+            else:
+                ours, theirs = next(pair for pair in _OUTSIDE if name.startswith(pair[0]))
+                yield renamed(name, prefix + name.replace(ours, theirs))
+
+    def check(self, bundle: Bundle) -> list[str]:
+        require_plain_vit(bundle.model.config, "transformers' ViTForImageClassification", representation="none")
+        if bundle.preprocess.resize == "pad":
+            raise UsageError("transformers' processors must not have to pad, got preprocessing with resize pad.")
+        return []
+
+    def documents(self, bundle: Bundle) -> dict[str, Any]:
+        config, preprocess = bundle.model.config, bundle.preprocess
+        assert isinstance(config, ViTConfig)
+        labels = bundle.labels or tuple(f"LABEL_{index}" for index in range(config.classes))
+        model = {
+            "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": config.width,
+            "num_hidden_layers": config.depth, "num_attention_heads": config.heads, "intermediate_size": config.mlp,
+            "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
+            "hidden_dropout_prob": config.dropout, "attention_probs_dropout_prob": 0.0,
+            "layer_norm_eps": config.norm_epsilon, "image_size": config.resolution[0], "patch_size": config.patch[0],
+            "num_channels": config.channels, "qkv_bias": config.qkv_bias, "torch_dtype": "float32",
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }  # fmt: skip
+        return {"config.json": model, "preprocessor_config.json": _write_preprocess(preprocess)}
+
+
+def labels_of(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
+    """Names of classes; those that Hugging Face makes up are none."""
+    table = stated.get("id2label") or {}
+    found = [table.get(str(index)) for index in range(classes)]
+    if any(label is None for label in found) or found == [f"LABEL_{index}" for index in range(classes)]:
+        return None, "the files do not name the classes"
+    return distinct(found)
+
+
+def _without_prefix(name: str) -> str:
+    return name.removeprefix("vit.").removeprefix("deit.")
+
+
+def _is_old(names: Collection[str]) -> bool:
+    return any(name.startswith("encoder.layer.") for name in names)
+
+
+def _in_a_layer(ours: str, at: str, rest: str, is_old: bool) -> Entry:
+    if rest.startswith("attn.qkv."):
+        leaf = rest.rpartition(".")[2]
+        parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")
+        return stacked(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
+    mine, old, new = next(names for names in _IN_A_LAYER if rest.startswith(names[0]))
+    return renamed(ours, at + rest.replace(mine, old if is_old else new))
+
+
+def _with_distillation(name: str) -> Entry:
+    """A token that is only attended to is a register; its row of the table is added to it once and for all."""
+
+    def join(parts: Any) -> Tensor:
+        token, table = parts
+        if name == "reg_token":
+            return token + table[:, 1:2]
+        return table[:, [0, *range(2, table.shape[1])]]
+
+    def split(tensor: Tensor) -> list[Tensor]:
+        raise UsageError("transformers' DeiT is read, but not written: write a model without registers.")
+
+    return Entry(name, (_DISTILLATION, _POSITIONS), join, split)
+
+
+def read_processor(checkpoint: Checkpoint, config: ViTConfig) -> tuple[Preprocess, str | None]:
+    stated = checkpoint.document("preprocessor_config.json")
+    if not stated:
+        return usual_preprocess(config)
+    size, crop = _sides(stated.get("size") or config.resolution), None
+    if stated.get("do_center_crop"):
+        crop = _sides(stated.get("crop_size") or config.resolution)
+    shorter = size.get("shortest_edge")
+    whole = shorter or size.get("height", config.resolution[0])
+    kept = crop.get("height", config.resolution[0]) if crop else whole
+    note = None
+    if kept != config.resolution[0]:
+        note = f"the processor cuts {kept} px, the model reads {config.resolution[0]}: the model's size is taken"
+    half = [0.5] * config.channels
+    settings = {
+        "resolution": config.resolution,
+        "resize": "shorter" if shorter else "squash",
+        "crop_fraction": min(kept / whole, 1.0),
+        "interpolation": _RESAMPLE.get(stated.get("resample", 2), "bilinear"),
+        "mean": tuple(stated.get("image_mean") or half),
+        "std": tuple(stated.get("image_std") or half),
+    }
+    if stated.get("do_normalize") is False:
+        settings |= {"mean": (0.0,) * config.channels, "std": (1.0,) * config.channels}
+    return Preprocess.from_json(settings), note
+
+
+def _sides(size: Any) -> dict[str, int]:
+    """Sizes have been written as a number, a pair and a dictionary."""
+    if isinstance(size, int):
+        return {"height": size, "width": size}
+    return size if isinstance(size, dict) else {"height": size[0], "width": size[1]}
+
+
+def _write_preprocess(preprocess: Preprocess) -> dict[str, Any]:
+    height, width = preprocess.resolution
+    document: dict[str, Any] = {
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255,
+        "resample": {"bilinear": 2, "bicubic": 3}[preprocess.interpolation],
+        "image_mean": list(preprocess.mean), "image_std": list(preprocess.std),
+    }  # fmt: skip
+    wide, high = (int(side / preprocess.crop_fraction) for side in (width, height))
+    if preprocess.resize == "squash" and preprocess.crop_fraction == 1:
+        return document | {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
+    # transformers' DeiT processor crops; its ViT processor does not.
+    size = {"shortest_edge": min(wide, high)} if preprocess.resize == "shorter" else {"height": high, "width": wide}
+    crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    return document | crop | {"image_processor_type": "DeiTImageProcessor", "size": size}

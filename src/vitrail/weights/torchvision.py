@@ -1,0 +1,90 @@
+"""torchvision's names: vit_b_16 and its sisters."""
+
+from collections.abc import Collection, Iterable
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.vit import ViTConfig
+from vitrail.errors import UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.weights.bundle import Bundle
+from vitrail.weights.vocabulary import (
+    Checkpoint,
+    Entry,
+    Reading,
+    Vocabulary,
+    count_layers,
+    grid_of,
+    named,
+    notes_of,
+    other_epsilon,
+    parameter_names,
+    renamed,
+    require_plain_vit,
+    usual_heads,
+)
+
+_LAYERS = "encoder.layers.encoder_layer_"
+_NAMES = (
+    ("attn.qkv.", "self_attention.in_proj_"),
+    ("attn.proj.", "self_attention.out_proj."),
+    ("norm1.", "ln_1."),
+    ("norm2.", "ln_2."),
+    ("mlp.fc1.", "mlp.0."),
+    ("mlp.fc2.", "mlp.3."),
+    ("cls_token", "class_token"),
+    ("pos_embed", "encoder.pos_embedding"),
+    ("patch_embed.proj.", "conv_proj."),
+    ("norm.", "encoder.ln."),
+    ("pre_logits.fc.", "heads.pre_logits."),
+    ("head.", "heads.head."),
+)
+
+
+class Torchvision(Vocabulary):
+    """State dicts of torchvision's VisionTransformer, which come without a word beside them."""
+
+    name = "torchvision"
+
+    def recognises(self, names: Collection[str]) -> bool:
+        return "conv_proj.weight" in names and "encoder.pos_embedding" in names
+
+    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+        shape = checkpoint.shapes
+        width, channels, *patch = shape["conv_proj.weight"]
+        heads, about_heads = usual_heads(width, told)
+        resolution = grid_of(shape["encoder.pos_embedding"][1] - 1, patch, told)
+        # Checkpoints before version 0.14 call the layers of the MLP otherwise.
+        hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shape else "mlp.linear_1.weight"
+        has_head = "heads.head.weight" in shape
+        config = ViTConfig(
+            width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(shape, _LAYERS), heads=heads,
+            mlp=shape[f"{_LAYERS}0.{hidden}"][0], resolution=resolution, resize_rule="torchvision",
+            representation="tanh" if "heads.pre_logits.weight" in shape else "none",
+            classes=shape["heads.head.weight"][0] if has_head else 1,
+        )  # fmt: skip
+        crop = 0.875 if resolution == (224, 224) else 1.0  # its weights state 256 -> 224, the larger ones no margin
+        preprocess = Preprocess(
+            resolution=resolution, crop_fraction=crop, interpolation="bilinear" if crop < 1 else "bicubic"
+        )
+        about = "a state dict does not say its pixels; those of torchvision's own weights are taken (ImageNet's mean)"
+        return Reading(named(config), preprocess, None, has_head, notes_of([about_heads]), about)
+
+    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
+        is_old = names is not None and f"{_LAYERS}0.mlp.linear_1.weight" in names
+        for name in parameter_names(config):
+            inner, prefix = name, ""
+            if name.startswith("blocks."):
+                _, layer, inner = name.split(".", 2)
+                prefix = f"{_LAYERS}{layer}."
+            ours, theirs = next(pair for pair in _NAMES if inner.startswith(pair[0]))
+            if is_old:
+                theirs = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}.get(theirs, theirs)
+            yield renamed(name, prefix + theirs + inner.removeprefix(ours))
+
+    def check(self, bundle: Bundle) -> list[str]:
+        config = bundle.model.config
+        require_plain_vit(config, "torchvision's ViT", qkv_bias=True, activation="gelu", channels=3)
+        assert isinstance(config, ViTConfig)
+        if config.representation == "gelu":
+            raise UsageError("torchvision's ViT must have a tanh layer or none before its head, got gelu.")
+        return other_epsilon(config, "torchvision")

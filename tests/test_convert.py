@@ -1,0 +1,666 @@
+"""Conversion: every format there and back with the same bits, read by the libraries themselves, and nothing in part."""
+
+import argparse
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from peers import import_peer
+from redraw import redraw
+from test_cli import run
+from vitrail.data.arrays import built_in
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.evaluation.classify import answer
+from vitrail.evaluation.protocols import evaluate
+from vitrail.images.preprocess import Preprocess
+from vitrail.weights.convert import VOCABULARIES, Told, convert, read_any
+from vitrail.weights.files import CHILD
+from vitrail.weights.vocabulary import split_tensors, usual_heads
+
+ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+CLOTHES = list(built_in("fashion-40").splits["test"].pictures)
+LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
+# A ViT of every format, small: 128 wide, so that heads are 64 wide as everywhere.
+SMALL = {"resolution": 64, "width": 128, "depth": 2, "heads": 2, "mlp": 256, "classes": 5}
+
+
+def small(**changes):
+    settings = {**SMALL, **changes}
+    model = redraw(vitrail.create("ViT-B/16", name="", **settings), std=0.05)
+    half = (0.5,) * model.config.channels
+    preprocess = Preprocess(resolution=model.config.resolution, mean=half, std=half, resize="squash", crop_fraction=1.0)
+    labels = LABELS if model.config.classes == 5 else None
+    return vitrail.Bundle(model=model, preprocess=preprocess, labels=labels, provenance={"licence": "mit"})
+
+
+def there(tmp_path, bundle, to, **options):
+    vitrail.save(bundle, tmp_path / "ours")
+    return convert(str(tmp_path / "ours"), tmp_path / to, to, pictures=CLOTHES, **options)
+
+
+def equal(one, other):
+    """Bit for bit."""
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
+    bundle = small()
+    there(tmp_path, bundle, to, verifies=False)
+    if not tells:  # only what the format itself can hold
+        (tmp_path / to / "vitrail.json").unlink()
+    found = read_any(str(tmp_path / to), Told())
+    assert equal(found.bundle.model, bundle.model)
+    config, back = bundle.model.config, found.bundle.model.config
+    if tells:
+        assert (back, found.bundle.preprocess, found.bundle.labels) == (config, bundle.preprocess, bundle.labels)
+        assert found.bundle.provenance == {**bundle.provenance, "converted_from": to}
+        assert found.notes == ()
+        return
+    assert back.resize_rule == to
+    assert back.activation == ("gelu-tanh" if to == "google" else "gelu")
+    assert back.replace(resize_rule=config.resize_rule, activation="gelu", name="") == config
+    assert found.bundle.labels == (bundle.labels if to in ("timm", "huggingface") else None)
+    if to in ("timm", "huggingface"):
+        assert found.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+
+
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [
+        ("timm", {"pool": "map", "layer_scale": 0.1}),
+        ("timm", {"registers": 2, "class_position": False, "qkv_bias": False}),
+        ("timm", {"pool": "gap", "activation": "gelu-tanh", "channels": 1}),
+        ("google", {"representation": "tanh"}),
+        ("google", {"pool": "map"}),
+        ("google", {"class_position": False}),
+        ("google", {"pool": "gap", "channels": 4}),
+        ("huggingface", {"norm_epsilon": 1e-12, "activation": "gelu-tanh", "qkv_bias": False, "channels": 1}),
+        ("torchvision", {"representation": "tanh"}),
+    ],
+)
+def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
+    bundle = small(**changes)
+    there(tmp_path, bundle, to, verifies=False)
+    (tmp_path / to / "vitrail.json").unlink()
+    back = read_any(str(tmp_path / to), Told()).bundle.model
+    assert equal(back, bundle.model)
+    for name, value in changes.items():
+        if name == "layer_scale":
+            assert back.config.layer_scale is not None
+        elif (to, name) != ("google", "activation"):
+            assert getattr(back.config, name) == value, name
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        ("R+ViT-Ti/16", "google"), ("R+ViT-Ti/16", "timm"), ("Mixer-S/32", "google"), ("Mixer-S/32", "timm"),
+        ("BiT-R50x1", "google"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+            ("BiT-R50x1", "timm"), ("R26+ViT-S/32", "google"), ("R26+ViT-S/32", "timm"),
+        )),
+    ],
+)  # fmt: skip
+def test_the_other_families_go_there_and_back(tmp_path, name, to):
+    model = redraw(vitrail.create(name, classes=3), std=0.02)
+    bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
+    there(tmp_path, bundle, to, verifies=False)
+    (tmp_path / to / "vitrail.json").unlink()
+    back = read_any(str(tmp_path / to), Told()).bundle.model
+    assert equal(back, bundle.model)
+    assert back.config.name == name
+
+
+# The libraries themselves read what we wrote
+
+
+def pictures(count=64):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (80, 90, 3), dtype=np.uint8) for _ in range(count)]
+
+
+def same_answers(bundle, forward):
+    """Logits within 1e-4 and equal answers on 64 pictures."""
+    images = bundle.preprocess(pictures())
+    with torch.inference_mode():
+        ours, theirs = bundle.model.eval()(images), forward(images)
+    assert ours.std() > 0.1
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    assert torch.equal(ours.argmax(1), theirs.argmax(1))
+
+
+def test_transformers_reads_what_we_wrote_with_labels_and_pixels(tmp_path):
+    transformers = import_peer("transformers")
+    bundle = small()
+    report = there(tmp_path, bundle, "huggingface")
+    assert report["proofs"][-1]["largest_difference"] < 1e-4
+    folder = tmp_path / "huggingface"
+    peer = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True).eval()
+    same_answers(bundle, lambda images: peer(images).logits)
+    guess = transformers.pipeline("image-classification", str(folder), image_processor=str(folder), device="cpu")
+    from PIL import Image
+
+    for picture in pictures(8):
+        theirs = guess(Image.fromarray(picture), top_k=5)
+        ours = vitrail.Classifier(bundle).predict([picture])[0]
+        assert [one["label"] for one in theirs] == [one["label"] for one in ours]
+        assert [one["score"] for one in theirs] == pytest.approx([one["score"] for one in ours], abs=2e-3)
+
+
+def test_timm_reads_what_we_wrote(tmp_path):
+    timm = import_peer("timm")
+    bundle = small()
+    there(tmp_path, bundle, "timm")
+    peer = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    same_answers(bundle, peer)
+    by_hand = timm.create_model(
+        "vit_base_patch16_224", img_size=64, embed_dim=128, depth=2, num_heads=2, mlp_ratio=2, num_classes=5
+    ).eval()
+    by_hand.load_state_dict(load_file(tmp_path / "timm" / "model.safetensors"), strict=True)
+    same_answers(bundle, by_hand)
+
+
+def test_timms_own_reader_of_npz_reads_what_we_wrote(tmp_path):
+    timm = import_peer("timm")
+    for number, changes in enumerate(({}, {"pool": "map"}, {"activation": "gelu-tanh"})):
+        bundle = small(**changes)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        there(folder, bundle, "google")
+        peer = timm.models.VisionTransformer(
+            img_size=64, embed_dim=128, depth=2, num_heads=2, mlp_ratio=2, num_classes=5,
+            class_token="pool" not in changes, global_pool=changes.get("pool", "token"),
+            act_layer="gelu_tanh" if "activation" in changes else None,
+        ).eval()  # fmt: skip
+        peer.load_pretrained(str(folder / "google" / "model.npz"))
+        same_answers(bundle, peer)
+
+
+def test_torchvision_reads_what_we_wrote(tmp_path):
+    torchvision = import_peer("torchvision")
+    model = redraw(vitrail.create("ViT-B/16", name="", **{**SMALL, "heads": 2}), std=0.05)
+    bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=64))
+    there(tmp_path, bundle, "torchvision")
+    peer = torchvision.models.VisionTransformer(64, 16, 2, 2, 128, 256, num_classes=5).eval()
+    peer.load_state_dict(load_file(tmp_path / "torchvision" / "model.safetensors"), strict=True)
+    same_answers(bundle, peer)
+
+
+# Their own files
+
+
+def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
+    transformers = import_peer("transformers")
+    settings = {
+        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
+        "image_size": 64, "patch_size": 16, "num_labels": 5, "layer_norm_eps": 1e-12,
+    }  # fmt: skip
+    for kind, config in (
+        (transformers.ViTForImageClassification, transformers.ViTConfig),
+        (transformers.DeiTForImageClassification, transformers.DeiTConfig),
+    ):  # fmt: skip
+        torch.manual_seed(0)
+        peer = kind(config(**settings)).eval()
+        redraw(peer, std=0.05)
+        folder = tmp_path / kind.__name__
+        peer.save_pretrained(folder)
+        found = read_any(str(folder), Told())
+        assert found.bundle.model.config.heads == 4
+        assert found.bundle.model.config.norm_epsilon == 1e-12
+        same_answers(found.bundle, lambda images, peer=peer: peer(images).logits)
+    # As modules of version 5 call it, in a bare state dict.
+    peer = transformers.ViTForImageClassification(transformers.ViTConfig(**settings)).eval()
+    save_file(peer.state_dict(), tmp_path / "bare.safetensors")
+    with pytest.raises(UsageError, match="got ViT-Ti/16 of width 192 for 128"):
+        read_any(str(tmp_path / "bare.safetensors"), Told(model="ViT-Ti/16"))
+    found = read_any(str(tmp_path / "bare.safetensors"), Told())
+    assert found.bundle.model.config.heads == 2
+    assert any("number of heads; 2 are taken" in note for note in found.notes)
+
+
+def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
+    transformers = import_peer("transformers")
+    settings = {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 64,
+        "patch_size": 16,
+    }
+    peer = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**settings)).eval()
+    redraw(peer, std=0.05)
+    peer.save_pretrained(tmp_path / "hf")
+    report = convert(str(tmp_path / "hf"), tmp_path / "ours", "vitrail", pictures=CLOTHES)
+    assert report["left_out"] == ["embeddings.mask_token"]
+    assert report["proofs"][0]["compared"] == "features"
+    assert report["proofs"][0]["largest_difference"] < 1e-4
+    bundle = vitrail.load(tmp_path / "ours")
+    assert (bundle.model.config.registers, bundle.provenance["objective"]) == (4, "features")
+    with pytest.raises(UsageError, match="Fine-tune it first"):
+        vitrail.Classifier(bundle)
+    # Facebook's names are ours, with two more.
+    tensors = {name: tensor for name, tensor in bundle.model.state_dict().items() if not name.startswith("head.")}
+    tensors["register_tokens"] = tensors.pop("reg_token")
+    tensors["mask_token"] = torch.zeros(1, 128)
+    torch.save({"teacher": {f"backbone.{name}": tensor for name, tensor in tensors.items()}}, tmp_path / "fb.pth")
+    again = read_any(str(tmp_path / "fb.pth"), Told())
+    assert equal(again.bundle.model, bundle.model)
+
+
+def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):
+    bundle = small(class_position=False)
+    (google,) = [one for one in VOCABULARIES if one.name == "google"]
+    tensors = split_tensors(google.entries(bundle.model.config), bundle.model.state_dict())
+    plain = {name: tensor.numpy() for name, tensor in tensors.items()}
+    stacked = {name: array for name, array in plain.items() if "encoderblock_" not in name}
+    for name in plain:
+        if "encoderblock_0/" in name:
+            layers = [plain[name.replace("encoderblock_0", f"encoderblock_{layer}")] for layer in range(2)]
+            stacked[name.replace("encoderblock_0", "encoderblock")] = np.stack(layers)
+    np.savez(tmp_path / "stacked.npz", **stacked)
+    np.savez(
+        tmp_path / "old.npz", **{f"opt/target/{name.removeprefix('params/')}": array for name, array in plain.items()}
+    )
+    for name in ("stacked.npz", "old.npz"):
+        assert equal(read_any(str(tmp_path / name), Told()).bundle.model, bundle.model)
+
+
+# Real weights
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+def test_deit_through_every_format_and_back_is_the_same_bundle(tmp_path, shared, to):
+    import_peer("timm")
+    report = convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", pictures=CLOTHES[:8])
+    import_peer("torchvision" if to == "torchvision" else "transformers" if to == "huggingface" else "timm")
+    assert report["proofs"][0]["equal_answers"] == 8
+    report = convert(str(tmp_path / "ours"), tmp_path / to, to, pictures=CLOTHES[:8])
+    assert report["proofs"][0]["equal_answers"] == 8
+    convert(str(tmp_path / to), tmp_path / "again", "vitrail", verifies=False, pictures=CLOTHES[:8])
+    one, other = vitrail.load(tmp_path / "ours"), vitrail.load(tmp_path / "again")
+    assert equal(one.model, other.model)
+    assert (one.model.config, one.preprocess) == (other.model.config, other.preprocess)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_path, shared, to):
+    """Without vitrail.json: what a format does not say is told, as a user would."""
+    data = str(shared / "imagenet-val-500")
+    convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, pictures=CLOTHES)
+    convert(str(tmp_path / "ours"), tmp_path / to, to, verifies=False, pictures=CLOTHES)
+    (tmp_path / to / "vitrail.json").unlink()
+    eye = vitrail.load(tmp_path / "ours").preprocess
+    words = (
+        f"mean={list(eye.mean)}",
+        f"std={list(eye.std)}",
+        "resize=shorter",
+        "crop_fraction=0.9",
+        "interpolation=bicubic",
+    )
+    told = Told(preprocess=words if to in ("google", "torchvision") else ())
+    convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, pictures=CLOTHES)
+    split = open_data(data).first
+    ours, again = (
+        answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)
+        for bundle in (vitrail.load(tmp_path / "ours"), vitrail.load(tmp_path / "again"))
+    )
+    assert (ours == again).sum() == 500
+    assert evaluate(tmp_path / "again", data)["accuracy"] == 356 / 500
+
+
+# Nothing in part
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+def test_every_tensor_must_have_its_place(tmp_path, to):
+    bundle = small()
+    there(tmp_path, bundle, to, verifies=False)
+    folder = tmp_path / to
+    file = next(path for path in folder.iterdir() if path.name.startswith("model."))
+    whole = dict(np.load(file)) if file.suffix == ".npz" else load_file(file)
+
+    def write(tensors):
+        np.savez(file, **tensors) if file.suffix == ".npz" else save_file(tensors, file, metadata={"format": "pt"})
+
+    for name in list(whole)[:: max(len(whole) // 6, 1)]:
+        write({key: tensor for key, tensor in whole.items() if key != name})
+        with pytest.raises(VitrailError) as caught:
+            read_any(str(folder), Told())
+        assert "\n" not in str(caught.value)
+    write({**whole, "adapter.down": next(iter(whole.values())) + 0})
+    with pytest.raises(UsageError, match=r"1 of unknown meaning \(adapter.down\)"):
+        read_any(str(folder), Told())
+    name = next(key for key in whole if whole[key].ndim == 2 and "head" not in key)
+    write({**whole, name: whole[name][:-1]})
+    with pytest.raises(VitrailError):
+        read_any(str(folder), Told())
+
+
+def test_what_another_library_cannot_express_is_refused(tmp_path):
+    for to, changes in (
+        ("huggingface", {"registers": 1}), ("huggingface", {"pool": "gap"}), ("timm", {"representation": "tanh"}),
+        ("torchvision", {"activation": "gelu-tanh"}), ("google", {"layer_scale": 0.1}),
+        ("timm", {"position": "rope-2d"}), ("google", {"attention": "local"}),
+        ("huggingface", {"resolution": (64, 128)}),
+    ):  # fmt: skip
+        bundle = small(**changes)
+        folder = tmp_path / f"{to}-{next(iter(changes))}"
+        folder.mkdir()
+        with pytest.raises(UsageError):
+            there(folder, bundle, to)
+        assert not (folder / to).exists()
+
+
+def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
+    """If our reading of a file were wrong, the proof would say so and nothing would be written."""
+    import_peer("transformers")
+    there(tmp_path, small(), "huggingface", verifies=False)
+    (tmp_path / "huggingface" / "vitrail.json").unlink()
+    config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
+    from vitrail.weights import huggingface
+
+    monkeypatch.setitem(huggingface.ACTIVATIONS, config["hidden_act"], "relu")
+    with pytest.raises(VitrailError, match="answers otherwise"):
+        convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", pictures=CLOTHES)
+    assert not (tmp_path / "back").exists()
+
+
+# What files do not say, or say wrongly
+
+
+@pytest.mark.parametrize(("width", "heads"), [(192, 3), (1024, 16), (1280, 16), (1408, 16), (1152, 16), (128, 2)])
+def test_heads_are_those_of_published_models(width, heads):
+    found, note = usual_heads(width, None)
+    assert found == heads
+    assert "does not say the number of heads" in note
+
+
+def test_heads_that_are_said_are_kept(tmp_path):
+    bundle = small(heads=4)
+    there(tmp_path, bundle, "timm", verifies=False)
+    (tmp_path / "timm" / "vitrail.json").unlink()
+    assert read_any(str(tmp_path / "timm"), Told()).bundle.model.config.heads == 4
+    # Our own weights by their file are a bundle, not timm's.
+    assert read_any(str(tmp_path / "ours" / "model.safetensors"), Told()).bundle.model.config.heads == 4
+
+
+def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
+    """The other library builds the model by its own function, not by what we assume of it."""
+    timm = import_peer("timm")
+    peer = redraw(timm.create_model("vit_base_patch16_gap_224", depth=1, num_classes=3, img_size=64), std=0.05)
+    save_file(peer.state_dict(), tmp_path / "model.safetensors")
+    document = {"architecture": "vit_base_patch16_gap_224", "model_args": {"depth": 1, "img_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(VitrailError, match="timm answers otherwise"):  # it has 16 heads, not 12
+        convert(str(tmp_path), tmp_path / "ours", "vitrail", pictures=CLOTHES[:4])
+
+
+def test_what_was_changed_since_is_not_believed(tmp_path):
+    """Somebody went on training in the folder that we wrote."""
+    bundle = small()
+    there(tmp_path, bundle, "huggingface", verifies=False)
+    file = tmp_path / "huggingface" / "model.safetensors"
+    tensors = {name: tensor + 0.1 for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
+    config["id2label"]["0"] = "aardvark"
+    (tmp_path / "huggingface" / "config.json").write_text(json.dumps(config))
+    found = read_any(str(tmp_path / "huggingface"), Told())
+    assert found.bundle.labels[0] == "aardvark"
+    assert "vitrail.json is of another state of these files: it is not believed" in found.notes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": None}, {"do_center_crop": True, "crop_size": None}, {"image_mean": None}, {"size": "large"},
+        {"image_std": 3}, {"resample": [1]},
+    ],
+)  # fmt: skip
+def test_strange_processors_are_read_or_refused_in_a_line(tmp_path, change):
+    there(tmp_path, small(), "huggingface", verifies=False)
+    folder = tmp_path / "huggingface"
+    (folder / "vitrail.json").unlink()
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor | change))
+    with contextlib.suppress(VitrailError):
+        read_any(str(folder), Told())
+
+
+@pytest.mark.parametrize(
+    "change", [{"id2label": ["a"]}, {"hidden_act": ["gelu"]}, {"image_size": "big"}, {"hidden_size": 3}]
+)
+def test_strange_configurations_are_refused_in_a_line(tmp_path, change):
+    there(tmp_path, small(), "huggingface", verifies=False)
+    folder = tmp_path / "huggingface"
+    (folder / "vitrail.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(VitrailError) as caught:
+        read_any(str(folder), Told())
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_that_names_itself_is_refused(tmp_path):
+    name = "model.safetensors.index.json"
+    (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(DamagedError, match="no file of tensors beside it"):
+        read_any(str(tmp_path), Told())
+
+
+def test_npz_without_a_head_and_in_half_precision(tmp_path):
+    import_peer("timm")
+    bundle = small(activation="gelu-tanh")
+    there(tmp_path, bundle, "google", verifies=False)
+    arrays = dict(np.load(tmp_path / "google" / "model.npz"))
+    headless = {name: array for name, array in arrays.items() if not name.startswith("head/")}
+    np.savez(tmp_path / "headless.npz", **headless)
+    report = convert(str(tmp_path / "headless.npz"), tmp_path / "features", "vitrail", pictures=CLOTHES[:4])
+    assert report["proofs"][0]["compared"] == "features"
+    halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16).view("V2") for name, array in arrays.items()}
+    np.savez(tmp_path / "bfloat16.npz", **halves, step=np.array(3))
+    found = read_any(str(tmp_path / "bfloat16.npz"), Told())
+    kernel = bundle.model.head.weight.detach()
+    torch.testing.assert_close(found.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
+    assert "arrays that are no real numbers are left out: step" in found.notes
+
+
+def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
+    model = redraw(vitrail.create("Mixer-Nano/7"), std=0.05)
+    eye = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
+    with pytest.raises(UsageError, match="timm must have the model by name to write it, got Mixer-Nano/7"):
+        there(tmp_path, vitrail.Bundle(model=model, preprocess=eye), "timm")
+
+
+def test_what_another_library_computes_otherwise_is_said(tmp_path):
+    report = there(tmp_path, small(norm_epsilon=1e-12), "google", verifies=False)
+    assert report["notes"] == [
+        "Google's code computes with epsilon 1e-06, this model with 1e-12",
+        "Google's code computes GELU in its tanh form, this model the exact one",
+    ]
+
+
+# Hostile files
+
+
+class Evil:
+    """What a pickle may ask for."""
+
+    def __init__(self, canary):
+        self.canary = str(canary)
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.canary}",)
+
+
+@pytest.mark.parametrize("kind", ["torch", "plain", "nested", "npz", "garbage", "empty", "bomb"])
+def test_hostile_files_are_refused_and_do_nothing(tmp_path, kind):
+    canary, path = tmp_path / "canary", tmp_path / "model.pth"
+    match kind:
+        case "torch":
+            torch.save({"state_dict": Evil(canary)}, path)
+        case "plain":
+            path.write_bytes(pickle.dumps(Evil(canary)))
+        case "nested":
+            torch.save({"cls_token": torch.zeros(1, 1, 8), "hook": Evil(canary)}, path)
+        case "npz":
+            path = tmp_path / "model.npz"
+            np.savez(path, cls=np.array([Evil(canary)], dtype=object))
+        case "garbage":
+            path.write_bytes(os.urandom(4096))
+        case "empty":
+            path.write_bytes(b"")
+        case "bomb":
+            path = tmp_path / "model.npz"
+            header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("embedding/kernel.npy", header.ljust(127) + b"\n" + bytes(1000))
+    with pytest.raises(DamagedError) as caught:
+        read_any(str(path), Told())
+    assert "\n" not in str(caught.value)
+    assert not canary.exists()
+
+
+def safetensors(header, payload=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + payload
+
+
+ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        safetensors({"a": ONE}, bytes(7)),  # cut
+        safetensors({"a": ONE}, bytes(9)),  # something behind it
+        safetensors({"a": ONE}, bytes(8), length=2**62),
+        safetensors({"a": {**ONE, "shape": [2**63]}}, bytes(8)),
+        safetensors({"a": {**ONE, "dtype": "F64"}}, bytes(8)),
+        safetensors({"a": {**ONE, "data_offsets": [8, 0]}}, bytes(8)),
+        safetensors({"a": ONE, "b": {**ONE, "data_offsets": [4, 12]}}, bytes(12)),  # one over the other
+        safetensors({"a": ONE, "b": {**ONE, "data_offsets": [12, 20]}}, bytes(20)),  # a hole
+        safetensors(b'{"a": '),
+        safetensors({}),
+        b"",
+    ],
+)
+def test_damaged_safetensors_are_refused(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DamagedError) as caught:
+        read_any(str(path), Told())
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path):
+    tensors = small().model.state_dict()
+    tensors["blocks.1.mlp.fc1.weight"] = tensors["blocks.1.mlp.fc1.weight"].clone()
+    tensors["blocks.1.mlp.fc1.weight"][3, 5] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(DamagedError, match=r"finite numbers, got others in blocks\.1\.mlp\.fc1\.weight"):
+        read_any(str(tmp_path / "model.safetensors"), Told())
+
+
+def child(*words, **options):
+    command = [sys.executable, "-I", "-c", CHILD, *map(str, words), str(2**36), *sys.path[1:]]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_a_pickle_is_read_without_network(tmp_path):
+    """In a network namespace of its own where the system allows it; never with a socket from Python."""
+    torch.save({"a": torch.zeros(3)}, tmp_path / "a.pth")
+    done = child(tmp_path / "a.pth", tmp_path / "out")
+    report = json.loads(done.stdout)
+    allowed = subprocess.run(["unshare", "--net", "--map-root-user", "true"], capture_output=True, check=False)
+    assert report["cut"] == (allowed.returncode == 0)
+    assert "socket.socket = refuse" in CHILD
+
+
+def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
+    """Limits on processes do not bind root, but they bind everybody else: no thread may be needed."""
+    if os.getuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("to become somebody else, be root and have setpriv")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    torch.save({"a": torch.zeros(300, 300), "epoch": 3}, folder / "a.pth")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    words = [sys.executable, "-I", "-c", CHILD, str(folder / "a.pth"), str(folder / "out"), str(2**36), *sys.path[1:]]
+    if subprocess.run([*nobody, sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode:
+        pytest.skip("nobody else may read this environment")
+    done = subprocess.run([*nobody, *words], capture_output=True, text=True, check=False, env=ALONE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["others"] == ["epoch"]
+    shutil.rmtree(folder)
+
+
+def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
+    """Averages are taken, as timm does, and it is said; a Namespace of arguments is harmless."""
+    tensors = small().model.state_dict()
+    last = {name: tensor + 1 for name, tensor in tensors.items()}
+    whole = {"state_dict": last, "state_dict_ema": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 7}
+    torch.save(whole, tmp_path / "last.pth.tar")
+    found = read_any(str(tmp_path / "last.pth.tar"), Told())
+    assert torch.equal(found.bundle.model.cls_token, tensors["cls_token"])
+    assert "of its tables state_dict_ema is taken, not state_dict" in found.notes
+
+
+def test_tensors_larger_than_their_file_are_refused(tmp_path):
+    torch.save({"a": torch.zeros(1).expand(2**33)}, tmp_path / "bomb.pth")
+    with pytest.raises(DamagedError, match="would fill 34,359,738,368 bytes"):
+        read_any(str(tmp_path / "bomb.pth"), Told())
+
+
+def test_hostile_files_are_refused_with_the_network_cut(tmp_path):
+    """The same with the whole command in a network namespace without interfaces: nothing of it needs one."""
+    cut = ["unshare", "--net", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare -n is not allowed here")
+    canary = tmp_path / "canary"
+    torch.save({"state_dict": Evil(canary)}, tmp_path / "evil.pth")
+    words = [sys.executable, "-m", "vitrail", "convert", str(tmp_path / "evil.pth"), str(tmp_path / "bundle")]
+    done = subprocess.run([*cut, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "Nothing of it was run" in done.stderr
+    assert not canary.exists()
+    assert not (tmp_path / "bundle").exists()
+
+
+# The command
+
+
+def test_convert_from_the_command_line(tmp_path):
+    bundle = small()
+    vitrail.save(bundle, tmp_path / "ours")
+    done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--no-verify", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["from"], report["to"]) == ("vitrail", "huggingface")
+    assert report["proofs"] == [{"library": "huggingface", "not_verified": "not asked for"}]
+    for words, code in (
+        ((tmp_path / "ours", tmp_path / "hf", "--to", "timm"), 2),
+        ((tmp_path / "hf", tmp_path / "z", "--to", "vitrail", "--preprocess", "men=3"), 2),
+    ):
+        done = run("convert", *words)
+        assert done.returncode == code, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,251 @@
+"""Fine-tuning: what is kept of a bundle, what is changed and said, and that the loop begins where it should."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from redraw import redraw
+from vitrail.configs.recipe import Recipe, find_recipe
+from vitrail.data.arrays import built_in
+from vitrail.errors import UsageError, VitrailError
+from vitrail.evaluation.protocols import evaluate
+from vitrail.evaluation.transfer import Ridge, ridge_head
+from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.training.finetune import adapt, adapt_channels, adapt_head, finetune
+from vitrail.training.loop import Options, Trainer
+from vitrail.training.run import train
+
+LABELS = ("ant", "bee", "cat")
+PLAIN = Recipe(steps=1)
+
+
+def small(name="ViT-Micro/4", **changes):
+    settings = {"resolution": 32, "classes": 3, "channels": 3, **changes}
+    return redraw(vitrail.create(name, **settings).eval(), std=0.05)
+
+
+def bundle_of(model, labels=LABELS, **provenance):
+    preprocess = Preprocess(
+        resolution=model.config.resolution, mean=IMAGENET_MEAN, std=IMAGENET_STD, resize="squash", crop_fraction=1.0
+    )
+    return vitrail.Bundle(model=model, preprocess=preprocess, labels=labels, provenance=provenance)
+
+
+def events(folder, kind):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+# What is kept, what is changed
+
+
+def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
+    model = small()
+    images = torch.rand(4, 3, 32, 32)
+    kept, words = adapt_head(model, bundle_of(model), ("cat", "ant", "bee"))
+    torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
+    assert "the bundle's own" in words
+    # Without names, by number; but what was not learned is not kept.
+    kept, words = adapt_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
+    torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
+    _, words = adapt_head(model, bundle_of(model, labels=None, objective="masked"), ("2", "0", "1"))
+    assert "a new head" in words
+
+
+@pytest.mark.parametrize("name", ["ViT-Micro/4", "ResNet-Micro", "Mixer-Micro/4", "LSTM-Micro/4"])
+def test_other_classes_begin_with_a_zero_head_on_the_same_features(name):
+    model = small(name)
+    images = torch.rand(2, 3, 32, 32)
+    fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
+    assert fresh.eval()(images).tolist() == [[0, 0], [0, 0]]
+    pooled = [vitrail.look(one, images, [], attention=False).steps["pooled"] for one in (model, fresh)]
+    assert torch.equal(*pooled)
+    assert "a new head for 2 classes" in words
+
+
+def test_the_hidden_layer_of_pretraining_is_dropped():
+    model = small(representation="tanh")
+    fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
+    assert fresh.config.representation == "none"
+    assert "hidden layer of pre-training is dropped" in words
+
+
+def test_a_model_that_predicts_pixels_learns_to_name():
+    model = small("iGPT-Micro", output="pixels", causal=True, resolution=8, classes=16)
+    fresh, words = adapt_head(model, bundle_of(model, labels=None), ("one", "two"))
+    assert (fresh.config.output, fresh.config.classes) == ("classes", 2)
+    # Pixel n stood in place n + 1, behind the start token.
+    assert torch.equal(fresh.pos_embed[:, :-1], model.pos_embed[:, 1:])
+    assert torch.equal(fresh.palette, model.palette)
+    assert "start token" in words
+
+
+def test_positions_are_interpolated_by_the_stored_rule_and_it_is_said():
+    model = small(resize_rule="google")
+    adapted, preprocess, notes = adapt(bundle_of(model), LABELS, 3, PLAIN, (48, 64))
+    assert torch.equal(adapted.pos_embed, model.resize((48, 64), rule="google").pos_embed)
+    assert preprocess.resolution == (48, 64)
+    assert notes[0] == "32 px became 48 x 64, positions interpolated by the rule of google"
+    # The recipe's resolution, unless one is given.
+    recipe = Recipe(steps=1, model={"resolution": 64, "dropout": 0.5})
+    assert adapt(bundle_of(model), LABELS, 3, recipe)[0].config.resolution == (64, 64)
+    adapted, *_ = adapt(bundle_of(model), LABELS, 3, recipe, (32, 32))
+    assert (adapted.config.resolution, adapted.config.dropout) == ((32, 32), 0.5)
+
+
+@pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4"])
+def test_grey_pictures_are_read_exactly_as_in_three_colours(name):
+    bundle = bundle_of(small(name))
+    grey, preprocess, words = adapt_channels(bundle.model, bundle.preprocess, 1)
+    assert (grey.config.channels, preprocess.channels) == (1, 1)
+    assert "grey" in words
+    picture = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), dtype=np.uint8)
+    with torch.inference_mode():
+        before = bundle.model(bundle.preprocess(list(np.repeat(picture, 3, axis=3))))
+        after = grey.eval()(preprocess(list(picture)))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_more_bands_repeat_the_kernels():
+    bundle = bundle_of(small())
+    wide, preprocess, words = adapt_channels(bundle.model, bundle.preprocess, 6)
+    assert preprocess.mean == IMAGENET_MEAN * 2
+    assert "3/6" in words
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(wide.eval()(images.repeat(1, 2, 1, 1)), bundle.model(images), rtol=1e-4, atol=1e-5)
+    # A CNN's first kernel overlaps: it keeps its colours, and grey is read as such.
+    cnn = bundle_of(small("ResNet-Micro"))
+    same, _, words = adapt_channels(cnn.model, cnn.preprocess, 1)
+    assert same is cnn.model
+    assert words == "pictures with 1 channel(s) are read with the model's 3"
+    with pytest.raises(UsageError, match="must go to a ViT or a Mixer, got family resnet"):
+        adapt_channels(cnn.model, cnn.preprocess, 4)
+
+
+# The head in closed form
+
+
+def test_a_head_by_least_squares_knows_how_sure_it_is():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    features = rng.normal(size=(60, 8)) + 2 * np.eye(8)[labels]
+    linear, left_out = ridge_head(features, labels, classes=3)
+    targets = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+    penalty = Ridge(features, targets).choose()
+    scale = np.linalg.norm(linear.weight) / np.linalg.norm(Ridge(features, targets).solve(penalty).weight)
+    for index in (0, 17, 59):  # learned without it, asked for it
+        others = np.arange(60) != index
+        alone = Ridge(features[others], targets[others]).solve(penalty)
+        np.testing.assert_allclose(left_out[index], scale * alone(features[index][None])[0], rtol=1e-8)
+    loss = torch.nn.functional.cross_entropy
+    truth = torch.from_numpy(labels)
+    losses = [float(loss(torch.from_numpy(left_out * factor), truth)) for factor in (0.8, 1.0, 1.25)]
+    assert losses[1] == min(losses)
+
+
+# Whole runs, on embedded data and the embedded model
+
+
+def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
+    finetune("fashion", "digits", tmp_path / "run", find_recipe("frozen"), Options())
+    said = capsys.readouterr().err
+    assert "a new head for 10 classes" in said
+    (probe,) = events(tmp_path / "run", "probe")
+    scores = evaluate(tmp_path / "run" / "bundle", "digits")
+    assert probe["accuracy"] > 0.85
+    assert scores["accuracy"] > 0.85
+    assert abs(scores["accuracy"] - probe["accuracy"]) < 0.06  # left out in turn, it promised as much
+    assert scores["ece"] < 0.15
+    bundle = vitrail.load(tmp_path / "run" / "bundle")
+    body = {n: t for n, t in bundle.model.state_dict().items() if not n.startswith("head.")}
+    before = vitrail.load("fashion").model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in body.items())
+    assert bundle.provenance["steps"] == 0
+    assert bundle.provenance["finetuned_from"]["bundle"] == "fashion"
+    assert "each left out in turn" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
+    recipe = find_recipe("auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "measure", lambda trainer, seconds: 49)
+        finetune("fashion", "digits", tmp_path / "short", recipe, Options())
+    assert "below 50, the head by least squares is kept" in capsys.readouterr().err
+    assert events(tmp_path / "short", "step") == []
+    steps = recipe.with_length(epochs=None, steps=6, minutes=None)
+    finetune("fashion", "digits", tmp_path / "run", steps, Options())
+    weights = (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes()
+    finetune("fashion", "digits", tmp_path / "run", steps, Options(), resumes=True)
+    assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
+    assert len(events(tmp_path / "run", "probe")) == 1  # it is not learned again
+    assert [event["step"] for event in events(tmp_path / "run", "resume")] == [6]
+    changes = vitrail.load(tmp_path / "run" / "bundle").provenance["finetuned_from"]["changes"]
+    assert any("each left out in turn" in line for line in changes)  # it is not forgotten, either
+    # Another bundle is another run, even if it has the same shape.
+    other = vitrail.load("fashion")
+    torch.nn.init.zeros_(other.model.cls_token)
+    vitrail.save(other, tmp_path / "other")
+    with pytest.raises(UsageError, match="Resumed run must have the source it began with"):
+        finetune(tmp_path / "other", "digits", tmp_path / "run", steps, Options(), resumes=True)
+
+
+def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
+    clothes = built_in("fashion-40")
+    np.savez(
+        tmp_path / "clothes.npz", images=clothes.splits["test"].pictures, labels=clothes.splits["test"].labels,
+        classes=np.array(clothes.labels),
+    )  # fmt: skip
+    recipe = Recipe(steps=1, learning_rate=1e-9, batch=8, holdout=0, head="probe")
+    finetune("fashion", str(tmp_path / "clothes.npz"), tmp_path / "run", recipe, Options())
+    assert "its head stays" in capsys.readouterr().err
+    before, after = (vitrail.load(path).model.head.weight for path in ("fashion", tmp_path / "run" / "bundle"))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro"])
+def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
+    model = redraw(vitrail.create(name, channels=1, classes=2, resolution=8), std=0.05)
+    eye = Preprocess(resolution=8, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "bundle")
+    recipe = find_recipe("auto").with_length(epochs=None, steps=1, minutes=None)
+    finetune(tmp_path / "bundle", "digits", tmp_path / "run", recipe, Options())
+    said = capsys.readouterr().err
+    assert ("no row of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
+
+
+def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "taken.txt").write_text("mine")
+    monkeypatch.setattr("vitrail.training.finetune.extract", lambda *_, **__: pytest.fail("work was done"))
+    with pytest.raises(VitrailError, match="Output must not exist yet"):
+        finetune("fashion", "digits", tmp_path, find_recipe("frozen"), Options())
+
+
+def test_a_damaged_picture_is_named_even_if_nothing_is_trained(tmp_path):
+    for index, pixels in enumerate(built_in("fashion-40").splits["test"].pictures[:12]):
+        folder = tmp_path / "data" / "train" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")
+    (tmp_path / "data" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    recipe = find_recipe("frozen").replace(on_damage="skip", holdout=0.2)
+    finetune("fashion", str(tmp_path / "data"), tmp_path / "run", recipe, Options(seed=1))
+    assert len(vitrail.load(tmp_path / "run" / "bundle").provenance["damaged"]["files"]) == 1
+
+
+def test_what_a_run_must_not_change(tmp_path):
+    for recipe, words in (
+        (Recipe(steps=1, objective="masked"), "objective classify, got masked"),
+        (Recipe(steps=1, model={"width": 32}), "got model.width"),
+        (Recipe(steps=1, head_bias=-5.0), "head_bias 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            finetune("fashion", "digits", tmp_path / "run", recipe, Options())
+    with pytest.raises(UsageError, match="Head must be zero where a model begins with its first weights"):
+        train("digits", "ViT-Pico/2", tmp_path / "run", Recipe(steps=1, head="probe"), Options())
+    with pytest.raises(UsageError, match="Steps must be"):
+        Recipe(steps=0)
+    assert not (tmp_path / "run").exists()
