@@ -1,0 +1,124 @@
+"""Evidence: what happens to the answer when parts of the picture are taken away, and whether a map foretold it.
+
+A part is a cell of a grid (the patches, if the model has some). What is taken away is filled with the picture's mean
+colour. Every number is a probability of one class; every family can be asked.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel
+from vitrail.models.look import evaluating
+from vitrail.settings import Pair
+
+_BATCH = 32
+
+
+class Faith(NamedTuple):
+    """Whether a map tells the truth: the class's probability while cells are taken away or put back in its order."""
+
+    deletion: float
+    """Mean probability while the highest cells are taken away first: low is good."""
+    insertion: float
+    """Mean probability while the highest cells are put into an empty picture first: high is good."""
+
+
+def evidence_grid(model: AnyModel) -> Pair:
+    """The cells that are taken away: the model's patches, else squares of about a fourteenth of the picture."""
+    height, width = model.config.resolution
+    grid = model.config.info()["grid"]
+    if grid is not None and grid[0] * grid[1] <= 1024 and not (height % grid[0] or width % grid[1]):
+        return grid[0], grid[1]
+    sides = [next((n for n in (14, 8, 7, 5, 4, 3, 2) if side % n == 0), 1) for side in (height, width)]
+    return sides[0], sides[1]
+
+
+def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
+    """K copies of a picture, each without the cells that its row of `gone_KN` names."""
+    _, height, width = image_CHW.shape
+    if height % grid[0] or width % grid[1]:
+        raise UsageError(f"Grid must divide the picture's {height} x {width} px, got {grid[0]} x {grid[1]}.")
+    mask = gone_KN.view(-1, 1, *grid).to(image_CHW.dtype)
+    mask = mask.repeat_interleave(height // grid[0], dim=2).repeat_interleave(width // grid[1], dim=3)
+    mean = image_CHW.mean(dim=(1, 2), keepdim=True)
+    return image_CHW * (1 - mask) + mean * mask
+
+
+@torch.inference_mode()
+def ask(model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int) -> np.ndarray:
+    """The probability of a class, (K), for a picture without these cells."""
+    answers = []
+    with evaluating(model):
+        for start in range(0, len(gone_KN), _BATCH):
+            images = fill(image_CHW, gone_KN[start : start + _BATCH], grid)
+            answers.append(model(images).float().softmax(-1)[:, label].cpu().numpy())
+    return np.concatenate(answers)
+
+
+def occlusion(model: AnyModel, image_CHW: Tensor, label: int, grid: Pair) -> np.ndarray:
+    """What each cell is worth, (h, w): how much the class's probability falls without it."""
+    count = grid[0] * grid[1]
+    gone = torch.cat([torch.zeros(1, count), torch.eye(count)]).to(image_CHW.device)
+    answers = ask(model, image_CHW, gone, grid, label)
+    return (answers[0] - answers[1:]).reshape(grid)
+
+
+def faith(model: AnyModel, image_CHW: Tensor, label: int, order_map: np.ndarray, grid: Pair, steps: int = 20) -> Faith:
+    """Deletion and insertion (arXiv 1806.07421) of a map (h, w) on cells."""
+    order = np.argsort(-order_map.ravel(), kind="stable")
+    count = len(order)
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count)
+    taken = torch.from_numpy(np.round(np.linspace(0, count, min(steps, count) + 1)).astype(np.int64))
+    place = torch.from_numpy(rank)
+    deleted = (place[None] < taken[:, None]).to(image_CHW.device)
+    both = ask(model, image_CHW, torch.cat([deleted, ~deleted]), grid, label)
+    deletion, insertion = np.split(both, 2)
+    return Faith(float(_area(deletion)), float(_area(insertion)))
+
+
+def patch_drop(
+    model: AnyModel,
+    image_CHW: Tensor,
+    label: int,
+    grid: Pair,
+    *,
+    shares: Sequence[float],
+    draws: int = 5,
+    seed: int = 0,
+) -> np.ndarray:
+    """The class's probability, (shares, draws), with a random share of the cells gone (arXiv 2105.10497)."""
+    count = grid[0] * grid[1]
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for share in shares:
+        for _ in range(draws):
+            gone = torch.zeros(count)
+            gone[torch.randperm(count, generator=generator)[: round(share * count)]] = 1
+            rows.append(gone)
+    answers = ask(model, image_CHW, torch.stack(rows).to(image_CHW.device), grid, label)
+    return answers.reshape(len(shares), draws)
+
+
+def to_cells(values: np.ndarray, grid: Pair) -> np.ndarray:
+    """A map on another grid as a map on cells: the mean of what lies in each, by area."""
+    out = values
+    for axis, cells in enumerate(grid):
+        size = out.shape[axis]
+        edges = np.linspace(0, size, cells + 1)
+        weights = np.maximum(
+            0, np.minimum(edges[1:, None], np.arange(1, size + 1)) - np.maximum(edges[:-1, None], np.arange(size))
+        )
+        weights /= weights.sum(axis=1, keepdims=True)
+        out = np.moveaxis(np.tensordot(weights, out, axes=(1, axis)), 0, axis)
+    return out
+
+
+def _area(curve: np.ndarray) -> float:
+    """The mean height of a curve over evenly spaced points, by the trapezoidal rule."""
+    return float(((curve[1:] + curve[:-1]) / 2).mean())

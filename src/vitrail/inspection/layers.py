@@ -1,0 +1,61 @@
+"""Layers compared: what each one's representation shares with another's, and how large its tokens grow."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError
+
+
+def cka(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """Linear CKA of two representations (arXiv 1905.00414) of the same pictures, from batches of them, without bias
+    (arXiv 2010.15327): 1 is the same up to turning and scaling, about 0 is unrelated.
+
+    Each batch is (m, features) with m of at least 4; the two sides may have any numbers of features.
+    """
+    sums = np.zeros(3)
+    for x, y in zip(ones, others, strict=True):
+        one, other = _gram(x), _gram(y)
+        sums += _hsic(one, other), _hsic(one, one), _hsic(other, other)
+    return float(sums[0] / np.sqrt(max(sums[1] * sums[2], 1e-300)))
+
+
+def cka_table(ones: Mapping[str, Sequence[np.ndarray]], others: Mapping[str, Sequence[np.ndarray]]) -> np.ndarray:
+    """CKA of every layer of one model with every layer of another (or of itself), (layers, layers)."""
+    grams = [{name: [_gram(batch) for batch in batches] for name, batches in side.items()} for side in (ones, others)]
+    own = [{name: sum(_hsic(gram, gram) for gram in some) for name, some in side.items()} for side in grams]
+    table = np.zeros((len(ones), len(others)))
+    for row, one in enumerate(ones):
+        for column, other in enumerate(others):
+            both = sum(map(_hsic, grams[0][one], grams[1][other]))
+            table[row, column] = both / np.sqrt(max(own[0][one] * own[1][other], 1e-300))
+    return table
+
+
+def _gram(features: np.ndarray) -> np.ndarray:
+    flat = np.asarray(features, np.float64).reshape(len(features), -1)
+    if len(flat) < 4:
+        raise UsageError(f"CKA must have batches of 4 pictures or more, got {len(flat)}.")
+    gram = flat @ flat.T
+    np.fill_diagonal(gram, 0)
+    return gram
+
+
+def _hsic(one: np.ndarray, other: np.ndarray) -> float:
+    """HSIC_1, the estimator without bias, of two Gram matrices with empty diagonals."""
+    m = len(one)
+    products = np.sum(one * other) + one.sum() * other.sum() / ((m - 1) * (m - 2))
+    return float((products - 2 / (m - 2) * (one.sum(axis=0) @ other.sum(axis=1))) / (m * (m - 3)))
+
+
+def token_norms(tokens_BTD: Tensor) -> np.ndarray:
+    """Length of every token, (B, T)."""
+    return torch.linalg.vector_norm(tokens_BTD.float(), dim=-1).cpu().numpy()
+
+
+def outliers(norms_BT: np.ndarray, times: float = 5.0) -> np.ndarray:
+    """Which tokens are some times longer than their picture's median: they carry what has no place of its own (arXiv
+    2309.16588)."""
+    return norms_BT > times * np.median(norms_BT, axis=1, keepdims=True)
