@@ -345,6 +345,44 @@ def predict(
         sys.exit(1)
 
 
+def inspect(
+    bundle: BundlePath,
+    files: Annotated[
+        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Pictures to look at, or folders of them.")
+    ],
+    *,
+    output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
+    evidence: Annotated[
+        bool, arg(help="Also take parts of the picture away and ask again: hundreds of forward passes.")
+    ] = False,
+    data: Annotated[
+        str | None, arg(metavar="DATA", help="More pictures for what needs many: similarity of layers.")
+    ] = None,
+    against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
+    full: Annotated[bool, arg(help="Keep every head for every patch, however large the page becomes.")] = False,
+    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Look inside: where patches look, how far heads see, what positions know, which pixels count. One page."""
+    from vitrail.data.sources import find_pictures, open_data
+    from vitrail.inspection.examine import examine
+    from vitrail.inspection.page import write_page
+    from vitrail.storage import check_output
+    from vitrail.weights.bundle import load
+
+    check_output(output, force=force)
+    paths = find_pictures(files)
+    others = () if data is None else list(open_data(data).for_evaluation(None).pictures[:64])
+    other = None if against is None else (against, load(against))
+    found = examine(
+        load(bundle), bundle, [(path, path) for path in paths], evidence=evidence, others=others, against=other
+    )
+    document = write_page(found, output, full=full, force=force)
+    if not found.is_trained:
+        sys.stderr.write("note: nothing says that this model was trained; maps of random weights mean nothing\n")
+    return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
+
+
 def convert(
     source: Annotated[
         str,
@@ -403,7 +441,8 @@ def demo(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "models": models, "info": info, "doctor": doctor, "train": train,
-    "finetune": finetune, "evaluate": evaluate, "predict": predict, "convert": convert, "demo": demo,
+    "finetune": finetune, "evaluate": evaluate, "predict": predict, "inspect": inspect,
+    "convert": convert, "demo": demo,
 }  # fmt: skip
 
 

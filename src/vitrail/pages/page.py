@@ -1,6 +1,7 @@
 """The parts that pages are made of. Every text from outside goes through `escape`."""
 
 import base64
+import hashlib
 import html
 import io
 import math
@@ -20,17 +21,21 @@ def escape(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
-def page(title: str, subtitle: str, body: str) -> str:
-    """A whole document."""
+def page(title: str, subtitle: str, body: str, script: str = "") -> str:
+    """A whole document. Of scripts, only the given one may run: the policy names it by its hash."""
+    runs = ""
+    if script:
+        runs = f"; script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
     style = resources.files("vitrail.pages").joinpath("style.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy"'
-        " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
+        f" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{runs}\">"
         f"<title>{escape(title)}</title><style>{style}</style></head><body>\n"
         f'<header><h1>{escape(title)}</h1><p class="quiet">{escape(subtitle)}</p></header>\n<main>{body}</main>\n'
-        "</body></html>\n"
+        + (f"<script>{script}</script>" if script else "")
+        + "</body></html>\n"
     )
 
 
@@ -62,10 +67,15 @@ def figure(title: str, note: str, content: str) -> str:
 
 def picture(pixels_HWC: np.ndarray, text: str) -> str:
     """Pixels as an image inside the page."""
+    return f'<img src="{data_image(pixels_HWC)}" alt="{escape(text)}">'
+
+
+def data_image(pixels_HWC: np.ndarray) -> str:
+    """Pixels as an address that holds them, a PNG file."""
     file = io.BytesIO()
-    Image.fromarray(pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{escape(text)}">'
+    one = pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]
+    Image.fromarray(one).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 class Line(NamedTuple):
