@@ -190,7 +190,7 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
     other = vitrail.load("fashion")
     torch.nn.init.zeros_(other.model.cls_token)
     vitrail.save(other, tmp_path / "other")
-    with pytest.raises(UsageError, match="Resumed run must have the source it began with"):
+    with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
         finetune(tmp_path / "other", "digits", tmp_path / "run", steps, Options(), resumes=True)
 
 

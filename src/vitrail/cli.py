@@ -192,13 +192,15 @@ def train(
     Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
     """
     from vitrail.configs.recipe import find_recipe
-    from vitrail.training.run import train as run
 
     chosen = find_recipe(recipe)
     if objective is not None:
         chosen = chosen.replace(objective=objective)
+    chosen = running.change(chosen)
     zoo.find(model)
-    run(data, model, output, running.change(chosen), **running.settings)
+    from vitrail.training.run import train as run  # torch, only now that nothing typed is wrong
+
+    run(data, model, output, chosen, **running.settings)
 
 
 def finetune(
@@ -224,13 +226,15 @@ def finetune(
     Classes that are the bundle's own keep its head. Kill it whenever you like: --resume auto goes on.
     """
     from vitrail.configs.recipe import find_recipe, recipe_names
-    from vitrail.training.finetune import finetune as run
 
     chosen = find_recipe(recipe)
     if recipe in recipe_names():  # they are for first weights; what happens to pixels is here the bundle's affair
         chosen = chosen.replace(preprocess={})
     chosen = running.change(chosen)
     size = None if resolution is None else _parse_resolution(resolution)
+    check_folder(bundle)
+    from vitrail.training.finetune import finetune as run  # torch, only now that nothing typed is wrong
+
     run(bundle, data, output, chosen, resolution=size, **running.settings)
 
 
@@ -393,7 +397,9 @@ def convert(
     *,
     to: Annotated[Format, arg(help="Format to write.")] = "vitrail",
     model: Annotated[str | None, arg(metavar="NAME", help="What SRC is, where it does not say (heads).")] = None,
-    resolution: Annotated[str | None, arg(metavar="R", help="Its input size, where positions are no square.")] = None,
+    resolution: Annotated[
+        str | None, arg(metavar="R", help="Its input size, where positions are no square; with --model.")
+    ] = None,
     preprocess: Annotated[
         tuple[str, ...],
         arg(metavar="KEY=VALUE", help="What happens to pixels, where SRC does not say: mean=0.5 std=0.5 resize=squash"),

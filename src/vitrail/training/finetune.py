@@ -6,6 +6,7 @@ model's features, and training goes on from there (arXiv 2202.10054). Whatever i
 """
 
 import hashlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def finetune(
         known = _known_of(loaded)
         manifest = hashlib.sha256((check_folder(bundle) / MANIFEST).read_bytes()).hexdigest()
         origin = {"finetuned_from": {"bundle": str(bundle), "manifest": manifest, "changes": list(notes), **known}}
-        return Start(model, preprocess, manifest, origin, notes, probe, damaged)
+        return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged)
 
     run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
 
@@ -229,6 +230,8 @@ def learn_head(
     shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
     on_damage = "error" if recipe.on_damage == "error" else "skip"
     mine = training.take(shares[ranks.rank])
+    if ranks.is_first:
+        sys.stderr.write(f"computing features of {len(training):,} pictures for the head\n")
     part = None
     if len(mine):
         part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)

@@ -270,19 +270,21 @@ class Trainer:
             pictures += batch.whole
             is_end = self.step == self.total
             is_epoch = is_end or self.step % self.loader.steps == 0
+            shown = None
             if is_epoch or self.step % _LOG_EVERY == 0:
                 now = time.perf_counter()
                 (mean,) = self.ranks.total(sum(losses) / max(len(losses), 1))
-                fields = {
+                shown = {
                     "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
                     "images_per_second": pictures / (now - since),
                 }  # fmt: skip
-                log.write("step", step=self.step, epoch=epoch, **fields)
-                log.progress(self.step, fields, self._words())
+                log.write("step", step=self.step, epoch=epoch, **shown)
                 losses, pictures, since = [], 0, now
             if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
                 self.evaluate(epoch, log)
                 since = time.perf_counter()
+            if shown is not None:
+                log.progress(self.step, shown, self._words())
             if done.signal or is_epoch or done.is_due:
                 self.collect_damage(log)
                 self.save(checkpoints, state, log, must=bool(done.signal))

@@ -136,12 +136,12 @@ def run(
         settings = _config(data, begin, recipe, options, command)
         is_new = ranks.first_does(lambda: _claim(output, settings, resumes=resumes, force=force))
         agreed = {
+            "bundle": begin.source,
             "seed": options.seed,
             "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
             "preprocess": begin.preprocess.to_json(),
             "recipe": recipe.to_json(),
             "data": dataset.fingerprint(),
-            "source": begin.source,
         }
         checkpoint, notes = (None, []) if is_new else resume(trainer, output, agreed)
         changed = []
@@ -345,7 +345,11 @@ def _introduce(
         f"{config.name or config.family}: {config.parameters:,} parameters, {height} x {width} px,"
         f" {config.channels} channel(s);"
         f" {len(training):,} pictures of {len(dataset.labels):,} classes{watched};"
-        f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
+        + (
+            f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
+            if trainer.total
+            else " no steps"
+        )
     )
     if 0 < trainer.total <= trainer.recipe.warmup:
         log.say(f"note: the warm-up of {trainer.recipe.warmup:g} steps is longer than the run of {trainer.total}")

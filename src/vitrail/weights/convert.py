@@ -49,7 +49,7 @@ class Told:
         """The model that the source is said to be."""
         if self.model is None:
             if self.resolution is not None:
-                raise UsageError("Resolution must go with --model.")
+                raise UsageError("Resolution must go with --model, which says the size of patches, got it alone.")
             return None
         config = zoo.find(self.model)
         return config if self.resolution is None else config.replace(resolution=self.resolution)
@@ -184,7 +184,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({error}).") from None
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({reason}).") from None
     if path.suffix != ".json":
         return distinct(line.strip() for line in text.splitlines() if line.strip())[0]
     try:

@@ -59,7 +59,7 @@ def _in_folder(folder: Path) -> Path:
     if len(found) != 1:
         raise UsageError(
             f"Folder must hold one checkpoint (.safetensors, .npz, .pth, .pt or .bin), got {len(found)} in"
-            f" {str(folder)!r}."
+            f" {str(folder)!r}{': ' if found else ''}{', '.join(file.name for file in found[:4])}."
         )
     return found[0]
 
@@ -167,7 +167,7 @@ if hasattr(kernel, "unshare"):
     is_cut = kernel.unshare(new_network) == 0 or kernel.unshare(new_user | new_network) == 0
 source, target, memory, *places = sys.argv[1:]
 sys.path += places
-import argparse, json, os, resource, socket, torch
+import argparse, json, os, re, resource, socket, torch
 from safetensors.torch import save_file
 torch.set_num_threads(1)
 def refuse(*_, **__):
@@ -182,7 +182,9 @@ try:
     with torch.serialization.safe_globals([argparse.Namespace]):
         found = torch.load(source, map_location="cpu", weights_only=True)
 except Exception as error:
-    leave(str(error) or type(error).__name__)
+    wanted = re.search(r"Unsupported (?:global|class)[^.]*?([A-Za-z_][\\w.]+)[^\\w]* was not an allowed", str(error))
+    wanted = wanted or re.search(r"GLOBAL ([\\w.]+)", str(error))
+    leave(f"it asks for {{wanted[1]}}" if wanted else "it is no file of PyTorch's, or not a whole one")
 taken, beside = "", []
 for name in ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module", "model_state_dict"):
     if isinstance(found, dict) and isinstance(found.get(name), dict):
