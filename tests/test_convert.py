@@ -30,6 +30,7 @@ from vitrail.evaluation.protocols import evaluate
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.convert import VOCABULARIES, Told, convert, read_any
 from vitrail.weights.files import CHILD
+from vitrail.weights.proof import prove, written_for_peer
 from vitrail.weights.vocabulary import split_tensors, usual_heads
 
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -114,9 +115,8 @@ def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
     ("name", "to"),
     [
         ("R+ViT-Ti/16", "google"), ("R+ViT-Ti/16", "timm"), ("Mixer-S/32", "google"), ("Mixer-S/32", "timm"),
-        ("BiT-R50x1", "google"),
         *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-            ("BiT-R50x1", "timm"), ("R26+ViT-S/32", "google"), ("R26+ViT-S/32", "timm"),
+            ("BiT-R50x1", "google"), ("BiT-R50x1", "timm"), ("R26+ViT-S/32", "google"), ("R26+ViT-S/32", "timm"),
         )),
     ],
 )  # fmt: skip
@@ -203,6 +203,20 @@ def test_torchvision_reads_what_we_wrote(tmp_path):
     peer = torchvision.models.VisionTransformer(64, 16, 2, 2, 128, 256, num_classes=5).eval()
     peer.load_state_dict(load_file(tmp_path / "torchvision" / "model.safetensors"), strict=True)
     same_answers(bundle, peer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+def test_the_papers_own_size_is_proved_by_each_library(tmp_path, to):
+    """ViT-B/16 on 64 pictures, by the library's own function for it (vit_b_16, ...)."""
+    import_peer("torchvision" if to == "torchvision" else "transformers" if to == "huggingface" else "timm")
+    model = redraw(vitrail.create("ViT-B/16", classes=10), std=0.03)
+    bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=224))
+    there(tmp_path, bundle, to, verifies=False)
+    forward = written_for_peer(to, model.config, tmp_path / to)
+    proof = prove(model, bundle.preprocess, forward, to, pictures(64), has_head=True)
+    assert proof["equal_answers"] == proof["pictures"] == 64
+    assert proof["largest_difference"] < 1e-4
 
 
 # Their own files
