@@ -340,7 +340,7 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
     )
     # By its definition, Google's format computes GELU in the tanh form: one photo is on the edge.
     assert (ours == again).sum() == (499 if to == "google" else 500)
-    assert abs(evaluate(tmp_path / "again", data)["accuracy"] - 356 / 500) <= (1 / 500 if to == "google" else 0)
+    assert abs(evaluate(tmp_path / "again", data)["accuracy"] - 356 / 500) <= (0.0021 if to == "google" else 0)
 
 
 # Nothing in part
