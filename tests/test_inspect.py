@@ -10,7 +10,15 @@ from vitrail.errors import UsageError
 from vitrail.inspection.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
 from vitrail.inspection.layers import cka, cka_table, outliers
 from vitrail.inspection.places import filters, position_table, similarity, structure
-from vitrail.inspection.weights import attention_written_out, entropy, grid_distances, measure_heads, relevance, rollout
+from vitrail.inspection.weights import (
+    attention_written_out,
+    entropy,
+    grid_distances,
+    layout,
+    measure_heads,
+    relevance,
+    rollout,
+)  # fmt: skip
 
 
 def tiny(**changes):
@@ -37,7 +45,8 @@ def attention_of(config, weights_NN):
     ],
 )
 def test_distances_of_known_attention(grid, patch, uniform, alone, box, cross, largest):
-    config = vitrail.create("ViT-Micro/4", resolution=grid * patch, patch=patch).config
+    model = vitrail.create("ViT-Micro/4", resolution=grid * patch, patch=patch)
+    config, where = model.config, layout(model)
     distances = grid_distances((grid, grid), (patch, patch))
     count = grid * grid
     rows, columns = np.divmod(np.arange(count), grid)
@@ -50,20 +59,21 @@ def test_distances_of_known_attention(grid, patch, uniform, alone, box, cross, l
         0.0: np.eye(count),
     }
     for expected, mask in masks.items():
-        found = measure_heads(attention_of(config, mask / mask.sum(1, keepdims=True)), config)
-        assert found.distance[0] == pytest.approx(expected, abs=1e-3)
-        assert found.of_uniform[0] == pytest.approx(expected / uniform, abs=1e-4)
+        found = measure_heads(attention_of(config, mask / mask.sum(1, keepdims=True)), where)
+        assert found.distance[0, 0] == pytest.approx(expected, abs=1e-3)
+        assert found.of_uniform[0, 0] == pytest.approx(expected / uniform, abs=1e-4)
     assert distances.max() == pytest.approx(largest, abs=1e-3)
 
 
 def test_attention_to_the_class_token_is_told_apart():
-    config = tiny().config
+    model = tiny()
+    config = model.config
     weights = np.full((1, 1, config.tokens, config.tokens), 0.5 / config.patches)
     weights[..., 0] = 0.5
-    found = measure_heads(weights, config)
-    assert found.prefix_mass[0] == pytest.approx(0.5)
-    assert found.of_uniform[0] == pytest.approx(1)
-    assert found.entropy[0] == pytest.approx(1)
+    found = measure_heads(weights, layout(model))
+    assert found.prefix_mass[0, 0] == pytest.approx(0.5)
+    assert found.of_uniform[0, 0] == pytest.approx(1)
+    assert found.entropy[0, 0] == pytest.approx(1)
 
 
 def test_entropy_says_how_flat_a_map_is():

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from torch import nn
 
 from redraw import redraw
 from vitrail.errors import UsageError
-from vitrail.inspection.attention import class_attention_figure
+from vitrail.inspection.attention import attention_figure
 from vitrail.inspection.colours import sequential
 from vitrail.inspection.reach import reach, reach_figure
+from vitrail.inspection.weights import layout
+from vitrail.models.base import Model
 from vitrail.models.create import create
 from vitrail.models.look import look
 
@@ -18,6 +20,25 @@ def heard(name, layer, **changes):
     """Which pixels reach the centre of a freshly built model: (H, W) booleans."""
     model = create(name, **changes)
     return reach(model, torch.randn(4, 1, *model.config.resolution), layer) > 0
+
+
+class OneConvolution(Model):
+    """The smallest CNN there is."""
+
+    def __init__(self):
+        super().__init__(create("ResNet-Nano").config)
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, images_BCHW, seen=None):
+        features = self.convolution(images_BCHW)
+        seen.keep(0, features)
+        return features.mean((2, 3))
+
+
+def test_one_convolution_hears_exactly_its_kernel():
+    inside = reach(OneConvolution(), torch.randn(2, 1, 28, 28), 0) > 0
+    assert inside[13:16, 13:16].all()
+    assert inside.sum() == 9
 
 
 def test_a_cnn_hears_exactly_its_receptive_field():
@@ -68,19 +89,26 @@ def test_reach_figure_leaves_silent_pixels_white():
     assert tuple(tile[60, 100]) == tuple(sequential(np.array(1.0)))
 
 
-def test_class_attention_figure_shows_each_layer_and_head():
+def test_attention_figure_shows_each_layer_and_head():
     model = redraw(create("ViT-Nano/7"))
     seen = look(model, torch.randn(1, 1, 28, 28), [0, 3])
-    figure = class_attention_figure(Image.new("L", (28, 28)), seen, model.config, "a test")
-    tiles = np.asarray(figure)
-    brightest = (tiles == sequential(np.array(1.0))).all(-1)
+    maps = {layer: layout(model).read(weights[0].numpy()) for layer, weights in seen.attention.items()}
+    figure = attention_figure(np.zeros((28, 28, 1), np.uint8), maps, model.config.tokens, "a test")
+    brightest = (np.asarray(figure) == sequential(np.array(1.0))).all(-1)
     # One brightest patch at least in each of 2 layers x 4 heads: 16 patches of 96 / 4 pixels a side in each tile.
     assert brightest.sum() >= 8 * 24 * 24
-    without_cls = redraw(create("ViT-Nano/7", pool="gap"))
-    with pytest.raises(UsageError, match="must come from a model with pool cls"):
-        class_attention_figure(
-            Image.new("L", (28, 28)), look(without_cls, torch.randn(1, 1, 28, 28)), without_cls.config, "a test"
-        )
+
+
+def test_what_the_head_reads_is_the_class_token_or_the_mean():
+    weights = np.random.default_rng(0).random((17, 17))
+    with_class = layout(create("ViT-Nano/7"))
+    assert (with_class.read(weights) == weights[0, 1:].reshape(4, 4)).all()
+    without = layout(create("ViT-Nano/7", pool="gap", registers=2))
+    assert without.prefix == 2
+    wide = np.random.default_rng(0).random((18, 18))
+    np.testing.assert_allclose(without.read(wide), wide[2:, 2:].mean(0).reshape(4, 4))
+    assert layout(create("Hybrid-Nano")).step == (8, 8)  # pixels, not cells of the stem's map
+    assert layout(create("ResNet-Nano")) is None
 
 
 def test_colours_keep_their_order_in_grey():

@@ -363,24 +363,31 @@ def inspect(
         str | None, arg(metavar="DATA", help="More pictures for what needs many: similarity of layers.")
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
+    layers: Annotated[
+        tuple[int, ...], arg(metavar="L", help="Show the attention of these layers, from 0 or from the end (-1).")
+    ] = (),
+    heads: Annotated[tuple[int, ...], arg(metavar="H", help="Show the attention of these heads only.")] = (),
     full: Annotated[bool, arg(help="Keep every head for every patch, however large the page becomes.")] = False,
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
     json: Json = False,
 ) -> None:
     """Look inside: where patches look, how far heads see, what positions know, which pixels count. One page."""
     from vitrail.data.sources import find_pictures, open_data
-    from vitrail.inspection.examine import examine
-    from vitrail.inspection.page import write_page
     from vitrail.storage import check_output
-    from vitrail.weights.bundle import load
 
     check_output(output, force=force)
     paths = find_pictures(files)
+
+    from vitrail.inspection.examine import examine
+    from vitrail.inspection.page import write_page
+    from vitrail.weights.bundle import load
+
     others = () if data is None else list(open_data(data).for_evaluation(None).pictures[:64])
     other = None if against is None else (against, load(against))
     found = examine(
-        load(bundle), bundle, [(path, path) for path in paths], evidence=evidence, others=others, against=other
-    )
+        load(bundle), bundle, [(path, path) for path in paths], evidence=evidence, others=others, against=other,
+        layers=layers or None, heads=heads or None,
+    )  # fmt: skip
     document = write_page(found, output, full=full, force=force)
     if not found.is_trained:
         sys.stderr.write("note: nothing says that this model was trained; maps of random weights mean nothing\n")

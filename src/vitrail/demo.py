@@ -16,7 +16,8 @@ from vitrail.data.arrays import built_in
 from vitrail.data.dataset import Dataset, Split
 from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
-from vitrail.inspection.attention import class_attention_figure
+from vitrail.inspection.attention import attention_figure
+from vitrail.inspection.weights import layout
 from vitrail.models.look import look
 from vitrail.settings import check_whole
 from vitrail.training.loop import Options
@@ -82,8 +83,11 @@ def _draw(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> Non
     seen = look(bundle.model, preprocess([pixels]))
     label = (bundle.labels or ())[held_out.labels[shown]]
     score = float(seen.logits.softmax(-1).max())
-    image = Image.fromarray(preprocess.crop(pixels)[..., 0])
-    figure = class_attention_figure(image, seen, bundle.model.config, f"{label}, score {score:.2f}")
+    where = layout(bundle.model)
+    assert where is not None
+    maps = {layer: where.read(weights[0].numpy()) for layer, weights in seen.attention.items()}
+    title = f"Where does [CLS] look? {label}, score {score:.2f}"
+    figure = attention_figure(preprocess.crop(pixels), maps, bundle.model.config.tokens, title)
     try:
         figure.save(path)
     except OSError as error:

@@ -173,7 +173,8 @@ def verify(folder: Path, names: Iterable[str]) -> None:
 
 
 def _write_manifest(folder: Path) -> None:
-    files = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
+    every = (path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): _checksum(path) for path in sorted(every)}
     write_json(folder / MANIFEST, {"files": files})
 
 
@@ -228,8 +229,8 @@ def _remove(path: Path) -> None:
 def _flush(folder: Path) -> None:
     """Everything onto the disk, with the rights a new file has: temporary folders and some writers are private."""
     umask = _umask()
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~umask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         _flush_one(path)
     folder.chmod(0o777 & ~umask)
     _flush_one(folder)

@@ -23,7 +23,7 @@ from vitrail.data.loader import Loader
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
-from vitrail.models.look import count_layer, look
+from vitrail.models.look import count_from, look
 from vitrail.storage import MANIFEST, read_json, user_folder, verify, whole_folder, write_json
 from vitrail.weights.bundle import Bundle
 
@@ -44,7 +44,7 @@ def extract(
     """Features (n, d) of every picture of a split, in their order, as 32-bit reals. Any family, any layer. Those of a
     damaged picture, if it is to be skipped, are not numbers, and `damaged` gets its name and the reason."""
     if layer is not None:
-        layer = count_layer(layer, model.config.depth)
+        layer = count_from("Layer", layer, model.config.depth)
     weight = next(model.parameters())
     found, is_whole = [], []
     loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
@@ -91,7 +91,7 @@ class FeatureStore:
         """`path` is where `bundle` was loaded from; `folder`, where features are kept, is by default the user's cache
         folder."""
         self.bundle, self.workers = bundle, workers
-        self.layer = None if layer is None else count_layer(layer, bundle.model.config.depth)
+        self.layer = None if layer is None else count_from("Layer", layer, bundle.model.config.depth)
         self.folder = user_folder() / "features" if folder is None else Path(folder)
         self.hits = 0
         self.notes: list[str] = []

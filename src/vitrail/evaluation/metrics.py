@@ -1,5 +1,6 @@
 """Scores of a classifier: accuracy with its interval, top 5, calibration, each class, and who is taken for whom."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -59,15 +60,19 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Student's 95 % interval of the mean of independent draws; none of a single one."""
-    freedom = len(values) - 1
-    if freedom < 1:
+    if len(values) < 2:
         return None
+    half = _student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+@functools.cache
+def _student(freedom: int) -> float:
+    """How many standard errors 95 % of Student's distribution lie within."""
     # With t = sqrt(freedom) tan(angle), the density of t is that of cos(angle)^(freedom - 1): summed up to its share.
     angles = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
     share = np.cumsum(np.cos(angles) ** (freedom - 1))
-    angle = angles[np.searchsorted(share, 0.95 * share[-1])]
-    half = math.sqrt(freedom) * math.tan(angle) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
+    return math.sqrt(freedom) * math.tan(angles[np.searchsorted(share, 0.95 * share[-1])])
 
 
 def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> list[tuple[int, float, float]]:

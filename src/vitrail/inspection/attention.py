@@ -1,50 +1,45 @@
-"""Where tokens look, as pictures."""
+"""Where tokens look, as one figure."""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitrail.configs.vit import ViTConfig
-from vitrail.errors import UsageError
-from vitrail.inspection.colours import INK, LEAD, PAPER, sequential
-from vitrail.models.base import Seen
+from vitrail.inspection.colours import INK, LEAD, PAPER, heat
 
-_TILE, _GAP, _MARGIN = 96, 10, 84
+_TILE, _GAP, _MARGIN, _LINE = 96, 10, 84, 18
 
 
-def class_attention_figure(picture: Image.Image, seen: Seen, config: ViTConfig, subject: str) -> Image.Image:
-    """What [CLS] looks at in each layer (rows) and head (columns) that `seen` holds, beside the (first) picture.
+def attention_figure(
+    pixels_HWC: np.ndarray,
+    maps: Mapping[int, np.ndarray],
+    tokens: int,
+    title: str,
+    numbers: Sequence[int] | None = None,
+) -> Image.Image:
+    """Maps (heads, h, w) of each layer (rows) and head (columns; `numbers` if not all) beside the picture they are of.
 
     Each tile is scaled from 0 (dark) to its own largest value (bright), which stands under it as a multiple of uniform
-    attention: a flat map must not be read as a sharp one.
+    attention to all `tokens`: a flat map must not be read as a sharp one.
     """
-    if config.pool != "cls":
-        raise UsageError(f"Class attention must come from a model with pool cls, got pool {config.pool}.")
-    layers = sorted(seen.attention)
-    columns = config.heads + 1
-    line = 18
-    width = _MARGIN + columns * (_TILE + _GAP) + _GAP
-    height = 2 * line + 20 + len(layers) * (_TILE + line + _GAP)
-    figure = Image.new("RGB", (width, height), PAPER)
+    heads = len(next(iter(maps.values())))
+    top = 2 * _LINE + 20
+    size = _MARGIN + (heads + 1) * (_TILE + _GAP) + _GAP, top + len(maps) * (_TILE + _LINE + _GAP)
+    figure = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(figure)
     font, small = ImageFont.load_default(13), ImageFont.load_default(11)
-    draw.text((_GAP, 8), f"Where does [CLS] look? {subject}", INK, font)
-    titles = ["picture", *(f"head {head + 1}" for head in range(config.heads))]
-    for column, title in enumerate(titles):
-        draw.text((_MARGIN + column * (_TILE + _GAP), 2 * line), title, INK, font)
-    for row, layer in enumerate(layers):
-        top = 2 * line + 20 + row * (_TILE + line + _GAP)
-        draw.text((_GAP, top + _TILE // 2 - 8), f"layer {layer + 1}", INK, font)
-        maps = seen.attention[layer][0, :, 0, config.prefix :].float().cpu().numpy()
-        tiles = [picture.convert("RGB"), *(_colour(weights.reshape(config.grid)) for weights in maps)]
-        for column, tile in enumerate(tiles):
+    draw.text((_GAP, 8), title, INK, font)
+    for column, name in enumerate(["picture", *(f"head {head}" for head in numbers or range(heads))]):
+        draw.text((_MARGIN + column * (_TILE + _GAP), 2 * _LINE), name, INK, font)
+    picture = np.repeat(pixels_HWC, 3, axis=2) if pixels_HWC.shape[2] == 1 else pixels_HWC
+    for row, (layer, some) in enumerate(sorted(maps.items())):
+        down = top + row * (_TILE + _LINE + _GAP)
+        draw.text((_GAP, down + _TILE // 2 - 8), f"layer {layer}", INK, font)
+        for column, tile in enumerate([picture, *map(heat, some)]):
             left = _MARGIN + column * (_TILE + _GAP)
-            figure.paste(tile.resize((_TILE, _TILE), Image.Resampling.NEAREST), (left, top))
-            draw.rectangle((left - 1, top - 1, left + _TILE, top + _TILE), outline=LEAD)
+            figure.paste(Image.fromarray(tile).resize((_TILE, _TILE), Image.Resampling.NEAREST), (left, down))
+            draw.rectangle((left - 1, down - 1, left + _TILE, down + _TILE), outline=LEAD)
             if column:
-                strongest = maps[column - 1].max() * config.tokens
-                draw.text((left, top + _TILE + 2), f"max {strongest:.1f} x uniform", INK, small)
+                strongest = some[column - 1].max() * tokens
+                draw.text((left, down + _TILE + 2), f"max {strongest:.1f} x uniform", INK, small)
     return figure
-
-
-def _colour(values: np.ndarray) -> Image.Image:
-    return Image.fromarray(sequential(values / max(float(values.max()), 1e-12)))

@@ -15,3 +15,8 @@ def sequential(shares: np.ndarray) -> np.ndarray:
     places = np.clip(shares, 0, 1) * (len(_CIVIDIS) - 1)
     channels = [np.interp(places, np.arange(len(_CIVIDIS)), _CIVIDIS[:, channel]) for channel in range(3)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)
+
+
+def heat(values: np.ndarray) -> np.ndarray:
+    """A map (h, w) in colours, its largest value bright."""
+    return sequential(values / max(float(values.max()), 1e-12))

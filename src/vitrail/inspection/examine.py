@@ -16,14 +16,17 @@ from vitrail.inspection.layers import cka_table, outliers, token_norms
 from vitrail.inspection.places import Structure, filters, position_table, similarity, structure
 from vitrail.inspection.reach import reach
 from vitrail.inspection.walk import Panel, class_path, walk
-from vitrail.inspection.weights import Heads, entropy, measure_heads, relevance, rollout
+from vitrail.inspection.weights import Heads, Layout, entropy, layout, measure_heads, relevance, rollout
+from vitrail.inspection.words import english
 from vitrail.models.base import AnyModel, Seen
-from vitrail.models.look import look
+from vitrail.models.look import count_from, look
 from vitrail.models.vit import ViT
 from vitrail.weights.bundle import Bundle
 
 SHARES = (0.2, 0.5, 0.8)
 """Of the gradient, whose squares are reported for the reach; of the cells, that are dropped."""
+MOST = 32
+"""Pictures of one page."""
 _FEW = 4  # pictures at least for CKA
 _PROBED = 4  # pictures at most for gradients
 
@@ -39,9 +42,11 @@ class View:
     panels: list[Panel]
     path: list[dict[str, float]]
     attention: dict[int, np.ndarray]
-    """(H, T, T) of each layer, 32-bit."""
+    """(H, T, T) of each layer and head that is shown, 32-bit."""
     maps: dict[str, np.ndarray]
     """By method, (h, w), non-negative."""
+    followed: int = 0
+    """The patch whose numbers the walk shows."""
     evidence: dict[str, Any] | None = None
 
 
@@ -52,7 +57,12 @@ class Examination:
     bundle: Bundle
     name: str
     views: list[View]
+    where: Layout | None
+    """Where tokens stand, of a model with attention between places."""
     heads: dict[int, Heads]
+    """Of each layer, (pictures, H)."""
+    shown_heads: list[int]
+    """Whose attention the views hold."""
     norms: dict[str, list[float]]
     """Of each layer: median and largest length of tokens, share of outliers."""
     positions: np.ndarray | None
@@ -63,15 +73,23 @@ class Examination:
     cka: np.ndarray | None
     layers: tuple[list[str], list[str]]
     """What the rows and columns of the CKA table are."""
+    compared: int
+    """Pictures that the CKA table is of."""
     against: str | None
     absent: list[tuple[str, str]]
-    """Panels that this model does not have, and why."""
+    """Panels that this page does not have, and why, by the names of `words.toml`."""
 
     @property
     def is_trained(self) -> bool:
         """Whether anything is known to have taught this model."""
         known = {"data", "steps", "converted_from"} & self.bundle.provenance.keys()
         return bool(known) and bool(self.bundle.model.head.weight.any())
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What fills in the reasons of `absent`."""
+        config = self.bundle.model.config
+        return {"family": config.family, "position": getattr(config, "position", "")}
 
     def to_json(self) -> dict[str, Any]:
         """Every number."""
@@ -83,12 +101,13 @@ class Examination:
                 found = self.heads[layer]
                 row["heads"] = [
                     {
-                        "attention_distance": float(found.distance[head]),
-                        "attention_distance_of_uniform": float(found.of_uniform[head]),
-                        "entropy": float(found.entropy[head]),
-                        "prefix_mass": float(found.prefix_mass[head]),
+                        "attention_distance": float(found.distance[:, head].mean()),
+                        "attention_distance_interval": _interval(found.distance[:, head]),
+                        "attention_distance_of_uniform": float(found.of_uniform[:, head].mean()),
+                        "entropy": float(found.entropy[:, head].mean()),
+                        "prefix_mass": float(found.prefix_mass[:, head].mean()),
                     }
-                    for head in range(len(found.distance))
+                    for head in range(found.distance.shape[1])
                 ]
             if f"blocks.{layer}" in self.norms:
                 row["norms"] = dict(zip(("median", "largest", "outliers"), self.norms[f"blocks.{layer}"], strict=True))
@@ -100,14 +119,15 @@ class Examination:
             layers.append(row)
         return {
             "bundle": self.name, "model": {"family": config.family, **config.to_json()}, "trained": self.is_trained,
+            "measured_on": len(next(iter(self.heads.values())).distance) if self.heads else len(self.views),
             "layers": layers, "pictures": [self._view(view) for view in self.views],
             "positions": None if self.structure is None else self.structure._asdict(),
             "filters": None if self.filters is None else {"variance": [float(share) for share in self.filters[1]]},
             "cka": None if self.cka is None else {
-                "against": self.against, "rows": self.layers[0], "columns": self.layers[1],
+                "against": self.against, "pictures": self.compared, "rows": self.layers[0], "columns": self.layers[1],
                 "table": [[round(float(cell), 6) for cell in row] for row in self.cka],
             },
-            "absent": [{"panel": panel, "reason": reason} for panel, reason in self.absent],
+            "absent": [{"panel": panel, "reason": english(why, **self.fields)} for panel, why in self.absent],
         }  # fmt: skip
 
     @staticmethod
@@ -130,75 +150,107 @@ def examine(
     evidence: bool = False,
     others: Sequence[Picture] = (),
     against: tuple[str, Bundle] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Examination:
-    """Look at a bundle on some pictures. `others` are more of them for what needs many (CKA, distances)."""
-    if not pictures:
-        raise UsageError("Pictures must be given to look at, got none.")
+    """Look at a bundle on some pictures. `others` are more of them for what needs many (CKA, distances).
+
+    The views hold the attention of these `layers` and `heads`, from 0 or from the end (-1), default all. Numbers are of
+    all of them.
+    """
+    if not 1 <= len(pictures) <= MOST:
+        raise UsageError(
+            f"Pictures on one page must be 1 to {MOST}, got {len(pictures)}."
+            + (" Name some of them, and give the folder as data." if pictures else "")
+        )
     model, preprocess = bundle.model, bundle.preprocess
+    where = layout(model)
+    shown_layers, shown_heads = _choose(model, where, layers, heads)
     device = next(model.parameters()).device
     images = preprocess([picture for _, picture in pictures]).to(device)
-    views, heads, lengths = [], {}, {}
+    more = preprocess(list(others)).to(device) if others else images[:0]
+    many = torch.cat([images, more])
+    views, measured, lengths = [], {}, {}
     for index, (title, picture) in enumerate(pictures):
-        view, seen = _view(bundle, title, picture, images[index : index + 1])
+        view, seen = _view(bundle, where, title, picture, images[index : index + 1])
         if evidence:
             view = dataclasses.replace(view, evidence=_weigh(model, images[index], view, seed))
-        views.append(view)
-        for layer, weights in view.attention.items():
-            heads.setdefault(layer, []).append(weights)
+        kept = {layer: view.attention[layer][shown_heads] for layer in shown_layers}
+        views.append(dataclasses.replace(view, attention=kept))
+        _count_heads(measured, seen, where)
         for step, tensor in seen.steps.items():
             if step.startswith("blocks.") and tensor.ndim == 3:
                 lengths.setdefault(step, []).append(token_norms(tensor))
-    more = preprocess(list(others)).to(device) if others else images[:0]
-    many = torch.cat([images, more])
-    absent = _absent(model, len(many))
-    is_vit = isinstance(model, ViT)
-    table = position_table(model) if is_vit else None
-    layers = sorted({0, model.config.depth // 2, model.config.depth - 1})
+    if where is not None:
+        for index in range(len(more)):
+            _count_heads(measured, look(model, more[index : index + 1]), where)
+    table = position_table(model) if isinstance(model, ViT) else None
+    probed = sorted({0, model.config.depth // 2, model.config.depth - 1})
     can_reach = getattr(model.config, "output", "classes") == "classes"
     cka, names = None, ([], [])
     if len(many) >= _FEW:
-        cka, names = _compare(model, many, bundle if against is None else against[1], [*pictures], others)
+        every = [*(picture for _, picture in pictures), *others]
+        cka, names = _compare(model, many, bundle if against is None else against[1], every)
     return Examination(
-        bundle=bundle, name=name, views=views,
-        heads={layer: measure_heads(np.stack(found), model.config) for layer, found in heads.items()} if is_vit else {},
+        bundle=bundle, name=name, views=views, where=where,
+        heads={layer: Heads(*map(np.concatenate, zip(*found, strict=True))) for layer, found in measured.items()},
+        shown_heads=shown_heads,
         norms={step: _lengths(np.concatenate(found)) for step, found in lengths.items()},
         positions=None if table is None else similarity(table),
         structure=None if table is None else structure(table, model.config.grid),
-        filters=filters(model) if is_vit and model.config.family == "vit" else None,
-        reach={layer: reach(model, images[:_PROBED], layer, draws=4) for layer in layers} if can_reach else {},
-        cka=cka, layers=names, against=None if against is None else against[0], absent=absent,
+        filters=filters(model) if isinstance(model, ViT) and model.config.family == "vit" else None,
+        reach={layer: reach(model, images[:_PROBED], layer, draws=4) for layer in probed} if can_reach else {},
+        cka=cka, layers=names, compared=len(many), against=None if against is None else against[0],
+        absent=_absent(model, len(many), evidence=evidence),
     )  # fmt: skip
 
 
-def _view(bundle: Bundle, title: str, picture: Picture, image: Tensor) -> tuple[View, Seen]:
+def _choose(
+    model: AnyModel, where: Layout | None, layers: Sequence[int] | None, heads: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """Layers and heads to show, counted from 0 and in order."""
+    if where is None:
+        return [], []
+    depth, count = model.config.depth, model.config.heads
+    return (
+        sorted({count_from("Layer", layer, depth) for layer in (range(depth) if layers is None else layers)}),
+        sorted({count_from("Head", head, count) for head in (range(count) if heads is None else heads)}),
+    )
+
+
+def _count_heads(heads: dict[int, list[Heads]], seen: Seen, where: Layout | None) -> None:
+    if where is not None:
+        for layer, weights in seen.attention.items():
+            heads.setdefault(layer, []).append(measure_heads(weights.float().cpu(), where))
+
+
+def _view(bundle: Bundle, where: Layout | None, title: str, picture: Picture, image: Tensor) -> tuple[View, Seen]:
     model = bundle.model
     seen = look(model, image)
     shares = seen.logits.float().softmax(-1)
-    if shares.ndim == 3:  # a model that predicts pixels has no answer
-        answers: list[dict[str, Any]] = []
-    else:
+    answers: list[dict[str, Any]] = []
+    if shares.ndim == 2:  # a model that predicts pixels has no answer
         labels = bundle.labels or tuple(map(str, range(shares.shape[-1])))
         best = shares[0].sort(descending=True)
         top = zip(best.values[:5].tolist(), best.indices[:5].tolist(), strict=True)
         answers = [{"label": labels[index], "score": score} for score, index in top]
-    pixels = bundle.preprocess.crop(picture)
-    maps: dict[str, np.ndarray] = {}
-    panels, path, attention = [], [], {}
+    view = View(title, bundle.preprocess.crop(picture), answers, [], [], {}, {})
+    if where is None:
+        return view, seen
+    attention = {layer: weights[0].float().cpu().numpy() for layer, weights in sorted(seen.attention.items())}
+    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])[0]
+    maps = {
+        "rollout": where.read(flow.cpu().numpy()),
+        "last attention": where.read(attention[model.config.depth - 1].mean(axis=0)),
+    }
+    if answers:
+        maps["relevance"] = relevance(model, image)[0][0].cpu().numpy().reshape(where.grid)
+    panels, path, followed = [], [], where.grid[0] // 2 * where.grid[1] + where.grid[1] // 2
     if isinstance(model, ViT):
-        c = model.config
-        attention = {layer: weights[0].float().cpu().numpy() for layer, weights in sorted(seen.attention.items())}
-        flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])[0]
-        row = flow[0] if c.pool == "cls" else flow[c.prefix :].mean(dim=0)
-        maps["rollout"] = row[c.prefix :].cpu().numpy().reshape(c.grid)
-        last = attention[c.depth - 1].mean(axis=0)
-        maps["last attention"] = (last[0] if c.pool == "cls" else last[c.prefix :].mean(axis=0))[c.prefix :].reshape(
-            c.grid
-        )
-        maps["relevance"] = relevance(model, image)[0][0].cpu().numpy().reshape(c.grid)
-        panels = walk(model, seen, patch=c.patches // 2 + c.grid[1] // 2 if c.patches > 1 else 0)
-        path = class_path(model, seen)
-    return View(title, pixels, answers, panels, path, attention, maps), seen
+        panels, path = walk(model, seen, followed), class_path(model, seen)
+    found = dataclasses.replace(view, attention=attention, maps=maps, panels=panels, path=path, followed=followed)
+    return found, seen
 
 
 def _weigh(model: AnyModel, image: Tensor, view: View, seed: int) -> dict[str, Any] | None:
@@ -218,7 +270,7 @@ def _weigh(model: AnyModel, image: Tensor, view: View, seed: int) -> dict[str, A
         "class": label, "grid": list(grid), "occlusion": [[round(float(v), 6) for v in row] for row in worth],
         "faith": {name: one._asdict() for name, one in found.items()},
         "patch_drop": [
-            {"share": share, "probability": float(row.mean()), "interval": list(mean_interval(row.tolist()) or ())}
+            {"share": share, "probability": float(row.mean()), "interval": _interval(row)}
             for share, row in zip(SHARES, dropped, strict=True)
         ],
     }  # fmt: skip
@@ -226,13 +278,12 @@ def _weigh(model: AnyModel, image: Tensor, view: View, seed: int) -> dict[str, A
 
 @torch.inference_mode()
 def _compare(
-    model: AnyModel, images: Tensor, other: Bundle, pictures: list[tuple[str, Picture]], others: Sequence[Picture]
+    model: AnyModel, images: Tensor, other: Bundle, pictures: Sequence[Picture]
 ) -> tuple[np.ndarray, tuple[list[str], list[str]]]:
     one = _layers_of(model, images)
     two = one
     if other.model is not model:
-        again = other.preprocess([*(picture for _, picture in pictures), *others]).to(images.device)
-        two = _layers_of(other.model, again)
+        two = _layers_of(other.model, other.preprocess(pictures).to(images.device))
     return cka_table(one, two), (list(one), list(two))
 
 
@@ -245,6 +296,11 @@ def _layers_of(model: AnyModel, images: Tensor, batch: int = 16) -> Mapping[str,
             if name.startswith("blocks."):
                 found.setdefault(name, []).append(tensor.float().flatten(1).cpu().numpy())
     return found
+
+
+def _interval(values: np.ndarray) -> list[float] | None:
+    ends = mean_interval(values.tolist())
+    return None if ends is None else list(ends)
 
 
 def _lengths(norms_BT: np.ndarray) -> list[float]:
@@ -267,15 +323,22 @@ def areas(heard: np.ndarray, shares: Sequence[float] = SHARES) -> dict[float, fl
     return found
 
 
-def _absent(model: AnyModel, count: int) -> list[tuple[str, str]]:
+def _absent(model: AnyModel, count: int, *, evidence: bool) -> list[tuple[str, str]]:
+    c = model.config
     reasons = []
-    if not isinstance(model, ViT):
-        why = f"family {model.config.family} has no attention between patches"
-        reasons += [(panel, why) for panel in ("walk", "attention", "distance", "positions", "filters")]
-    elif position_table(model) is None:
-        reasons.append(("positions", f"position {model.config.position} has no table that is added to patches"))
-    elif model.config.family != "vit":
-        reasons.append(("filters", "a hybrid's patches are features of convolutions, not pixels"))
+    if layout(model) is None:
+        reasons += [(panel, "no-attention") for panel in ("walk", "attention", "distances", "positions", "filters")]
+    elif not isinstance(model, ViT):
+        reasons += [(panel, "no-patches") for panel in ("walk", "positions", "filters")]
+    else:
+        if position_table(model) is None:
+            reasons.append(("positions", "no-table"))
+        if c.family != "vit":
+            reasons.append(("filters", "no-pixels"))
+    if getattr(c, "output", "classes") != "classes":
+        reasons += [(panel, "no-answer") for panel in ("reach", "evidence")]
+    elif not evidence:
+        reasons.append(("evidence", "not-asked"))
     if count < _FEW:
-        reasons.append(("layers", f"CKA needs {_FEW} pictures or more: give more, or --data"))
+        reasons.append(("cka", "few"))
     return reasons

@@ -1,365 +1,326 @@
 """`vitrail inspect`: an examination as one page that opens from disk, as figures one by one, and as numbers.
 
 DIR/index.html      everything, for people; no network
-DIR/figures/*.png   the figures one by one
+DIR/figures/        the same pictures (PNG) and curves (SVG), one by one
 DIR/inspect.json    every number
 """
 
-import functools
 import json
-import tomllib
-from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
 
-from vitrail.inspection.colours import sequential
+from vitrail.inspection.colours import heat
 from vitrail.inspection.examine import SHARES, Examination, View, areas
-from vitrail.inspection.weights import entropy
-from vitrail.models.vit import ViT
-from vitrail.pages.page import Line, chart, data_image, escape, figure, numbers, page, table
+from vitrail.inspection.figures import draw_curves, draw_pictures, rgb
+from vitrail.inspection.walk import Panel
+from vitrail.inspection.weights import Layout, entropy
+from vitrail.inspection.words import say, word, words
+from vitrail.pages.page import Html, data_image, escape, figure, numbers, page, stand_alone, table
 from vitrail.storage import whole_folder, write_json
 
 LIMIT = 6_000_000
-"""Bytes of a page, above which only head means follow the pointer (unless all is asked for)."""
-_TILE = 3  # pixels of a cell in similarity tiles
+"""Bytes of a page, above which it keeps less attention (unless all is asked for)."""
+
+Detail = Literal["heads", "means", "reads"]
+"""What follows the pointer: every head of every patch; head means of every patch; only what the head reads."""
+
+_SCRIPTED = ("layer", "head", "from", "to")  # words that the script needs, too
 
 
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
     """Write the folder, whole or not at all; returns what `inspect.json` holds."""
     document = found.to_json()
-    figures = dict(make_figures(found))
+    pictures, curves = dict(draw_pictures(found)), dict(draw_curves(found))
+    text = ""
+    for detail in get_args(Detail):
+        text = make_page(found, pictures, curves, detail)
+        if full or len(text.encode()) <= LIMIT:
+            break
     with whole_folder(output, force=force) as folder:
-        for name, pixels in figures.items():
-            Image.fromarray(pixels).save(folder / f"{name}.png")
-        text = make_page(found, figures, every_head=True)
-        if len(text.encode()) > LIMIT and not full:
-            text = make_page(found, figures, every_head=False)
+        (folder / "figures").mkdir()
+        for name, pixels in pictures.items():
+            Image.fromarray(pixels).save(folder / "figures" / f"{name}.png")
+        for name, curve in curves.items():
+            (folder / "figures" / f"{name}.svg").write_text(stand_alone(curve), encoding="utf-8")
         (folder / "index.html").write_text(text, encoding="utf-8")
         write_json(folder / "inspect.json", document)
     return document
 
 
-def make_figures(found: Examination) -> Iterable[tuple[str, np.ndarray]]:
-    """Every figure that is a picture, by name, uint8 (h, w, 3)."""
-    if found.positions is not None:
-        yield "positions", similarity_tiles(found.positions, found.bundle.model.config.grid)
-    if found.filters is not None:
-        yield "filters", filter_tiles(found.filters[0])
-    for layer, heard in found.reach.items():
-        yield f"reach-{layer + 1}", _reach_colours(heard)
-    if found.cka is not None:
-        yield "cka", _enlarge(sequential(found.cka[::-1]), 12)
-    for number, view in enumerate(found.views):
-        for name, values in view.maps.items():
-            yield f"{number + 1}-{name.replace(' ', '-')}", _enlarge(_map_colours(values), 8)
-
-
-def similarity_tiles(table_NN: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """A tile for each place, where the place stands, with its similarity to all others (Figure 7, centre)."""
-    rows, columns = grid
-    tiles = sequential((table_NN.reshape(rows, columns, rows, columns) + 1) / 2)
-    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1), (0, 0)), constant_values=255)
-    return _enlarge(tiles.transpose(0, 2, 1, 3, 4).reshape(rows * (rows + 1), columns * (columns + 1), 3), _TILE)
-
-
-def filter_tiles(filters: np.ndarray, columns: int = 7) -> np.ndarray:
-    """Filters (count, P, P, C) side by side."""
-    count, high, wide, channels = filters.shape
-    shown = filters if channels == 3 else np.repeat(filters[..., :1], 3, axis=3)
-    rows = -(-count // columns)
-    blank = np.ones((rows * columns - count, high, wide, 3))
-    tiles = np.concatenate([shown, blank]).reshape(rows, columns, high, wide, 3)
-    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1), (0, 0)), constant_values=1.0)
-    mosaic = tiles.transpose(0, 2, 1, 3, 4).reshape(rows * (high + 1), columns * (wide + 1), 3)
-    return _enlarge((255 * mosaic).round().astype(np.uint8), max(64 // high, 1))
-
-
-def make_page(found: Examination, figures: dict[str, np.ndarray], *, every_head: bool) -> str:
-    """The document. With `every_head`, all maps follow the pointer; else those of [CLS], and head means."""
+def make_page(found: Examination, pictures: dict[str, np.ndarray], curves: dict[str, str], detail: Detail) -> str:
+    """The document, from the figures that `draw_pictures` and `draw_curves` drew."""
     config = found.bundle.model.config
-    sections = [_summary(found)]
-    has_attention = bool(found.views[0].attention)
-    if has_attention:
-        sections += [_walk(found), _attention(found, every_head=every_head), _distances(found)]
-    if "positions" in figures:
-        sections.append(_positions(found, figures["positions"]))
-    if "filters" in figures:
-        sections.append(_filters(found, figures["filters"]))
-    if found.reach:
-        sections.append(_reach(found, figures))
-    if any(view.evidence for view in found.views):
-        sections.append(_evidence(found))
-    sections.append(_layers(found, figures))
-    if found.absent:
-        rows = [(panel, reason) for panel, reason in found.absent]
-        sections.append("<h2>What is not here</h2>" + table(("panel", "why"), rows))
-    title = f"Inside {config.name or config.family}"
-    subtitle = f"{found.name}: {config.parameters:,} parameters"
+    sections = [
+        _summary(found), _walk(found, curves), _attention(found, detail), _maps(found), _distances(found, curves),
+        _positions(found, pictures), _filters(found, pictures), _reach(found, pictures), _evidence(found, curves),
+        _layers(found, pictures), _absent(found),
+    ]  # fmt: skip
     data = {
-        "hasClass": getattr(config, "pool", "") == "cls",
-        "pictures": [_maps_of(view, found, every_head=every_head) for view in found.views] if has_attention else [],
+        "words": {language: {name: words()[name][language] for name in _SCRIPTED} for language in ("en", "ko")},
+        "heads": found.shown_heads,
+        "pictures": [_packed_view(view, found.where, detail) for view in found.views] if found.where else [],
     }
     # Inside a script, only this one character could end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    script = resources.files("vitrail.pages").joinpath("inspect.js").read_text(encoding="utf-8")
     body = "\n".join(sections) + f'<script type="application/json" id="data">{embedded}</script>'
-    return page(title, subtitle, body, script=script)
+    # Each picture is in the page once, as the background of whatever shows it.
+    style = "".join(
+        f'.p{number} {{ background-image: url("{data_image(rgb(view.pixels))}"); }}'
+        for number, view in enumerate(found.views)
+    )
+    script = resources.files("vitrail.pages").joinpath("inspect.js").read_text(encoding="utf-8")
+    title = f"Inside {config.name or config.family}"
+    return page(title, f"{found.name}: {config.parameters:,} parameters", body, script, style=style)
 
 
-@functools.cache
-def _words() -> dict[str, dict[str, str]]:
-    return tomllib.loads(resources.files("vitrail.inspection").joinpath("words.toml").read_text(encoding="utf-8"))
+def _section(name: str, *parts: str) -> str:
+    return f'<section id="{name}"><h2>{word(f"head-{name}")}</h2>{"".join(parts)}</section>'
 
 
-def say(sentence: str, **fields: Any) -> str:
-    """A sentence of the page in both languages, of which one is shown."""
-    words = {language: escape(text.format(**fields)) for language, text in _words()[sentence].items()}
-    return f'<p class="en" lang="en">{words["en"]}</p><p class="ko" lang="ko">{words["ko"]}</p>'
+def _each(number: int, content: str) -> str:
+    """A part that is shown while its picture is chosen."""
+    return f'<div data-picture="{number}">{content}</div>'
+
+
+def _photo(number: int, view: View, inside: str = "", kind: str = "") -> Html:
+    """The picture, with things laid over it."""
+    height, width = view.pixels.shape[:2]
+    label = escape(view.name)
+    return Html(
+        f'<div class="photo p{number} {kind}" style="aspect-ratio: {width} / {height}" role="img"'
+        f' aria-label="{label}">{inside}</div>'
+    )
 
 
 def _summary(found: Examination) -> str:
     parts = ['<p><button id="language" type="button">English / 한국어</button></p>']
     if not found.is_trained:
         parts.append(f'<div class="warn">{say("untrained")}</div>')
-    for view in found.views:
+    if len(found.views) > 1:
+        thumbs = "".join(
+            f'<button type="button" class="thumb" data-choose="{number}">{_photo(number, view)}'
+            f"<span>{escape(Path(view.name).name)}</span></button>"
+            for number, view in enumerate(found.views)
+        )
+        parts.append(f'<div class="thumbs">{thumbs}</div>')
+    for number, view in enumerate(found.views):
         rows = [(answer["label"], f"{answer['score']:.3f}") for answer in view.answers]
-        content = (
-            f'<div class="attention">{_shown(view)}<div>{table(("answer", "share"), rows, frozenset({1}))}</div></div>'
+        answers = table((word("answer"), word("share")), rows, frozenset({1})) if rows else say("no-classes")
+        size = " x ".join(map(str, view.pixels.shape[1::-1]))
+        content = f'<div class="beside">{_photo(number, view)}<div>{answers}</div></div>'
+        parts.append(_each(number, figure(view.name, word("seen", size=size), content)))
+    return _section("answers", *parts)
+
+
+def _walk(found: Examination, curves: dict[str, str]) -> str:
+    if not found.views[0].panels:
+        return ""
+    parts = []
+    for number, view in enumerate(found.views):
+        tiles = "".join(_station(number, view, panel, found) for panel in view.panels)
+        path = figure(word("path"), word("path-note"), curves[f"picture-{number}-path"])
+        parts.append(_each(number, f'<div class="tiles">{tiles}</div>{path}'))
+    return _section("walk", say("walk"), *parts)
+
+
+def _station(number: int, view: View, panel: Panel, found: Examination) -> Html:
+    assert found.where is not None
+    rows, columns = found.where.grid
+    row, column = divmod(view.followed, columns)
+    shown = ""
+    if panel.key == "picture":
+        place = (
+            f"left: {100 * column / columns:.3f}%; top: {100 * row / rows:.3f}%;"
+            f" width: {100 / columns:.3f}%; height: {100 / rows:.3f}%"
         )
-        parts.append(figure(view.name, "as the model sees it", content))
-    return "".join(parts)
-
-
-def _shown(view: View) -> str:
-    return f'<img class="seen" src="{data_image(_rgb(view.pixels))}" alt="{escape(view.name)}">'
-
-
-def _walk(found: Examination) -> str:
-    view = found.views[0]
-    tiles = []
-    for panel in view.panels:
-        image = ""
-        if panel.colours is not None:
-            image = f'<img src="{data_image(panel.colours)}" alt="{escape(panel.key)}">'
-        shape = " x ".join(map(str, panel.shape))
+        lines = f"background-size: {100 / columns:.4f}% {100 / rows:.4f}%"
+        shown = _photo(
+            number, view, f'<div class="lines" style="{lines}"></div><div class="mark" style="{place}"></div>'
+        )
+    elif panel.key == "patches":
+        zoom = (
+            f"background-size: {100 * columns}% {100 * rows}%; background-position:"
+            f" {100 * column / max(columns - 1, 1):.3f}% {100 * row / max(rows - 1, 1):.3f}%"
+        )
+        shown = f'<div class="photo patch p{number}" style="{zoom}"></div>'
+    elif panel.colours is not None:
+        images = [panel.colours] if panel.norms is None else [panel.colours, heat(panel.norms)]
+        shown = "".join(f'<img src="{data_image(image)}" alt="{escape(panel.key)}">' for image in images)
+        shown = f'<div class="side">{shown}</div>'
+    shape = " x ".join(map(str, panel.shape))
+    strip = ""
+    if panel.vector.size:
+        low, high = panel.vector.min(), panel.vector.max()
+        greys = (255 * (panel.vector - low) / max(high - low, 1e-12)).round().astype(np.uint8)
         values = ", ".join(f"{value:.3g}" for value in panel.values)
-        tiles.append(
-            f"<figure><figcaption>{escape(panel.equation)}<small>{escape(shape)}</small></figcaption>{image}"
-            f"{say(panel.sentence or panel.key, **panel.words)}<code>{escape(values)}, ...</code></figure>"
-        )
-    path = [
-        Line(
-            "answer",
-            [row["layer"] + 1 for row in view.path],
-            [row["probability"] for row in view.path],
-            0,
-        ),
-        Line("cosine", [row["layer"] + 1 for row in view.path], [row["cosine"] for row in view.path], 1),
-    ]
-    curve = figure(
-        "The path of what the head reads",
-        "if the walk ended after each layer",
-        chart(path, "layer", "share", dots=True),
-    )
-    intro = say("walk", name=view.name)
-    return f'<h2>The walk</h2>{intro}<div class="tiles">{"".join(tiles)}</div>{curve}'
+        strip = f'<img class="strip" src="{data_image(greys[None, :, None])}" alt=""><code>{values}, ...</code>'
+    sentence = say(panel.sentence or panel.key, **panel.words)
+    return figure(panel.equation, shape, f"{shown}{sentence}{strip}")
 
 
-def _attention(found: Examination, *, every_head: bool) -> str:
-    depth = len(found.views[0].attention)
-    options = "".join(f'<option value="{i}">{escape(view.name)}</option>' for i, view in enumerate(found.views))
-    has_class = getattr(found.bundle.model.config, "pool", "") == "cls"
-    back = '<button id="class" type="button">[CLS]</button>' if has_class else ""
-    intro = say("attention")
-    if not every_head:
-        intro += say("means")
-    first = found.views[0]
-    return (
-        f"<h2>Attention</h2>{intro}<div class=controls>"
-        f'<label>picture <select id="which">{options}</select></label>'
-        f'<label>layer <input id="layer" data-word="layer" type="range" min="0" max="{depth - 1}"></label>'
-        '<label><input type="radio" name="way" value="from" checked> where it looks</label>'
-        '<label><input type="radio" name="way" value="to"> who looks at it</label>'
-        f'{back}<b id="asked"></b></div><div class="attention"><div id="stage" tabindex="0" role="application"'
-        f' aria-label="patches of the picture"><img id="shown" src="{data_image(_rgb(first.pixels))}" alt="">'
-        '<div id="mark" hidden></div></div><div id="heads"></div></div>' + _map_tiles(found)
-    )
+def _attention(found: Examination, detail: Detail) -> str:
+    if found.where is None:
+        return ""
+    intro = say("attention") + ("" if detail == "heads" else say(detail))
+    view = found.views[0]
+    who = "[CLS]" if found.where.has_class else "mean"
+    stage = _photo(0, view, '<canvas id="laid"></canvas><div id="mark" class="mark" hidden></div>', "stage")
+    stage = stage.replace("<div ", '<div id="stage" tabindex="0" ', 1)
+    return _section(
+        "attention", intro,
+        '<div class="controls">',
+        f'<label><input type="radio" name="way" value="from" checked> {word("from")}</label>',
+        f'<label><input type="radio" name="way" value="to"> {word("to")}</label>',
+        f'<button id="class" type="button">{who}</button></div>',
+        f'<div class="attention"><div class="side-stage">{stage}<p id="asked" aria-live="polite"></p></div>',
+        '<div class="scroll"><div id="heads"></div></div></div>',
+    )  # fmt: skip
 
 
-def _map_tiles(found: Examination) -> str:
-    tiles = []
-    for view in found.views:
-        for name, values in view.maps.items():
-            image = f'<img src="{data_image(_map_colours(values))}" alt="{escape(name)}">'
-            tiles.append(figure(f"{name}: {view.name}", f"entropy {entropy(values):.2f}", image))
-    return f'<h3>Whole-model maps</h3><div class="tiles">{"".join(tiles)}</div>'
-
-
-def _maps_of(view: View, found: Examination, *, every_head: bool) -> dict[str, Any]:
-    """What the script reads: one image for each layer."""
-    model = found.bundle.model
-    assert isinstance(model, ViT)
-    c = model.config
+def _packed_view(view: View, where: Layout, detail: Detail) -> dict[str, Any]:
+    """What the script reads: 8-bit images of each layer's attention."""
     layers = []
-    for weights in view.attention.values():
-        names = [f"head {head + 1}" for head in range(len(weights))]
-        if every_head:
-            layers.append({"all": _packed(names, weights)})
-        else:
-            entry = {"all": _packed(["mean of heads"], weights.mean(axis=0, keepdims=True))}
-            if c.pool == "cls":
-                entry["first"] = _packed(names, weights[:, :1])
-            layers.append(entry)
-    return {
-        "name": view.name, "source": data_image(_rgb(view.pixels)), "grid": list(c.grid), "tokens": c.tokens,
-        "prefix": c.prefix, "layers": layers,
-    }  # fmt: skip
+    for layer, weights in view.attention.items():
+        read = weights[:, :1] if where.has_class else weights[:, where.prefix :].mean(axis=1, keepdims=True)
+        entry = {"layer": layer, "read": _packed(read)}
+        if detail == "heads":
+            entry["all"] = _packed(weights)
+        elif detail == "means":
+            entry["all"] = _packed(weights.mean(axis=0, keepdims=True))
+        layers.append(entry)
+    return {"grid": where.grid, "prefix": where.prefix, "hasClass": where.has_class, "layers": layers}
 
 
-def _packed(names: list[str], weights_HQT: np.ndarray) -> dict[str, Any]:
-    """Attention as an 8-bit image of rows h*Q+q, each a share of its largest value."""
+def _packed(weights_HQT: np.ndarray) -> dict[str, Any]:
+    """Attention as an 8-bit image of rows h*Q+q, each in shares of its largest value, which stands in `peaks`."""
     heads, queries, tokens = weights_HQT.shape
     rows = weights_HQT.reshape(heads * queries, tokens)
     peaks = rows.max(axis=1)
     image = np.round(255 * rows / np.maximum(peaks, 1e-30)[:, None]).astype(np.uint8)
     return {
-        "heads": names, "rows": queries, "image": data_image(image[..., None]),
+        "heads": heads, "rows": queries, "image": data_image(image[..., None]),
         "peaks": [float(f"{peak:.3g}") for peak in peaks],
     }  # fmt: skip
 
 
-def _distances(found: Examination) -> str:
-    layers = sorted(found.heads)
-    count = len(found.heads[layers[0]].distance)
-    by_rank = np.stack([np.sort(found.heads[layer].of_uniform) for layer in layers])
-    xs = [layer + 1 for layer in layers]
-    lines = [
-        Line(_rank(rank, count), xs, by_rank[:, rank].tolist(), rank) for rank in sorted({0, count // 2, count - 1})
-    ]
-    rows = [
-        (
-            layer + 1, f"{found.heads[layer].distance.min():.1f}", f"{found.heads[layer].distance.max():.1f}",
-            f"{found.heads[layer].of_uniform.mean():.2f}", f"{found.heads[layer].entropy.mean():.2f}",
-            f"{found.heads[layer].prefix_mass.mean():.2f}",
+def _maps(found: Examination) -> str:
+    if found.where is None:
+        return ""
+    parts = []
+    for number, view in enumerate(found.views):
+        tiles = "".join(
+            figure(name, word("entropy", value=f"{entropy(values):.2f}"), _laid(number, view, values))
+            for name, values in view.maps.items()
         )
-        for layer in layers
-    ]  # fmt: skip
-    headers = (
-        "layer",
-        "nearest head, px",
-        "farthest head, px",
-        "mean, of uniform",
-        "entropy",
-        "to [CLS] and registers",
+        parts.append(_each(number, f'<div class="tiles">{tiles}</div>'))
+    return _section("maps", say("maps"), *parts)
+
+
+def _laid(number: int, view: View, values: np.ndarray) -> Html:
+    """A map over its picture."""
+    return _photo(number, view, f'<img class="heat" src="{data_image(heat(values))}" alt="">')
+
+
+def _distances(found: Examination, curves: dict[str, str]) -> str:
+    if not found.heads:
+        return ""
+    rows = []
+    for layer in sorted(found.heads):
+        one = found.heads[layer]
+        distance = one.distance.mean(axis=0)
+        rows.append((
+            layer, f"{distance.min():.1f}", f"{distance.max():.1f}", f"{one.of_uniform.mean():.2f}",
+            f"{one.entropy.mean():.2f}", f"{one.prefix_mass.mean():.2f}",
+        ))  # fmt: skip
+    headers = [word(name) for name in ("layer", "nearest", "farthest", "of-uniform", "entropy-column", "mass")]
+    drawings = figure(word("distance-title"), word("distance-note"), curves["distances"])
+    if "prefix-mass" in curves:
+        drawings = Html(drawings + figure(word("mass-title"), word("mass-note"), curves["prefix-mass"]))
+    intro = say("distances", count=len(found.heads[0].distance))
+    return _section(
+        "distances", intro, f'<div class="panes">{drawings}</div>', table(headers, rows, frozenset(range(6)))
     )
-    intro = say("distances")
-    drawing = figure(
-        "Mean attention distance by depth", "heads sorted in each layer", chart(lines, "layer", "of uniform", dots=True)
-    )
-    return f"<h2>How far heads look</h2>{intro}{drawing}{table(headers, rows, frozenset(range(6)))}"
 
 
-def _rank(rank: int, count: int) -> str:
-    return "nearest" if rank == 0 else "farthest" if rank == count - 1 else "middle"
-
-
-def _positions(found: Examination, tiles: np.ndarray) -> str:
+def _positions(found: Examination, pictures: dict[str, np.ndarray]) -> str:
     known = found.structure
-    assert known is not None
+    if known is None:
+        return ""
     pairs = [
-        ("of the variance is row + column (by chance " + f"{known.additive_by_chance:.2f})", f"{known.additive:.2f}"),
-        ("R2, the row told from a place left out", f"{known.row:.2f}"),
-        ("R2, the column", f"{known.column:.2f}"),
+        (word("additive", chance=f"{known.additive_by_chance:.2f}"), f"{known.additive:.2f}"),
+        (word("row-told"), f"{known.row:.2f}"),
+        (word("column-told"), f"{known.column:.2f}"),
     ]
-    intro = say("table")
-    image = f'<img class="wide" src="{data_image(tiles)}" alt="similarity of position embeddings">'
-    return (
-        f"<h2>Position embeddings</h2>{intro}{numbers(pairs)}{figure('Cosine similarity', 'dark -1, bright 1', image)}"
+    is_fixed = found.bundle.model.config.position.startswith("sincos")
+    return _section(
+        "positions", say("table-fixed" if is_fixed else "table"), numbers(pairs),
+        figure(word("similarity"), word("similarity-note"), _image(pictures["positions"], "position embeddings")),
+    )  # fmt: skip
+
+
+def _image(pixels: np.ndarray, text: str) -> str:
+    return f'<img class="wide" src="{data_image(pixels)}" alt="{escape(text)}">'
+
+
+def _filters(found: Examination, pictures: dict[str, np.ndarray]) -> str:
+    if found.filters is None:
+        return ""
+    note = word("components-note", count=len(found.filters[0]), share=f"{found.filters[1].sum():.0%}")
+    return _section(
+        "filters", say("filters"), figure(word("components"), note, _image(pictures["filters"], "patch embedding"))
     )
 
 
-def _filters(found: Examination, tiles: np.ndarray) -> str:
-    assert found.filters is not None
-    share = found.filters[1].sum()
-    intro = say("filters")
-    image = f'<img class="wide" src="{data_image(tiles)}" alt="principal components of the patch embedding">'
-    note = f"{len(found.filters[0])} components, {share:.0%} of the variance"
-    return f"<h2>Patch filters</h2>{intro}{figure('Principal components', note, image)}"
-
-
-def _reach(found: Examination, figures: dict[str, np.ndarray]) -> str:
+def _reach(found: Examination, pictures: dict[str, np.ndarray]) -> str:
     tiles = []
     for layer, heard in found.reach.items():
         squares = areas(heard)
-        words = ", ".join(f"{share:.0%} in {squares[share]:.0%}" for share in SHARES)
-        image = f'<img src="{data_image(figures[f"reach-{layer + 1}"])}" alt="reach after layer {layer + 1}">'
-        tiles.append(figure(f"after layer {layer + 1}", f"{words} of the picture", image))
-    intro = say("reach")
-    return f'<h2>Receptive field</h2>{intro}<div class="tiles">{"".join(tiles)}</div>'
+        note = word("squares", squares=", ".join(f"{share:.0%}: {squares[share]:.0%}" for share in SHARES))
+        tiles.append(figure(word("after", layer=layer), note, _image(pictures[f"reach-{layer}"], f"reach {layer}")))
+    return _section("reach", say("reach"), f'<div class="tiles">{"".join(tiles)}</div>') if tiles else ""
 
 
-def _evidence(found: Examination) -> str:
+def _evidence(found: Examination, curves: dict[str, str]) -> str:
     parts = []
-    for view in found.views:
+    for number, view in enumerate(found.views):
         if view.evidence is None:
             continue
         worth = np.array(view.evidence["occlusion"])
-        image = f'<img src="{data_image(_map_colours(np.maximum(worth, 0)))}" alt="occlusion">'
-        rows = sorted(
-            (
-                (name, f"{one['deletion']:.3f}", f"{one['insertion']:.3f}")
-                for name, one in view.evidence["faith"].items()
-            ),
-            key=lambda row: float(row[1]),
+        faith = sorted(view.evidence["faith"].items(), key=lambda row: row[1]["deletion"] - row[1]["insertion"])
+        rows = [(name, f"{one['deletion']:.3f}", f"{one['insertion']:.3f}") for name, one in faith]
+        headers = [word(name) for name in ("map", "deletion", "insertion")]
+        note = word("occlusion-note", most=f"{worth.max():.2f}")
+        panes = (
+            figure(word("occlusion"), note, _laid(number, view, np.maximum(worth, 0)))
+            + figure(word("truth"), word("truth-note"), table(headers, rows, frozenset({1, 2})))
+            + figure(word("dropped"), word("dropped-note"), curves[f"picture-{number}-dropped"])
         )
-        dropped = ", ".join(f"{row['share']:.0%} gone: {row['probability']:.2f}" for row in view.evidence["patch_drop"])
-        parts.append(figure(f"Occlusion: {view.name}", dropped, image))
-        parts.append(figure(
-            f"Which map tells the truth? {view.name}", "deletion low and insertion high is good",
-            table(("map", "deletion", "insertion"), rows, frozenset({1, 2})),
-        ))  # fmt: skip
-    intro = say("evidence")
-    return f'<h2>Evidence</h2>{intro}<div class="panes">{"".join(parts)}</div>'
+        parts.append(_each(number, f'<div class="panes">{panes}</div>'))
+    return _section("evidence", say("evidence"), *parts) if parts else ""
 
 
-def _layers(found: Examination, figures: dict[str, np.ndarray]) -> str:
-    rows = [
-        (name.removeprefix("blocks."), f"{median:.3g}", f"{largest:.3g}", f"{share:.2%}")
-        for name, (median, largest, share) in sorted(
-            found.norms.items(), key=lambda row: int(row[0].rpartition(".")[2])
-        )
-    ]
-    rows = [(int(layer) + 1, *rest) for layer, *rest in rows]
-    parts = ["<h2>Layers</h2>"]
+def _layers(found: Examination, pictures: dict[str, np.ndarray]) -> str:
+    parts: list[str] = []
     if found.cka is not None:
-        image = f'<img class="wide" src="{data_image(figures["cka"])}" alt="CKA of layers">'
-        whom = "itself" if found.against is None else found.against
-        note = "dark 0, bright 1; first layers at the bottom left"
-        parts.append(figure(f"Similarity of layers (CKA) with {whom}", note, image))
-    if rows:
-        headers = ("layer", "median length of tokens", "longest", "outliers")
-        parts.append(table(headers, rows, frozenset(range(4))))
-    return "".join(parts) if len(parts) > 1 else ""
+        title = word("cka") if found.against is None else word("cka-against", whom=found.against)
+        parts.append(figure(title, word("cka-note", count=found.compared), _image(pictures["cka"], "CKA of layers")))
+    if found.norms:
+        rows = [
+            (int(name.rpartition(".")[2]), f"{median:.3g}", f"{largest:.3g}", f"{share:.2%}")
+            for name, (median, largest, share) in found.norms.items()
+        ]
+        headers = [word(name) for name in ("layer", "median-length", "longest", "outliers")]
+        parts += [say("lengths"), table(headers, sorted(rows), frozenset(range(4)))]
+    return _section("layers", *parts) if parts else ""
 
 
-def _map_colours(values: np.ndarray) -> np.ndarray:
-    return sequential(values / max(float(values.max()), 1e-12))
-
-
-def _reach_colours(heard: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        colours = sequential(1 + np.log10(heard) / 4)
-    colours[heard == 0] = 255
-    return colours
-
-
-def _enlarge(pixels: np.ndarray, factor: int) -> np.ndarray:
-    return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-def _rgb(pixels_HWC: np.ndarray) -> np.ndarray:
-    return pixels_HWC if pixels_HWC.shape[2] == 3 else pixels_HWC[..., :1]
+def _absent(found: Examination) -> str:
+    if not found.absent:
+        return ""
+    fields = found.fields
+    rows = [(word(f"head-{'layers' if panel == 'cka' else panel}"), word(why, **fields)) for panel, why in found.absent]
+    return _section("absent", table((word("panel"), word("why")), rows))

@@ -61,6 +61,14 @@ def _centre(output: Tensor, config: ModelConfig) -> Tensor:
     return output[:, output.shape[1] - rows * columns + place]
 
 
+def reach_colours(heard: np.ndarray) -> np.ndarray:
+    """Shares of the strongest on a logarithmic scale; what is exactly 0 is left white."""
+    with np.errstate(divide="ignore"):
+        colours = sequential(1 + np.log10(heard) / _DECADES)
+    colours[heard == 0] = 255
+    return colours
+
+
 def reach_figure(name: str, maps: dict[int, np.ndarray]) -> Image.Image:
     """Maps side by side, one for each layer, on a logarithmic scale; pixels that do not reach at all are left white."""
     tile, gap, top = 168, 14, 52
@@ -70,12 +78,9 @@ def reach_figure(name: str, maps: dict[int, np.ndarray]) -> Image.Image:
     draw.text((gap, 8), f"{name}: which pixels reach the centre?", INK, font)
     for column, (layer, heard) in enumerate(maps.items()):
         left = gap + column * (tile + gap)
-        with np.errstate(divide="ignore"):
-            colours = sequential(1 + np.log10(heard) / _DECADES)
-        colours[heard == 0] = (255, 255, 255)
-        figure.paste(Image.fromarray(colours).resize((tile, tile), Image.Resampling.NEAREST), (left, top))
+        figure.paste(Image.fromarray(reach_colours(heard)).resize((tile, tile), Image.Resampling.NEAREST), (left, top))
         draw.rectangle((left - 1, top - 1, left + tile, top + tile), outline=LEAD)
-        draw.text((left, top - 18), f"after layer {layer + 1}", INK, small)
+        draw.text((left, top - 18), f"after layer {layer}", INK, small)
         draw.text((left, top + tile + 4), f"{(heard > 0).mean():.0%} of pixels reach it", INK, small)
     draw.text((gap, top + tile + 24), f"bright 1, dark 1e-{_DECADES} of the strongest; white: exactly 0", INK, small)
     return figure

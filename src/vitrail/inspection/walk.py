@@ -1,14 +1,16 @@
 """The walk of a picture through a ViT, panel by panel: each names its equation, its shape and its real numbers."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from vitrail.configs.vit import ViTConfig
 from vitrail.models.base import Seen
 from vitrail.models.vit import ViT
 
-_NUMBERS = 6  # of each panel are shown
+_NUMBERS = 6  # of each panel are printed
 
 
 class Panel(NamedTuple):
@@ -17,72 +19,89 @@ class Panel(NamedTuple):
     key: str
     equation: str
     shape: tuple[int, ...]
-    values: list[float]
-    """The first few numbers of what the panel shows."""
-    colours: np.ndarray | None
-    """A picture of it, uint8 (h, w, 3)."""
-    words: dict[str, Any]
+    """Of all that passes here; `vector` is the part that is followed."""
+    vector: np.ndarray
+    colours: np.ndarray | None = None
+    """What passes here, as a picture, uint8 (h, w, 3)."""
+    norms: np.ndarray | None = None
+    """Lengths of the patches' tokens, (h, w)."""
+    words: Mapping[str, Any] = {}
     """What fills in its sentence on the page; the sentence is called by `sentence`, else by the key."""
     sentence: str = ""
 
+    @property
+    def values(self) -> list[float]:
+        """The first few numbers of what is followed."""
+        return [round(float(value), 5) for value in self.vector[:_NUMBERS]]
+
     def to_json(self) -> dict[str, Any]:
         """What a program would want to know of it."""
-        return {"key": self.key, "equation": self.equation, "shape": list(self.shape), "values": self.values}
+        found = {"key": self.key, "equation": self.equation, "shape": list(self.shape), "values": self.values}
+        if self.norms is not None:
+            found["norms"] = [[round(float(norm), 5) for norm in row] for row in self.norms]
+        return found
 
 
 def walk(model: ViT, seen: Seen, patch: int) -> list[Panel]:
     """The stations of the first picture that `seen` holds; `patch` is the one that is followed."""
     c = model.config
-    steps = {name: tensor[0].detach().float().cpu() for name, tensor in seen.steps.items()}
+    steps = {name: tensor[0].detach().float().cpu().numpy() for name, tensor in seen.steps.items()}
     patches, projected, tokens = steps["patches"], steps["projected"], steps["tokens"]
-    prefix = [name for name in ("cls_token", "reg_token") if hasattr(model, name)]
-    one = patches[patch]
     rows, columns = c.grid
+    height, width = c.resolution
     panels = [
         Panel(
-            "patches", "x_p in R^(N x P^2 C)", tuple(patches.shape), _first(one), None,
-            {"rows": rows, "columns": columns, "count": c.patches, "numbers": patches.shape[1], "patch": patch},
+            "picture", "x in R^(H x W x C)", (height, width, c.channels), patches[patch][:0],
+            words={"rows": rows, "columns": columns, "count": c.patches},
         ),
         Panel(
-            "projected", "x_p E", tuple(projected.shape), _first(projected[patch]), colours_of(projected, c.grid),
-            {"width": c.width},
+            "patches", "x_p in R^(N x P^2 C)", patches.shape, patches[patch],
+            words={"numbers": patches.shape[1], "patch": patch},
+            sentence="patches" if c.family == "vit" else "features",
+        ),
+        Panel(
+            "projected", "x_p E", projected.shape, projected[patch], colours_of(projected, c.grid),
+            words={"width": c.width},
         ),
     ]  # fmt: skip
-    if prefix:
-        token = getattr(model, prefix[0])[0, 0].detach().float().cpu()
+    if c.prefix:
+        name = "cls_token" if c.pool == "cls" else "reg_token"
         panels.append(Panel(
-            "prefix", "[x_class; x_1 E; ...; x_N E]", (c.tokens, c.width), _first(token), None,
-            {"count": c.prefix, "tokens": c.tokens},
+            "prefix", "[x_class; x_1 E; ...; x_N E]", (c.tokens, c.width), _array(getattr(model, name)[0, 0]),
+            words={"count": c.prefix, "tokens": c.tokens},
         ))  # fmt: skip
     position = model.position(0) if c.placement == "once" else None
     if position is not None:
-        table = position.detach().float().cpu()[c.prefix :]
+        table = _array(position)[c.prefix :]
         panels.append(Panel(
-            "positions", "z_0 = [...] + E_pos", tuple(position.shape), _first(table[patch]), colours_of(table, c.grid),
-            {},
+            "positions", "z_0 = [...] + E_pos", tuple(position.shape), table[patch], colours_of(table, c.grid)
         ))  # fmt: skip
-    panels.append(Panel(
-        "tokens", "z_0", tuple(tokens.shape), _first(tokens[c.prefix + patch]), colours_of(tokens[c.prefix :], c.grid),
-        {},
-    ))  # fmt: skip
+    panels.append(_station("tokens", "z_0", tokens, c, patch))
+    is_pre = c.norm_order == "pre"
     for layer in sorted(seen.layers):
-        state = steps[f"blocks.{layer}"]
-        norms = torch.linalg.vector_norm(state[c.prefix :], dim=-1)
-        panels.append(Panel(
-            f"blocks.{layer}", f"z_{layer + 1} = MLP(LN(z')) + z',  z' = MSA(LN(z_{layer})) + z_{layer}",
-            tuple(state.shape), _first(state[c.prefix + patch]), colours_of(state[c.prefix :], c.grid),
-            {"layer": layer + 1, "mean": f"{norms.mean():.3g}", "longest": f"{norms.max():.3g}"}, "block",
-        ))  # fmt: skip
-    pooled, logits = steps["pooled"], seen.logits[0].detach().float().cpu()
-    reads = {"cls": "LN(z_L^0)", "gap": "mean_n LN(z_L^n)", "map": "MAP(LN(z_L))"}[c.pool]
-    panels.append(Panel(
-        "pooled", f"y = {reads}", tuple(pooled.shape), _first(pooled), None, {},
-    ))  # fmt: skip
-    panels.append(Panel(
-        "logits", "y W + b", tuple(logits.shape), _first(logits.sort(descending=True).values), None,
-        {},
-    ))  # fmt: skip
+        equation = f"z_{layer + 1} = MLP(LN(z')) + z',  z' = MSA(LN(z_{layer})) + z_{layer}"
+        if not is_pre:
+            equation = f"z_{layer + 1} = LN(MLP(z') + z'),  z' = LN(MSA(z_{layer}) + z_{layer})"
+        panels.append(_station(f"blocks.{layer}", equation, steps[f"blocks.{layer}"], c, patch, layer))
+    reads = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
+    reads = f"LN({reads})" if is_pre else reads
+    reads = {"cls": reads, "gap": f"mean_n {reads}", "map": f"MAP({reads})"}[c.pool]
+    logits = _array(seen.logits[0])
+    panels.append(Panel("pooled", f"y = {reads}", steps["pooled"].shape, steps["pooled"]))
+    panels.append(Panel("logits", "y W + b", logits.shape, np.sort(logits)[::-1]))
     return panels
+
+
+def _station(
+    key: str, equation: str, state_TD: np.ndarray, config: ViTConfig, patch: int, layer: int | None = None
+) -> Panel:
+    places = state_TD[config.prefix :]
+    norms = np.linalg.norm(places, axis=-1)
+    words = {"mean": f"{norms.mean():.3g}", "longest": f"{norms.max():.3g}", "layer": layer}
+    return Panel(
+        key, equation, state_TD.shape, places[patch], colours_of(places, config.grid), norms.reshape(config.grid),
+        words, "tokens" if layer is None else "block",
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -132,5 +151,5 @@ def colours_of(features_ND: torch.Tensor | np.ndarray, grid: tuple[int, int]) ->
     return (255 * shares).round().astype(np.uint8).reshape(*grid, 3)
 
 
-def _first(values: torch.Tensor) -> list[float]:
-    return [round(float(value), 5) for value in values.flatten()[:_NUMBERS]]
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy()

@@ -12,16 +12,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel
+from vitrail.models.igpt import IGPT
 from vitrail.models.layers import Attention, attention_weights
 from vitrail.models.look import evaluating
 from vitrail.models.vit import ViT
 from vitrail.settings import Pair
 
 
+class Layout(NamedTuple):
+    """Where the tokens of a model stand in the picture."""
+
+    grid: Pair
+    """Rows and columns of patches (or pixels)."""
+    step: Pair
+    """Pixels from one to the next."""
+    prefix: int
+    """[CLS] and registers, which stand before them and nowhere in the picture."""
+    has_class: bool
+    """Whether the head reads [CLS]; else the mean of all places."""
+
+    def read(self, weights_TT: np.ndarray) -> np.ndarray:
+        """Where that looks, which the head reads: (..., T, T) to (..., h, w)."""
+        row = weights_TT[..., 0, :] if self.has_class else weights_TT[..., self.prefix :, :].mean(axis=-2)
+        return row[..., self.prefix :].reshape(*row.shape[:-1], *self.grid)
+
+
+def layout(model: AnyModel) -> Layout | None:
+    """The layout of a model whose places attend to each other; None for other families."""
+    c = model.config
+    if isinstance(model, ViT):
+        step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
+        return Layout(c.grid, step, c.prefix, c.pool == "cls")
+    return Layout(c.grid, (1, 1), 0, has_class=False) if isinstance(model, IGPT) else None
+
+
 class Heads(NamedTuple):
-    """Numbers of the heads of one layer, (H) each, means over pictures and patches."""
+    """Numbers of the heads of one layer, (B, H) each, means over the patches of a picture."""
 
     distance: np.ndarray
     """Mean attention distance in pixels, between centres of patches, weighted by attention."""
@@ -41,22 +69,21 @@ def grid_distances(grid: Pair, step: Pair) -> np.ndarray:
     return np.hypot(down, across)
 
 
-def measure_heads(attention_BHTT: Tensor | np.ndarray, config: ViTConfig) -> Heads:
+def measure_heads(attention_BHTT: Tensor | np.ndarray, where: Layout) -> Heads:
     """How far and how evenly the patches of a layer look, head by head.
 
     Attention to [CLS] and registers has no distance: it is reported beside, and the rest is scaled to sum to 1.
     """
-    weights = np.asarray(attention_BHTT, np.float64)[:, :, config.prefix :]
-    among = weights[..., config.prefix :]
+    among = np.asarray(attention_BHTT, np.float64)[:, :, where.prefix :, where.prefix :]
     mass = among.sum(-1, keepdims=True)
     among = among / np.maximum(mass, 1e-300)
-    distances = grid_distances(config.grid, config.step)
-    distance = (among * distances).sum(-1).mean(axis=(0, 2))
+    distances = grid_distances(where.grid, where.step)
+    distance = np.einsum("bhqk,qk->bh", among, distances) / len(distances)
     plogp = among * np.log(np.maximum(among, 1e-300))
     largest = np.log(max(among.shape[-1], 2))
     return Heads(
-        distance, distance / max(distances.mean(), 1e-300), -plogp.sum(-1).mean(axis=(0, 2)) / largest,
-        1 - mass[..., 0].mean(axis=(0, 2)),
+        distance, distance / max(distances.mean(), 1e-300), -plogp.sum(-1).mean(axis=2) / largest,
+        1 - mass[..., 0].mean(axis=2),
     )  # fmt: skip
 
 
@@ -75,16 +102,17 @@ def rollout(attentions: Sequence[Tensor]) -> Tensor:
     return flow
 
 
-def relevance(model: ViT, images: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """How much each patch speaks for a class, (B, N), and the classes (B): attention weighted by the gradient of the
     class's logit, negative parts cut off, added up over the layers (arXiv 2103.15679, eqs. 5 and 6).
 
     By default the class that the model answers. The map is the row of what the head reads: [CLS], else the mean.
     """
-    config = model.config
+    where = layout(model)
+    if where is None:
+        raise UsageError(f"Relevance must be asked of a model with attention, got family {model.config.family}.")
     with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
-        # The attention of frozen weights has a gradient, too, if the pictures have one.
-        logits = model(images.detach().clone().requires_grad_())
+        logits = model(images)
         if classes is None:
             classes = logits.argmax(dim=-1)
         chosen = logits.gather(1, classes[:, None].to(logits.device)).sum()
@@ -94,22 +122,23 @@ def relevance(model: ViT, images: Tensor, classes: Tensor | None = None) -> tupl
     for weights, gradient in zip(kept, gradients, strict=True):
         step = (weights * gradient).clamp(min=0).double().mean(dim=1).detach()  # (B, Q, T): the last layer may ask one
         flow[:, : step.shape[1]] += step @ flow
-    row = flow[:, 0] if config.pool == "cls" else flow[:, config.prefix :].mean(dim=1)
-    return row[:, config.prefix :].float(), classes
+    row = flow[:, 0] if where.has_class else flow[:, where.prefix :].mean(dim=1)
+    return row[:, where.prefix :].float(), classes
 
 
 @contextlib.contextmanager
-def attention_written_out(model: ViT) -> Generator[list[Tensor]]:
+def attention_written_out(model: AnyModel) -> Generator[list[Tensor]]:
     """For a while, attention is computed as eqs. 6 and 7 are written, so that its weights have gradients. They are
     collected, layer by layer, in the list that is given."""
     kept: list[Tensor] = []
-    for block in model.blocks:
-        block.attn.forward = functools.partial(_attend, block.attn, kept)
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    for layer in layers:
+        layer.forward = functools.partial(_attend, layer, kept)
     try:
         yield kept
     finally:
-        for block in model.blocks:
-            del block.attn.forward
+        for layer in layers:
+            del layer.forward
 
 
 def _attend(
@@ -122,6 +151,8 @@ def _attend(
 ) -> Tensor:
     q, k, v = layer._qkv(x_BND, rope, queries)
     weights = attention_weights(q, k, bias if bias is None or queries is None else bias[..., :queries, :])
+    if not weights.requires_grad and torch.is_grad_enabled():
+        weights = weights.detach().requires_grad_()  # in a frozen model, gradients begin here
     kept.append(weights)
     return layer.proj((weights @ v).transpose(1, 2).flatten(2))
 

@@ -25,17 +25,17 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None, *
         chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
     except TypeError:
         raise UsageError(f"Layers must be a list of whole numbers, got {layers!r}.") from None
-    seen = Seen(frozenset(count_layer(layer, depth) for layer in chosen), weighs=attention)
+    seen = Seen(frozenset(count_from("Layer", layer, depth) for layer in chosen), weighs=attention)
     with evaluating(model):
         model(images, seen)
     return seen
 
 
-def count_layer(layer: int, depth: int) -> int:
-    """The number of a layer from the first, where it may have been counted from the last (-1)."""
-    if not -depth <= layer < depth:
-        raise UsageError(f"Layer must be from 0 to {depth - 1} (or -1 to {-depth} from the end), got {layer}.")
-    return layer % depth
+def count_from(what: str, number: int, count: int) -> int:
+    """The number of a layer (or head) from the first, where it may have been counted from the last (-1)."""
+    if not -count <= number < count:
+        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {number}.")
+    return number % count
 
 
 @contextlib.contextmanager

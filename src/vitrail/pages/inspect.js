@@ -1,9 +1,10 @@
-// Attention under the pointer. Maps travel as 8-bit images, one for each layer: row h*T+q is what token q of head h looks
-// at, as shares of the row's largest value, which stands in `peaks`.
+// Attention under the pointer. Maps travel as 8-bit images: row h*Q+q is what token q of head h looks at, in shares of the
+// row's largest value, which stands in `peaks`. `read` is what the head of the model reads ([CLS], else the mean patch).
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const state = { picture: 0, layer: 0, patch: null, way: "from" };
+const root = document.documentElement;
+const state = { picture: 0, layer: 0, head: 0, patch: null, way: "from", held: false };
 const decoded = new Map();
 
 const ramp = (() => {
@@ -14,53 +15,56 @@ const ramp = (() => {
   });
 })();
 
-// The numbers of one layer's image, as bytes.
-function bytes(source) {
-  if (!decoded.has(source)) {
-    decoded.set(source, new Promise((done) => {
-      const image = new Image();
-      image.onload = () => {
-        const canvas = document.createElement("canvas");
-        canvas.width = image.width; canvas.height = image.height;
-        const context = canvas.getContext("2d", { willReadFrequently: true });
-        context.drawImage(image, 0, 0);
-        const rgba = context.getImageData(0, 0, image.width, image.height).data;
-        done(Uint8Array.from({ length: image.width * image.height }, (_, i) => rgba[4 * i]));
-      };
-      image.src = source;
-    }));
+// The numbers of one image, as bytes, one for each pixel.
+async function bytes(source) {
+  const image = new Image();
+  image.src = source;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  canvas.width = image.width; canvas.height = image.height;
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(image, 0, 0);
+  const rgba = context.getImageData(0, 0, image.width, image.height).data;
+  const found = new Uint8Array(image.width * image.height);
+  for (let i = 0; i < found.length; i++) found[i] = rgba[4 * i];
+  return { found, tokens: image.width };
+}
+
+// Every layer of a picture, decoded once.
+function layersOf(number) {
+  if (!decoded.has(number)) {
+    decoded.set(number, Promise.all(data.pictures[number].layers.map(async ({ layer, read, all }) => {
+      const open = async (packed) => packed && { ...packed, ...(await bytes(packed.image)) };
+      return { layer, read: await open(read), all: await open(all) };
+    })));
   }
-  return decoded.get(source);
+  return decoded.get(number);
 }
 
-// Attention of every head for the chosen token: [{name, values}], values of N patches.
-async function maps() {
-  const picture = data.pictures[state.picture], layer = picture.layers[state.layer];
-  const isClass = state.patch === null;
-  const source = isClass && layer.first ? layer.first : layer.all;
-  const heads = source.heads, tokens = picture.tokens, rows = source.rows;
-  const raw = await bytes(source.image);
-  const query = isClass ? 0 : picture.prefix + state.patch;
-  const count = tokens - picture.prefix;
-  return heads.map((name, head) => {
-    const values = new Float32Array(count);
+// What every head of a layer shows for the token that is asked: values over the grid.
+function mapsOf({ read, all }, { prefix, grid, hasClass }) {
+  const asked = state.patch === null ? 0 : prefix + state.patch;
+  const isRead = !all || (state.patch === null && (state.way === "from" || !hasClass));
+  const { heads, rows, peaks, found, tokens } = isRead ? read : all;
+  const count = grid[0] * grid[1];
+  return Array.from({ length: heads }, (_, head) => {
+    const values = new Float64Array(count);
     for (let n = 0; n < count; n++) {
-      const [q, k] = state.way === "to" && !isClass ? [picture.prefix + n, query] : [query, picture.prefix + n];
-      const row = head * rows + q;
-      values[n] = (raw[row * tokens + k] / 255) * source.peaks[row];
+      const from = isRead ? 0 : state.way === "from" ? asked : prefix + n;
+      const to = isRead || state.way === "from" ? prefix + n : asked;
+      const row = head * rows + from;
+      values[n] = (found[row * tokens + to] / 255) * peaks[row];
     }
-    return { name, values };
+    return { values, tokens, isMean: !isRead && heads < read.heads };
   });
 }
 
-function paint(canvas, values, [high, wide], peak) {
+function paint(canvas, values, [high, wide]) {
   canvas.width = wide; canvas.height = high;
-  const context = canvas.getContext("2d"), image = context.createImageData(wide, high);
-  values.forEach((value, n) => {
-    const [r, g, b] = ramp[Math.round(255 * Math.min(value / peak, 1))];
-    image.data.set([r, g, b, 255], 4 * n);
-  });
-  context.putImageData(image, 0, 0);
+  const peak = Math.max(...values, 1e-12), image = new ImageData(wide, high);
+  values.forEach((value, n) => image.data.set([...ramp[Math.round(255 * Math.min(value / peak, 1))], 255], 4 * n));
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return peak;
 }
 
 function entropy(values) {
@@ -68,70 +72,110 @@ function entropy(values) {
   return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(values.length, 2));
 }
 
-let turn = 0;
-async function draw() {
-  const mine = ++turn;
-  const picture = data.pictures[state.picture];
-  const found = await maps();
-  if (mine !== turn) return;
-  const box = $("heads");
-  box.replaceChildren(...found.map(({ name, values }) => {
-    const figure = document.createElement("figure"), canvas = document.createElement("canvas"), words = document.createElement("figcaption");
-    const peak = Math.max(...values, 1e-12);
-    paint(canvas, values, picture.grid, peak);
-    canvas.className = "map"; canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${name}, entropy ${entropy(values).toFixed(2)}`);
-    canvas.onclick = (event) => choose(under(event, canvas));
-    words.textContent = `${name} · max ${(peak * picture.tokens).toFixed(1)}× · H ${entropy(values).toFixed(2)}`;
-    figure.append(canvas, words);
-    return figure;
-  }));
-  const where = state.patch === null ? "[CLS]" : `(${Math.floor(state.patch / picture.grid[1])}, ${state.patch % picture.grid[1]})`;
-  $("asked").textContent = `${where} · ${$("layer").dataset.word} ${state.layer + 1}`;
-  outline();
+const say = (name) => data.words[root.lang][name];
+const cells = [];  // by layer and head: { button, canvas, words }
+
+// The small maps, made anew only where their number changes.
+function frame(layers, counts) {
+  if (cells.length === layers.length && counts.every((count, n) => cells[n].length === count)) return;
+  cells.length = 0;
+  const box = $("heads"), most = Math.max(...counts);
+  box.style.gridTemplateColumns = `max-content repeat(${most}, minmax(1.6rem, 7rem))`;
+  const label = (text) => { const name = document.createElement("span"); name.className = "label"; name.textContent = text; return name; };
+  box.replaceChildren(label(""), ...Array.from({ length: most }, (_, head) => label(most === data.heads.length ? data.heads[head] : "")));
+  layers.forEach(({ layer }, n) => {
+    box.append(label(layer));
+    cells.push(Array.from({ length: counts[n] }, (_, head) => {
+      const button = document.createElement("button"), canvas = document.createElement("canvas"), words = document.createElement("small");
+      button.type = "button"; button.className = "cell"; canvas.className = "map";
+      button.onclick = () => { state.layer = n; state.head = head; draw(); };
+      button.append(canvas, words);
+      box.append(button);
+      return { button, canvas, words };
+    }));
+    for (let rest = counts[n]; rest < most; rest++) box.append(document.createElement("span"));
+  });
 }
 
-function outline() {
-  const picture = data.pictures[state.picture], mark = $("mark");
+let turn = 0;
+async function draw() {
+  const mine = ++turn, picture = data.pictures[state.picture];
+  const layers = await layersOf(state.picture);
+  if (mine !== turn) return;
+  const found = layers.map((layer) => mapsOf(layer, picture));
+  frame(layers, found.map((heads) => heads.length));
+  state.layer = Math.min(state.layer, found.length - 1);
+  const chosen = Math.min(state.head, found[state.layer].length - 1);
+  found.forEach((heads, n) => heads.forEach(({ values, isMean }, head) => {
+    const { button, canvas, words } = cells[n][head];
+    paint(canvas, values, picture.grid);
+    words.textContent = entropy(values).toFixed(2);
+    button.setAttribute("aria-pressed", String(n === state.layer && head === chosen));
+    button.title = `${say("layer")} ${layers[n].layer}` + (isMean ? "" : ` · ${say("head")} ${data.heads[head]}`);
+  }));
+  const { values, tokens, isMean } = found[state.layer][chosen];
+  const peak = paint($("laid"), values, picture.grid), wide = picture.grid[1];
+  const who = state.patch === null ? $("class").textContent : `(${Math.floor(state.patch / wide)}, ${state.patch % wide})`;
+  $("asked").textContent = `${who} · ${say(state.way)} · ${say("layer")} ${layers[state.layer].layer}`
+    + (isMean ? "" : ` · ${say("head")} ${data.heads[chosen]}`) + ` · max ${(peak * tokens).toFixed(1)}× · H ${entropy(values).toFixed(2)}`;
+  outline(picture);
+}
+
+function outline({ grid: [high, wide] }) {
+  const mark = $("mark");
   mark.hidden = state.patch === null;
-  if (state.patch === null) return;
-  const [high, wide] = picture.grid;
+  if (mark.hidden) return;
   mark.style.width = `${100 / wide}%`; mark.style.height = `${100 / high}%`;
   mark.style.left = `${(100 * (state.patch % wide)) / wide}%`; mark.style.top = `${(100 * Math.floor(state.patch / wide)) / high}%`;
 }
 
-function under(event, element) {
-  const [high, wide] = data.pictures[state.picture].grid, box = element.getBoundingClientRect();
-  const column = Math.floor(((event.clientX - box.left) / box.width) * wide), row = Math.floor(((event.clientY - box.top) / box.height) * high);
-  return Math.max(0, Math.min(high - 1, row)) * wide + Math.max(0, Math.min(wide - 1, column));
+function under(event) {
+  const [high, wide] = data.pictures[state.picture].grid, box = $("stage").getBoundingClientRect();
+  const inside = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
+  return inside((event.clientY - box.top) / box.height, high) * wide + inside((event.clientX - box.left) / box.width, wide);
 }
 
-let held = false;
-function choose(patch) { held = true; state.patch = patch; draw(); }
-const stage = $("stage");
-if (stage) {
-  stage.onmousemove = (event) => { if (!held) { const patch = under(event, stage); if (patch !== state.patch) { state.patch = patch; draw(); } } };
-  stage.onclick = (event) => { const patch = under(event, stage); if (held && patch === state.patch) { held = false; } else choose(patch); };
-  stage.onmouseleave = () => { if (!held && data.hasClass) { state.patch = null; draw(); } };
-  stage.onkeydown = (event) => {
-    const [high, wide] = data.pictures[state.picture].grid;
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
-    if (step === undefined) return;
-    event.preventDefault();
-    choose(((state.patch ?? 0) + step + high * wide) % (high * wide));
-  };
-  $("layer").oninput = (event) => { state.layer = Number(event.target.value); draw(); };
-  for (const radio of document.querySelectorAll("input[name=way]")) radio.onchange = () => { state.way = radio.value; draw(); };
-  const back = $("class");
-  if (back) back.onclick = () => { held = false; state.patch = null; draw(); };
-  $("which").onchange = (event) => {
-    state.picture = Number(event.target.value); state.patch = data.hasClass ? null : 0; held = false;
-    $("shown").src = data.pictures[state.picture].source;
-    draw();
-  };
-  state.layer = data.pictures[0].layers.length - 1; $("layer").value = state.layer;
-  if (!data.hasClass) state.patch = 0;
+function ask(patch, held) {
+  if (patch === state.patch && held === state.held) return;
+  state.patch = patch; state.held = held; draw();
+}
+
+function choose(number) {
+  state.picture = number;
+  for (const part of document.querySelectorAll("[data-picture]")) part.hidden = Number(part.dataset.picture) !== number;
+  for (const thumb of document.querySelectorAll("[data-choose]")) thumb.setAttribute("aria-pressed", String(Number(thumb.dataset.choose) === number));
+  const stage = $("stage");
+  if (!stage) return;
+  stage.className = `photo p${number} stage`;
+  state.patch = null; state.held = false;
   draw();
 }
-const language = $("language");
-language.onclick = () => { document.documentElement.lang = document.documentElement.lang === "ko" ? "en" : "ko"; };
+
+const stage = $("stage");
+if (stage) {
+  const canAsk = data.pictures[0].layers.every(({ all }) => all);
+  if (canAsk) {
+    stage.onpointermove = (event) => { if (!state.held && event.pointerType === "mouse") ask(under(event), false); };
+    stage.onpointerleave = () => { if (!state.held) ask(null, false); };
+    stage.onclick = (event) => { const patch = under(event); ask(patch, !(state.held && patch === state.patch)); };
+    stage.onkeydown = (event) => {
+      const [high, wide] = data.pictures[state.picture].grid;
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
+      if (event.key === "Escape") ask(null, false);
+      if (step === undefined) return;
+      event.preventDefault();
+      ask(((state.patch ?? 0) + step + high * wide) % (high * wide), true);
+    };
+  }
+  for (const radio of document.querySelectorAll("input[name=way]")) {
+    radio.disabled = !canAsk;
+    radio.onchange = () => { state.way = radio.value; draw(); };
+  }
+  $("class").onclick = () => ask(null, false);
+  state.layer = data.pictures[0].layers.length - 1;
+}
+for (const thumb of document.querySelectorAll("[data-choose]")) thumb.onclick = () => choose(Number(thumb.dataset.choose));
+function speak(language) { root.lang = language; if (stage) draw(); }
+$("language").onclick = () => speak(root.lang === "ko" ? "en" : "ko");
+choose(0);
+if (navigator.language.startsWith("ko")) speak("ko");

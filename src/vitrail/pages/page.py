@@ -1,10 +1,12 @@
 """The parts that pages are made of. Every text from outside goes through `escape`."""
 
 import base64
+import functools
 import hashlib
 import html
 import io
 import math
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import NamedTuple
@@ -16,33 +18,46 @@ WIDTH, HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 78, 12, 34
 
 
-def escape(text: object) -> str:
+class Html(str):
+    """Text that is markup already, made by us: `escape` leaves it as it is."""
+
+    __slots__ = ()
+
+
+def escape(text: object) -> Html:
     """Text as text, whatever a folder or label is called."""
-    return html.escape(str(text), quote=True)
+    return text if isinstance(text, Html) else Html(html.escape(str(text), quote=True))
 
 
-def page(title: str, subtitle: str, body: str, script: str = "") -> str:
-    """A whole document. Of scripts, only the given one may run: the policy names it by its hash."""
+def page(title: str, subtitle: str, body: str, script: str = "", *, style: str = "") -> str:
+    """A whole document, with `style` after the common one.
+
+    Of scripts, only the given one may run: the policy names it by its hash.
+    """
     runs = ""
     if script:
         runs = f"; script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-    style = resources.files("vitrail.pages").joinpath("style.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy"'
         f" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{runs}\">"
-        f"<title>{escape(title)}</title><style>{style}</style></head><body>\n"
+        f"<title>{escape(title)}</title><style>{_style()}{style}</style></head><body>\n"
         f'<header><h1>{escape(title)}</h1><p class="quiet">{escape(subtitle)}</p></header>\n<main>{body}</main>\n'
         + (f"<script>{script}</script>" if script else "")
         + "</body></html>\n"
     )
 
 
-def numbers(pairs: Sequence[tuple[str, str]]) -> str:
+@functools.cache
+def _style() -> str:
+    return resources.files("vitrail.pages").joinpath("style.css").read_text(encoding="utf-8")
+
+
+def numbers(pairs: Sequence[tuple[str, str]]) -> Html:
     """A few large figures with what they are."""
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in pairs)
-    return f'<div class="numbers">{cells}</div>'
+    return Html(f'<div class="numbers">{cells}</div>')
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: frozenset[int] = frozenset()) -> str:
@@ -60,9 +75,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: fro
     )
 
 
-def figure(title: str, note: str, content: str) -> str:
+def figure(title: str, note: str, content: str) -> Html:
     """A frame with the answer as its title."""
-    return f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{content}</figure>"
+    return Html(f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{content}</figure>")
 
 
 def picture(pixels_HWC: np.ndarray, text: str) -> str:
@@ -85,6 +100,8 @@ class Line(NamedTuple):
     xs: Sequence[float]
     ys: Sequence[float]
     colour: int = 0
+    joined: bool = True
+    """Else a cloud of points."""
 
 
 def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, dots: bool = False) -> str:
@@ -126,8 +143,9 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
         colour = f"var(--c{line.colour % 8})"
         spots = [place(x, y) for x, y in some]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        if dots:
+        if line.joined:
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        if dots or not line.joined:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in spots]
         x, y = spots[-1]
         while any(abs(y - other) < 12 for other in ends):
@@ -135,6 +153,19 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
         ends.append(y)
         parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(line.name)}</text>')
     return "".join(parts) + "</svg>"
+
+
+def stand_alone(svg: str) -> str:
+    """A chart as a file of its own, in the colours of print."""
+    colours = dict(reversed(re.findall(r"(--\w+): (#\w+)", _style())))  # the first of each name: the light ones
+    svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], svg)
+    style = (
+        f"svg {{ background: {colours['--panel']}; }} text {{ fill: {colours['--ink']}; font: 11px sans-serif; }}"
+        f" text.soft {{ fill: {colours['--lead']}; }} .axis {{ stroke: {colours['--line']}; }}"
+    )
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{2 * HEIGHT}"'
+    head, body = svg.split(">", 1)
+    return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{style}</style>{body}\n"
 
 
 def _ends(values: Sequence[float], margin: float) -> tuple[float, float]:

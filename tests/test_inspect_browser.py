@@ -1,0 +1,173 @@
+"""The page of `vitrail inspect` in a real browser: the pointer, the keys, both languages, narrow and dark."""
+
+import base64
+import dataclasses
+import io
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from vitrail.data.arrays import built_in
+from vitrail.inspection.examine import examine
+from vitrail.inspection.page import write_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium here", allow_module_level=True)
+EVIL = '<img src=x onerror="document.title=1">'
+CLOTHES = built_in("fashion-40").splits["test"].pictures
+
+
+@pytest.fixture(scope="module")
+def found():
+    return examine(vitrail.load("fashion"), "fashion", [(f"{n}.png", np.asarray(CLOTHES[n])) for n in range(2)])
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        window = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield window
+        window.close()
+
+
+@pytest.fixture
+def opened(browser, found, tmp_path):
+    """Opens the page of an examination; anything that a browser complains about fails the test."""
+    complaints, contexts = [], []
+
+    def show(examination=found, width=1280, scheme="light", **changes):
+        folder = tmp_path / "out"
+        write_page(examination, folder, force=True, **changes)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request", lambda request: complaints.extend([request.url] * (request.url[:5] not in ("file:", "data:")))
+        )
+        page.goto((folder / "index.html").as_uri())
+        page.wait_for_selector(".cell canvas")
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def shown(page):
+    """The colours of the map that is laid over the picture, a row for each patch."""
+    source = page.evaluate("$('laid').toDataURL()")
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).convert("RGB"))
+    return pixels.reshape(-1, 3).tolist()
+
+
+def point(page, row, column):
+    box = page.locator("#stage").bounding_box()
+    return {"x": (column + 0.5) * box["width"] / 7, "y": (row + 0.5) * box["height"] / 7}
+
+
+def test_every_layer_and_head_is_drawn(opened, found):
+    page = opened()
+    config = found.bundle.model.config
+    assert page.locator(".cell").count() == config.depth * config.heads
+    assert page.locator("#asked").inner_text().startswith("[CLS] · where it looks · layer 4 · head 0")
+
+
+def test_the_pointer_asks_and_a_click_holds(opened, found):
+    page = opened()
+    of_class = shown(page)
+    page.locator("#stage").hover(position=point(page, 2, 3))
+    page.wait_for_function("$('asked').textContent.startsWith('(2, 3) · where it looks')")
+    weights = found.views[0].attention[4][0, 1 + 2 * 7 + 3, 1:]
+    assert f"max {weights.max() * 50:.1f}" in page.locator("#asked").inner_text()
+    assert shown(page) != of_class
+    page.locator("#stage").click(position=point(page, 5, 1))
+    page.locator("h1").hover()
+    assert page.locator("#asked").inner_text().startswith("(5, 1)")
+    page.locator("input[value=to]").check()
+    page.wait_for_function("$('asked').textContent.startsWith('(5, 1) · who looks at it')")
+    received = found.views[0].attention[4][0, 1:, 1 + 5 * 7 + 1]
+    told = float(page.locator("#asked").inner_text().split("max ")[1].split()[0][:-1])
+    assert told == pytest.approx(received.max() * 50, abs=0.1, rel=0.02)
+    page.locator("#stage").press("ArrowRight")
+    page.wait_for_function("$('asked').textContent.startsWith('(5, 2)')")
+    page.locator("#stage").press("Escape")
+    page.wait_for_function("$('asked').textContent.startsWith('[CLS]')")
+
+
+def test_a_small_map_is_laid_over_the_picture(opened, found):
+    page = opened()
+    page.locator(".cell").nth(4).click()
+    page.wait_for_function("$('asked').textContent.includes('layer 1 · head 1')")
+    assert page.locator(".cell[aria-pressed=true]").count() == 1
+    weights = found.views[0].attention[1][1, 0, 1:]
+    assert shown(page)[weights.argmax()] == [254, 232, 56]
+
+
+def test_another_picture_is_chosen(opened, found):
+    page = opened()
+    before = shown(page)
+    assert page.locator("[data-picture='0']").first.is_visible()
+    page.locator(".thumb").nth(1).click()
+    page.wait_for_function("document.querySelector('.thumb[aria-pressed=true]').dataset.choose === '1'")
+    assert not page.locator("[data-picture='0']").first.is_visible()
+    assert page.locator("[data-picture='1']").first.is_visible()
+    page.wait_for_function("$('stage').className.includes('p1')")
+    assert shown(page) != before
+
+
+def test_the_page_speaks_korean(opened):
+    page = opened()
+    assert "어텐션" not in page.locator("main").inner_text()
+    page.locator("#language").click()
+    page.wait_for_function("$('asked').textContent.includes('층 4')")
+    text = page.locator("main").inner_text()
+    assert "어텐션" in text
+    assert "Every layer" not in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_sticks_out_and_text_is_readable(opened, width, scheme):
+    page = opened(width=width, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    ink, paper = (page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+    assert contrast(ink, paper) > 7
+    small = page.evaluate(
+        "[...document.querySelectorAll('main p, main td, main code')].map("
+        "(e) => parseFloat(getComputedStyle(e).fontSize))"
+    )
+    assert min(small) >= 12
+
+
+def contrast(one, other):
+    """Of two colours, as WCAG counts it."""
+    lights = []
+    for text in (one, other):
+        channels = np.array([int(part) for part in text[4:-1].split(",")]) / 255
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        lights.append(linear @ [0.2126, 0.7152, 0.0722] + 0.05)
+    return max(lights) / min(lights)
+
+
+def test_names_stay_text_in_a_browser(opened, found):
+    views = [dataclasses.replace(view, name=EVIL, answers=[{"label": EVIL, "score": 1.0}]) for view in found.views]
+    page = opened(dataclasses.replace(found, views=views, name=EVIL, against=EVIL))
+    assert page.title().startswith("Inside ")
+    assert page.locator("img[src=x]").count() == 0
+    assert EVIL in page.locator("main").inner_text()
+
+
+def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
+    monkeypatch.setattr("vitrail.inspection.page.LIMIT", 1000)
+    page = opened()
+    assert page.locator("input[name=way]").first.is_disabled()
+    page.locator("#stage").hover(position=point(page, 2, 3))
+    assert page.locator("#asked").inner_text().startswith("[CLS]")
