@@ -382,7 +382,7 @@ def inspect(
     from vitrail.inspection.page import write_page
     from vitrail.weights.bundle import load
 
-    others = () if data is None else list(open_data(data).for_evaluation(None).pictures[:64])
+    others = () if data is None else list(open_data(data).for_evaluation(None).spread(64).pictures)
     other = None if against is None else (against, load(against))
     found = examine(
         load(bundle), bundle, [(path, path) for path in paths], evidence=evidence, others=others, against=other,

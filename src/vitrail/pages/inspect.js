@@ -1,5 +1,6 @@
-// Attention under the pointer. Maps travel as 8-bit images: row h*Q+q is what token q of head h looks at, in shares of the
-// row's largest value, which stands in `peaks`. `read` is what the head of the model reads ([CLS], else the mean patch).
+// Attention under the pointer. Maps travel as 8-bit images: row h*Q+q is what token q of head h looks at, in levels of
+// square roots of shares of the row's largest value, which stands in `peaks`: one for [CLS] and registers, one for
+// patches. `read` is what the head of the model reads ([CLS], else the mean patch).
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -53,7 +54,7 @@ function mapsOf({ read, all }, { prefix, grid, hasClass }) {
       const from = isRead ? 0 : state.way === "from" ? asked : prefix + n;
       const to = isRead || state.way === "from" ? prefix + n : asked;
       const row = head * rows + from;
-      values[n] = (found[row * tokens + to] / 255) * peaks[row];
+      values[n] = (found[row * tokens + to] / data.levels) ** 2 * peaks[to < prefix ? 0 : 1][row];
     }
     return { values, tokens, isMean: !isRead && heads < read.heads };
   });
@@ -117,7 +118,8 @@ async function draw() {
   const peak = paint($("laid"), values, picture.grid), wide = picture.grid[1];
   const who = state.patch === null ? $("class").textContent : `(${Math.floor(state.patch / wide)}, ${state.patch % wide})`;
   $("asked").textContent = `${who} · ${say(state.way)} · ${say("layer")} ${layers[state.layer].layer}`
-    + (isMean ? "" : ` · ${say("head")} ${data.heads[chosen]}`) + ` · max ${(peak * tokens).toFixed(1)}× · H ${entropy(values).toFixed(2)}`;
+    + (isMean ? "" : ` · ${say("head")} ${data.heads[chosen]}`) + ` · max ${(peak * tokens).toFixed(1)}× · H ${entropy(values).toFixed(2)}`
+    + (state.way === "from" ? ` · ${say("on-patches")} ${(100 * values.reduce((a, b) => a + b, 0)).toFixed(0)} %` : "");
   outline(picture);
 }
 
