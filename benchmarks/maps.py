@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/maps.py                     (about 14 minutes on two cores)
 
-DeiT-Ti/16, 100 ImageNet photos spread over the 500, the class that the model answers. Patches are taken away (filled with
-the photo's mean colour) in the order of a map, most important first, or put back into an empty picture; the number is the
-answer's mean share on the way. `beside random` is the difference to a random order on the same photo. Intervals are 95 %
-over photos (Student).
+DeiT-Ti/16, 100 ImageNet photos spread over the 500, the class that the model answers. Patches are taken away (filled
+with the photo's mean colour) in the order of a map, most important first, or put back into an empty picture; the number
+is the answer's mean share on the way. `beside random` is the difference to a random order on the same photo. Intervals
+are 95 % over photos (Student).
 """
 
 import argparse
