@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.cli import COMMANDS
+from vitrail.commands import COMMANDS
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.zoo import MODELS
 from vitrail.training.checkpoint import load_newest

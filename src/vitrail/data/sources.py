@@ -3,7 +3,7 @@
 import csv
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +58,7 @@ def list_pictures(folders: Iterable[str | Path]) -> list[str]:
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
 
 
-def find_pictures(words: Iterable[str], listed: Iterable[str] = ()) -> list[str]:
+def find_pictures(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
     """The files that a user names: files, folders by the pictures in them, patterns of * ? [ ] and **. `-` stands for
     the `listed` ones; of those, a missing one is kept, for whoever reads it to name."""
     found: list[str] = []
@@ -76,8 +76,10 @@ def find_pictures(words: Iterable[str], listed: Iterable[str] = ()) -> list[str]
         if not inside:
             raise UsageError(f"Folder must have pictures in it, got {word!r} without any.")
         found += inside
+    if not found and "-" in words:
+        raise UsageError("Names of pictures must come on standard input, a line each, got none.")
     if not found:
-        raise UsageError("Pictures must be given: files, folders, patterns, or names on stdin by -.")
+        raise UsageError("Pictures must be given: files, folders, patterns, or names on standard input by -.")
     return found
 
 

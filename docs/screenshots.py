@@ -1,0 +1,48 @@
+"""Takes the pictures of docs/inspect.md: the page of the embedded model in Chromium.
+
+.venv/bin/python docs/screenshots.py            (needs Chromium, and Playwright from the test extra)
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+import vitrail
+from vitrail.data.arrays import built_in
+from vitrail.inspection.examine import examine
+from vitrail.inspection.page import write_page
+
+SHOTS = Path(__file__).parent / "inspect"
+PICTURES = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
+
+
+def main() -> None:
+    clothes = built_in("fashion-40").splits["test"]
+    found = examine(
+        vitrail.load("fashion"), "fashion", [(name, clothes.pictures[index]) for name, index in PICTURES.items()],
+        evidence=True, others=list(clothes.pictures),
+    )  # fmt: skip
+    SHOTS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        write_page(found, Path(folder) / "page")
+        address = (Path(folder) / "page" / "index.html").as_uri()
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for width, scheme, parts in (
+            (1280, "light", ("walk", "attention", "distances", "positions", "evidence")),
+            (400, "dark", ("attention",)),
+        ):
+            page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+            page.goto(address)
+            page.wait_for_selector(".cell canvas")
+            page.locator("#stage").click(position={"x": 150, "y": 60})
+            page.locator("h1").hover()
+            for part in parts:
+                name = part if width == 1280 else f"{part}-narrow"
+                page.locator(f"#{part}").screenshot(path=SHOTS / f"{name}.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,472 @@
+"""What each command of `vitrail` takes and does. Heavy imports wait until a command needs them."""
+
+import dataclasses
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import arg
+
+from vitrail.configs import zoo
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
+from vitrail.console import cell, prediction_table, print_conversion, print_json, print_scores, print_table, printable
+from vitrail.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from vitrail.configs.recipe import Recipe
+
+Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
+
+
+BundlePath = Annotated[
+    str,
+    tyro.conf.Positional,
+    arg(metavar="BUNDLE", help="A folder that train, finetune, convert or save wrote, or fashion, the embedded one."),
+]
+Data = Annotated[
+    str,
+    tyro.conf.Positional,
+    arg(
+        metavar="DATA",
+        help="A folder of class folders (perhaps in train, val, test), an idx folder, a .npz, a .csv, digits,"
+        " fashion-40 or fashion-mnist.",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How long, where and how to train; the same flags for all runs."""
+
+    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training picture.")] = None
+    steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None
+    minutes: Annotated[float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")] = (
+        None
+    )
+    seed: Annotated[int, arg(metavar="S", help="Same seed, machine and threads: same weights.")] = 0
+    set: Annotated[
+        tuple[str, ...],
+        arg(metavar="KEY=VALUE", help="Any setting of the recipe: batch=64 augment.mixup=0.2 model.dropout=0.1 ..."),
+    ] = ()
+    resume: Annotated[
+        Literal["auto"] | None, arg(help="Go on from the newest whole checkpoint of RUN, or begin if there is none.")
+    ] = None
+    force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2
+    threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None
+    device: Annotated[str, arg(metavar="D", help="cpu, cuda, ...; auto takes a GPU if there is one.")] = "auto"
+    amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False
+    compile: Annotated[bool, arg(help="Compile the model first.")] = False
+    cache: Annotated[
+        Path | None, arg(metavar="DIR", help="Keep decoded pictures there: later epochs need no JPEG work.")
+    ] = None
+    cache_gigabytes: Annotated[float, arg(metavar="N", help="How large the cache may grow.")] = 10.0
+    checkpoint_seconds: Annotated[
+        float, arg(metavar="N", help="A checkpoint after so many seconds, or at an epoch's end if that comes first.")
+    ] = 30.0
+    keep: Annotated[int, arg(metavar="N", help="Checkpoints that stay, besides the best.")] = 2
+
+    def change(self, recipe: "Recipe") -> "Recipe":
+        """The recipe with what the flags change of it."""
+        from vitrail.configs.recipe import change_recipe
+
+        return change_recipe(recipe, self.set).with_length(epochs=self.epochs, steps=self.steps, minutes=self.minutes)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments that every kind of run takes."""
+        from vitrail.training.loop import Options
+
+        names = [field.name for field in dataclasses.fields(Options)]
+        options = {name: getattr(self, name) for name in names}
+        options["cache"] = None if self.cache is None else str(self.cache)
+        command = shlex.join(["vitrail", *sys.argv[1:]])
+        return {
+            "options": Options(**options),
+            "resumes": self.resume == "auto",
+            "force": self.force,
+            "command": command,
+        }
+
+
+Flags = Annotated[Running, arg(name="")]
+AS_USUAL = Running()
+
+
+def models(*, json: Json = False) -> None:
+    """List every model by its name, with parameters, multiply-accumulates and shapes."""
+    rows = [config.info() for config in zoo.MODELS.values()]
+    if json:
+        return print_json(rows)
+    headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
+    keys = [header.lower() for header in headers]
+    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows])
+
+
+def info(
+    model: Annotated[
+        str, tyro.conf.Positional, arg(metavar="MODEL|BUNDLE", help="A name of `vitrail models`, or a bundle.")
+    ],
+    *,
+    resolution: Annotated[str | None, arg(metavar="R", help="Input size: 384, or 224x384 for height x width.")] = None,
+    classes: Annotated[int | None, arg(metavar="K", help="Number of classes.")] = None,
+    channels: Annotated[int | None, arg(metavar="C", help="Input channels.")] = None,
+    pool: Annotated[str | None, arg(metavar="P", help="What the head reads: cls, gap or map.")] = None,
+    representation: Annotated[
+        str | None, arg(metavar="W", help="Hidden layer of the head, for pre-training: none, tanh or gelu.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What a model is and costs, by arithmetic alone: no weights are loaded."""
+    config = _find_config(model)
+    changes: dict[str, Any] = {
+        "resolution": None if resolution is None else _parse_resolution(resolution),
+        "classes": classes, "channels": channels, "pool": pool, "representation": representation,
+    }  # fmt: skip
+    row = config.replace(**{key: value for key, value in changes.items() if value is not None}).info()
+    if json:
+        return print_json(row)
+    return print_table(None, [[key, cell(value)] for key, value in row.items()])
+
+
+def doctor(
+    data: Data,
+    *,
+    json: Json = False,
+) -> None:
+    """Look for what would spoil training: unreadable files, duplicates across splits, classes that do not fit.
+
+    Exit code 1 if something would break training, 0 if there are warnings or nothing.
+    """
+    from vitrail.data.doctor import examine
+    from vitrail.data.sources import open_data
+
+    dataset = open_data(data)
+    findings = examine(dataset)
+    if json:
+        print_json({"findings": [finding.to_json() for finding in findings]})
+    else:
+        counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
+        print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
+        for finding in findings:
+            files = [os.path.relpath(file, dataset.root) if dataset.root else file for file in finding.files]
+            rest = [f"... and {len(files) - 10:,} more (all with --json)"] if len(files) > 10 else []
+            lines = [f"{finding.severity}  {finding.kind}: {finding.message}", *files[:10], *rest]
+            sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
+        if not findings:
+            sys.stdout.write("\nnothing to complain about\n")
+    if any(finding.severity == "error" for finding in findings):
+        sys.exit(1)
+
+
+def train(
+    data: Data,
+    *,
+    model: Annotated[str, arg(metavar="NAME", help="A name of `vitrail models`.")],
+    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
+    recipe: Annotated[str, arg(metavar="R", help="A recipe of the package, or a .toml file.")] = "small",
+    objective: Annotated[
+        Literal["classify", "masked", "next-pixel"] | None,
+        arg(help="Classes; the paper's masked patches (ViT); the next pixel (iGPT)."),
+    ] = None,
+    running: Flags = AS_USUAL,
+) -> None:
+    """Train a model on your pictures. Kill it whenever you like: --resume auto ends with the same bits.
+
+    Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
+    """
+    from vitrail.configs.recipe import find_recipe
+
+    chosen = find_recipe(recipe)
+    if objective is not None:
+        chosen = chosen.replace(objective=objective)
+    chosen = running.change(chosen)
+    zoo.find(model)
+    from vitrail.training.run import train as run  # torch, only now that nothing typed is wrong
+
+    run(data, model, output, chosen, **running.settings)
+
+
+def finetune(
+    bundle: BundlePath,
+    data: Data,
+    *,
+    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
+    resolution: Annotated[
+        str | None, arg(metavar="R", help="Input size, usually higher: 384, or 224x384. Positions are interpolated.")
+    ] = None,
+    recipe: Annotated[
+        str,
+        arg(
+            metavar="R",
+            help="auto: the head by least squares on the frozen model's features, then everything, if the time allows"
+            " (--minutes, 5). frozen: that head alone. paper-finetune: the paper's way. Any other, or a .toml file.",
+        ),
+    ] = "auto",
+    running: Flags = AS_USUAL,
+) -> None:
+    """Teach a bundle the classes of your pictures, perhaps at a higher resolution. What is changed of it is said.
+
+    Classes that are the bundle's own keep its head. Kill it whenever you like: --resume auto goes on.
+    """
+    from vitrail.configs.recipe import find_recipe, recipe_names
+
+    chosen = find_recipe(recipe)
+    if recipe in recipe_names():  # they are for first weights; what happens to pixels is here the bundle's affair
+        chosen = chosen.replace(preprocess={})
+    chosen = running.change(chosen)
+    size = None if resolution is None else _parse_resolution(resolution)
+    check_folder(bundle)
+    from vitrail.training.finetune import finetune as run  # torch, only now that nothing typed is wrong
+
+    run(bundle, data, output, chosen, resolution=size, **running.settings)
+
+
+def evaluate(
+    bundle: BundlePath,
+    data: Data,
+    *,
+    split: Annotated[str | None, arg(metavar="S", help="train, val or test; else test, val or everything.")] = None,
+    protocol: Annotated[
+        Literal["classify", "knn", "probe", "fewshot"],
+        arg(
+            help="Classify: the bundle's own answers. The others learn DATA's classes from the frozen model's features"
+            " of the train split: knn, a vote of the nearest; probe, logistic regression; fewshot, the paper's least"
+            " squares from a few pictures of each class."
+        ),
+    ] = "classify",
+    layer: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Features that leave this layer, from 0 or from the end (-1), [CLS] or the mean; else what the head"
+            " reads.",
+        ),
+    ] = None,
+    neighbours: Annotated[int | None, arg(metavar="K", help="knn: how many vote (20).")] = None,
+    temperature: Annotated[
+        float | None, arg(metavar="T", help="knn: a vote counts exp(similarity / T) (0.07); 0: all count the same.")
+    ] = None,
+    shots: Annotated[
+        tuple[int, ...] | None, arg(metavar="K", help="fewshot: pictures of each class (1 5 10 25); then all.")
+    ] = None,
+    seeds: Annotated[int | None, arg(metavar="N", help="fewshot: draws of pictures for each number (5).")] = None,
+    penalty: Annotated[
+        float | None,
+        arg(
+            metavar="L", help="probe, fewshot: pull of weights to 0; else chosen on held-out pictures, by leaving out."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        arg(metavar="S", help="What is held out of data without splits, and drawn by probe and fewshot (0)."),
+    ] = None,
+    cache: Annotated[
+        Path | None, arg(metavar="DIR", help="Where features are kept (~/.cache/vitrail/features); delete it at will.")
+    ] = None,
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    json: Json = False,
+) -> None:
+    """How good a bundle is on data: accuracy with its interval, top 5, calibration, each class, confusion."""
+    from vitrail.evaluation.protocols import evaluate as judge
+
+    scores = judge(
+        bundle, data, split, protocol=protocol, workers=workers, layer=layer, neighbours=neighbours,
+        temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache,
+    )  # fmt: skip
+    return print_json(scores) if json else print_scores(scores)
+
+
+def predict(
+    bundle: BundlePath,
+    files: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(
+            metavar="FILE|DIR|GLOB|-",
+            help="Pictures, folders of them, quoted patterns such as 'photos/**/*.jpg', or - for names from stdin,"
+            " one a line.",
+        ),
+    ],
+    *,
+    top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each picture.")] = 5,
+    engine: Annotated[
+        Literal["torch", "onnx", "auto"],
+        arg(
+            help="What computes. Onnx starts several times faster: it runs a file that is made on first request,"
+            " checked against torch and kept beside BUNDLE. Auto: the faster of both, measured once."
+        ),
+    ] = "torch",
+    threads: Annotated[int | None, arg(metavar="N", help="Threads that decode and compute; else every core.")] = None,
+    jpeg: Annotated[
+        Literal["exact", "double"] | None,
+        arg(help="Decode JPEG files exactly, or large ones at a reduced scale, much faster; else as BUNDLE says."),
+    ] = None,
+    features: Annotated[
+        Path | None, arg(metavar="OUT.npz", help="Also write what the head reads: arrays `files` and `features`.")
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite OUT.npz.")] = False,
+    json: Annotated[bool, arg(help="Print a JSON line for each picture instead of a table.")] = False,
+) -> None:
+    """Name what is on pictures. A file that cannot be read is named, the others are answered; then exit code 1."""
+    from vitrail.classifier import Classifier, check_features_file, write_features
+    from vitrail.data.sources import find_pictures
+    from vitrail.engines.base import cores
+    from vitrail.engines.choose import faster
+
+    if features is not None:
+        check_features_file(features, force=force)
+    paths = find_pictures(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
+    chosen = faster(bundle, len(paths), threads or cores()) if engine == "auto" else engine
+    classifier = Classifier(bundle, engine=chosen, threads=threads, jpeg=jpeg)
+    show = print_json if json else prediction_table(paths, classifier.labels)
+    found, is_damaged = [], False
+    for answer in classifier.stream(paths, top_k=top_k, features=features is not None):
+        if "features" in answer:
+            found.append((answer["file"], answer.pop("features")))
+        is_damaged |= "error" in answer
+        show(answer)
+        sys.stdout.flush()
+    if features is not None:
+        write_features(features, found, force=force)
+    if is_damaged:
+        sys.exit(1)
+
+
+def inspect(
+    bundle: BundlePath,
+    files: Annotated[
+        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Pictures to look at, or folders of them.")
+    ],
+    *,
+    output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
+    evidence: Annotated[
+        bool, arg(help="Also take parts of the picture away and ask again: hundreds of forward passes.")
+    ] = False,
+    data: Annotated[
+        str | None, arg(metavar="DATA", help="More pictures for what needs many: similarity of layers.")
+    ] = None,
+    against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
+    layers: Annotated[
+        tuple[int, ...], arg(metavar="L", help="Show the attention of these layers, from 0 or from the end (-1).")
+    ] = (),
+    heads: Annotated[tuple[int, ...], arg(metavar="H", help="Show the attention of these heads only.")] = (),
+    full: Annotated[bool, arg(help="Keep every head for every patch, however large the page becomes.")] = False,
+    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Look inside: where patches look, how far heads see, what positions know, which pixels count. One page."""
+    from vitrail.data.sources import find_pictures, open_data
+    from vitrail.storage import check_output
+
+    check_output(output, force=force)
+    paths = find_pictures(files)
+
+    from vitrail.inspection.examine import examine
+    from vitrail.inspection.page import write_page
+    from vitrail.weights.bundle import load
+
+    others = () if data is None else list(open_data(data).for_evaluation(None).spread(64).pictures)
+    other = None if against is None else (against, load(against))
+    found = examine(
+        load(bundle), bundle, [(path, path) for path in paths], evidence=evidence, others=others, against=other,
+        layers=layers or None, heads=heads or None,
+    )  # fmt: skip
+    document = write_page(found, output, full=full, force=force)
+    if not found.is_trained:
+        sys.stderr.write("note: nothing says that this model was trained; maps of random weights mean nothing\n")
+    return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
+
+
+def convert(
+    source: Annotated[
+        str,
+        tyro.conf.Positional,
+        arg(metavar="SRC", help="A checkpoint of Google, timm, Hugging Face, torchvision or DINO, or a bundle."),
+    ],
+    destination: Annotated[Path, tyro.conf.Positional, arg(metavar="DST", help="Folder to write.")],
+    *,
+    to: Annotated[Format, arg(help="Format to write.")] = "vitrail",
+    model: Annotated[str | None, arg(metavar="NAME", help="What SRC is, where it does not say (heads).")] = None,
+    resolution: Annotated[
+        str | None, arg(metavar="R", help="Its input size, where positions are no square; with --model.")
+    ] = None,
+    preprocess: Annotated[
+        tuple[str, ...],
+        arg(metavar="KEY=VALUE", help="What happens to pixels, where SRC does not say: mean=0.5 std=0.5 resize=squash"),
+    ] = (),
+    labels: Annotated[
+        Path | None, arg(metavar="FILE", help="Names of the classes: a JSON list, or a name a line.")
+    ] = None,
+    pictures: Annotated[
+        str | None, arg(metavar="DIR", help="What to compare both models on, instead of embedded pictures.")
+    ] = None,
+    verify: Annotated[bool, arg(help="Compare with the library's own model, if it can be imported.")] = True,
+    force: Annotated[bool, arg(help="Overwrite DST if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Other people's weights into a bundle, or a bundle into their formats: every tensor or none, and the proof."""
+    from vitrail.data.arrays import built_in
+    from vitrail.data.sources import find_pictures
+    from vitrail.weights.convert import Told, read_labels
+    from vitrail.weights.convert import convert as run
+
+    told = Told(
+        model, None if resolution is None else _parse_resolution(resolution), preprocess,
+        None if labels is None else read_labels(labels),
+    )  # fmt: skip
+    shown = built_in("fashion-40").splits["test"].pictures if pictures is None else find_pictures([pictures])
+    report = run(source, destination, to, told=told, verifies=verify, pictures=list(shown), force=force)
+    for note in report["notes"]:
+        sys.stderr.write(f"note: {printable(note)}\n")
+    return print_json(report) if json else print_conversion(report)
+
+
+def demo(
+    *,
+    output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
+    epochs: Annotated[int, arg(metavar="N", help="How often to go through the training digits.")] = 100,
+    seed: Annotated[int, arg(metavar="S", help="Same seed, same machine, same model.")] = 0,
+    force: Annotated[bool, arg(help="Overwrite the output if it is a run.")] = False,
+    open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
+) -> None:
+    """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and look where it looks."""
+    from vitrail.demo import run
+
+    run(output, epochs=epochs, seed=seed, force=force, opens=open)
+
+
+def _find_config(model: str) -> ModelConfig:
+    """The configuration behind a name, or else of the bundle at a path."""
+    if model in zoo.MODELS:
+        return zoo.MODELS[model]
+    try:
+        exists = model in EMBEDDED or (bool(model) and Path(model).exists())
+    except (OSError, ValueError):  # no file can have such a name
+        exists = False
+    if exists:
+        return read_config(check_folder(model))
+    raise UsageError(
+        f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
+        f"{did_you_mean(model, zoo.MODELS)}"
+    )
+
+
+def _parse_resolution(text: str) -> tuple[int, int]:
+    sides = re.fullmatch(r"(\d{1,99})(?:[x,](\d{1,99}))?", text)
+    if not sides:
+        raise UsageError(f"Resolution must be a number such as 384 or height x width such as 224x384, got {text!r}.")
+    return int(sides[1]), int(sides[2] or sides[1])
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "models": models, "info": info, "doctor": doctor, "train": train,
+    "finetune": finetune, "evaluate": evaluate, "predict": predict, "inspect": inspect,
+    "convert": convert, "demo": demo,
+}  # fmt: skip
