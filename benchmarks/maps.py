@@ -19,26 +19,10 @@ from pictures import SHARED
 from vitrail.data.sources import open_data
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.inspection.evidence import faith, occlusion
-from vitrail.inspection.weights import layout, relevance, rollout
+from vitrail.inspection.maps import maps
 from vitrail.models.look import look
 from vitrail.weights.bundle import load
 from vitrail.weights.convert import convert
-
-
-def maps_of(model, image_CHW, seed):
-    """Every map of one picture by name, and the class that it is about."""
-    where, seen = layout(model), look(model, image_CHW[None])
-    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])[0].numpy()
-    scores, classes = relevance(model, image_CHW[None])
-    label = int(classes[0])
-    last = seen.attention[model.config.depth - 1][0].mean(dim=0).numpy()
-    return label, {
-        "occlusion": occlusion(model, image_CHW, label, where.grid),
-        "relevance": scores[0].numpy().reshape(where.grid),
-        "rollout": where.read(flow),
-        "last attention": where.read(last),
-        "random": np.random.default_rng(seed).random(where.grid),
-    }
 
 
 def interval(values, digits=3):
@@ -57,9 +41,13 @@ def main():
     found: dict[str, list[tuple[float, float]]] = {}
     for number, photo in enumerate(photos):
         image = bundle.preprocess([photo])[0]
-        label, maps = maps_of(bundle.model, image, seed=number)
-        for name, values in maps.items():
-            found.setdefault(name, []).append(faith(bundle.model, image, label, values, values.shape))
+        seen = look(bundle.model, image[None])
+        label, grid = int(seen.logits[0].argmax()), bundle.model.config.grid
+        judged = {name: values[0] for name, values in maps(bundle.model, image[None], seen).items()}
+        judged["occlusion"] = occlusion(bundle.model, image, label, grid)
+        judged["random"] = np.random.default_rng(number).random(grid)
+        for name, values in judged.items():
+            found.setdefault(name, []).append(faith(bundle.model, image, label, values, grid))
     print("| map | deletion (low is good) | beside random | insertion (high is good) | beside random |")
     print("|---|---|---|---|---|")
     chance = np.array(found["random"])

@@ -8,17 +8,10 @@ import vitrail
 from redraw import redraw
 from vitrail.errors import UsageError
 from vitrail.inspection.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
-from vitrail.inspection.layers import cka, cka_table, outliers
+from vitrail.inspection.layers import cka, cka_table, gram, outliers
+from vitrail.inspection.maps import attention_written_out, maps, relevance, rollout
 from vitrail.inspection.places import filters, position_table, similarity, structure
-from vitrail.inspection.weights import (
-    attention_written_out,
-    entropy,
-    grid_distances,
-    layout,
-    measure_heads,
-    relevance,
-    rollout,
-)  # fmt: skip
+from vitrail.inspection.weights import entropy, grid_distances, layout, measure_heads, reading
 
 
 def tiny(**changes):
@@ -76,47 +69,119 @@ def test_attention_to_the_class_token_is_told_apart():
     assert found.entropy[0, 0] == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ViT-Micro/4", {"attention": "local", "attention_span": 3}),
+        ("ViT-Micro/4", {"attention": "strided", "attention_span": 4}),
+        ("iGPT-Micro", {"causal": True, "classes": 10}),
+    ],
+)
+def test_uniform_attention_within_a_mask_is_uniform(name, changes):
+    model = vitrail.create(name, channels=1, **changes)
+    where = layout(model)
+    uniform = where.allowed / where.allowed.sum(1, keepdims=True)
+    tokens = where.prefix + len(uniform)
+    weights = np.zeros((1, 1, tokens, tokens))
+    weights[..., where.prefix :, where.prefix :] = uniform
+    found = measure_heads(weights, where)
+    assert found.of_uniform[0, 0] == pytest.approx(1)
+    alone = (where.allowed.sum(1) == 1).mean()  # who may look at one place only, looks at one place
+    assert found.entropy[0, 0] == pytest.approx(1 - alone)
+
+
 def test_entropy_says_how_flat_a_map_is():
     assert entropy(np.ones((7, 7))) == pytest.approx(1)
     assert entropy(np.eye(1, 49)) == pytest.approx(0)
+    assert entropy(np.zeros((7, 7))) is None
 
 
 def test_rollout_rows_sum_to_one_and_one_layer_is_known():
     seen = vitrail.look(tiny(), torch.rand(2, 1, 28, 28))
     flow = rollout([seen.attention[layer] for layer in range(6)])
-    torch.testing.assert_close(flow.sum(-1), torch.ones_like(flow[..., 0]))
+    np.testing.assert_allclose(flow.sum(-1), 1)
     one = rollout([seen.attention[0]])
-    expected = (seen.attention[0].double().mean(1) + torch.eye(50)) / 2
-    torch.testing.assert_close(one, expected)
+    np.testing.assert_allclose(one, (seen.attention[0].double().mean(1).numpy() + np.eye(50)) / 2, atol=1e-7)
     with pytest.raises(UsageError, match="at least one layer"):
         rollout([])
 
 
-def test_attention_beside_the_fused_kernel_reproduces_its_output():
-    model = tiny()
-    images = torch.rand(2, 1, 28, 28)
+KINDS = [
+    ("ViT-Micro/4", {}),
+    ("ViT-Micro/4", {"position": "rope-2d", "pool": "gap"}),
+    ("ViT-Micro/4", {"position": "relative", "registers": 2}),
+    ("ViT-Micro/4", {"attention": "local", "attention_span": 3, "pool": "gap"}),
+    ("ViT-Micro/4", {"pool": "map", "registers": 1}),
+    ("ViT-Micro/4", {"norm_order": "post", "layer_scale": 0.5}),
+    ("Hybrid-Nano", {}),
+    ("iGPT-Micro", {"causal": True}),
+]
+
+
+def kind(name, changes):
+    model = redraw(vitrail.create(name, channels=1, classes=10, **changes), std=0.1).eval()
+    return model, torch.rand(2, 1, *model.config.resolution)
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_attention_beside_the_fused_kernel_reproduces_its_output(name, changes):
+    model, images = kind(name, changes)
     seen = vitrail.look(model, images)
     assert torch.equal(seen.logits, model(images))
     with torch.no_grad(), attention_written_out(model) as kept:
         torch.testing.assert_close(model(images), seen.logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(kept[2], seen.attention[2], rtol=0, atol=1e-6)
-    assert kept[-1].shape[2] == 1  # only [CLS] asks in the last layer
-    assert "forward" not in vars(model.blocks[0].attn)
+    torch.testing.assert_close(kept[1], seen.attention[1], rtol=0, atol=1e-6)
+    if seen.pooling is not None:
+        torch.testing.assert_close(kept[-1], seen.pooling, rtol=0, atol=1e-6)
+    elif layout(model).reads == "[CLS]":
+        assert kept[-1].shape[2] == 1  # only [CLS] asks in the last layer
+    assert not [module for module in model.modules() if "forward" in vars(module)]
 
 
-def test_relevance_is_zero_for_what_a_logit_does_not_feel():
-    model = tiny()
-    images = torch.rand(2, 1, 28, 28)
-    maps, classes = relevance(model, images)
-    assert maps.shape == (2, 49)
-    assert torch.equal(classes, model(images).argmax(-1))
-    assert (maps >= 0).all()
-    assert maps.max() > 0
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_maps_of_every_kind(name, changes):
+    model, images = kind(name, changes)
+    where = layout(model)
+    found = maps(model.requires_grad_(False), images)
+    assert {method: values.shape for method, values in found.items()} == dict.fromkeys(
+        ("rollout", "last attention", "relevance"), (2, *where.grid)
+    )
+    shares = reading(vitrail.look(model, images), where)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
+    assert (found["relevance"] >= 0).all()
+    assert found["relevance"].max(axis=(1, 2)).min() > 0
+    _, classes = relevance(model, images)
+    assert (classes == model(images).argmax(-1).numpy()).all()
+    # A head without weights feels nothing: then nothing is relevant.
     torch.nn.init.zeros_(model.head.weight)
     assert not relevance(model, images)[0].any()
-    # Frozen weights and mean pooling, too.
-    other = tiny(pool="gap").requires_grad_(False)
-    assert relevance(other, images, torch.tensor([3, 3]))[0].max() > 0
+
+
+def test_relevance_of_one_layer_by_hand():
+    """R = I + E_h[(A * dy/dA)+]; of it the row of [CLS]."""
+    model = tiny(depth=1)
+    image = torch.rand(1, 1, 28, 28)
+    block = model.blocks[0]
+    with torch.no_grad():
+        z_BTD = model.embed(image)
+        q, k, v = block.attn.qkv_heads(block.norm1(z_BTD), None)
+        weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)[:, :, :1]
+    weights.requires_grad_()
+    z_B1D = z_BTD[:, :1] + block.attn.proj((weights @ v).transpose(1, 2).flatten(2))
+    logits = model.read(z_B1D + block.mlp(block.norm2(z_B1D)))
+    (gradient,) = torch.autograd.grad(logits[0, 7], weights)
+    expected = (weights * gradient).clamp(min=0).mean(1)[0, 0, 1:].detach()
+    found, _ = relevance(model, image, torch.tensor([7]))
+    np.testing.assert_allclose(found.ravel(), expected.numpy(), atol=1e-6)
+
+
+def test_maps_are_refused_where_there_is_no_attention():
+    model = vitrail.create("ResNet-Nano")
+    with pytest.raises(UsageError, match="with attention, got family resnet"):
+        maps(model, torch.rand(1, 1, 28, 28))
+    pixels = vitrail.create("iGPT-Micro", causal=True, output="pixels", classes=16)
+    with pytest.raises(UsageError, match="predicts pixels"):
+        relevance(pixels, torch.rand(1, 1, 14, 14))
 
 
 def test_position_structure_of_known_tables():
@@ -151,7 +216,8 @@ def test_cka_identities():
     assert cka(x, [3 * batch for batch in x]) == pytest.approx(1)
     other = [rng.normal(size=(32, 40)) for _ in range(8)]
     assert abs(cka(x, other)) < 0.1  # the usual estimate would say 0.6
-    table = cka_table({"a": x, "b": other}, {"a": x})
+    ones, others = list(map(gram, x)), list(map(gram, other))
+    table = cka_table({"a": ones, "b": others}, {"a": ones})
     np.testing.assert_allclose(table, [[1], [cka(other, x)]], atol=1e-12)
     with pytest.raises(UsageError, match="4 pictures or more, got 3"):
         cka([rng.normal(size=(3, 2))], [rng.normal(size=(3, 2))])
@@ -184,8 +250,10 @@ def test_cells_are_filled_with_the_mean_colour():
     filled = fill(image, gone, (2, 2))
     assert (filled[0, 0, :2, :2] == 7.5).all()
     assert torch.equal(filled[0, 0, 2:], image[0, 2:])
-    with pytest.raises(UsageError, match="must divide"):
-        fill(image, torch.zeros(1, 9), (3, 3))
+    uneven = fill(image, torch.tensor([[1.0, 0, 0, 0, 0, 0, 0, 0, 0]]), (3, 3))
+    assert (uneven[0, 0] == 7.5).sum() == 4  # two rows and columns of four
+    with pytest.raises(UsageError, match="must be within"):
+        fill(image, torch.zeros(1, 25), (5, 5))
     np.testing.assert_allclose(to_cells(np.arange(16.0).reshape(4, 4), (2, 2)), [[2.5, 4.5], [10.5, 12.5]])
 
 
@@ -211,8 +279,24 @@ def test_a_true_map_has_low_deletion_and_high_insertion():
     assert np.unravel_index(worth.argmax(), grid) == (2, 3)
     true = faith(model, image, 0, worth, grid)
     false = faith(model, image, 0, -worth, grid)
+    # Filled cells are as bright as the mean, 16 / 784; the logit is 8 times what the cell is brighter than the picture.
+    taken, mean = np.round(np.linspace(0, 49, 21)), 16 / 784
+    gone = np.where(taken == 0, 1 - mean, mean * (1 - taken / 49))
+    back = np.where(taken == 0, 0, 1 - (1 + mean * (49 - taken)) / 49)
+    for found, bright in ((true.deletion, gone), (true.insertion, back)):
+        curve = 1 / (1 + np.exp(-8 * bright))
+        assert found == pytest.approx((np.diff(taken) / 49 * (curve[1:] + curve[:-1]) / 2).sum(), abs=1e-5)
     assert true.deletion < false.deletion
     assert true.insertion > false.insertion
     curve = patch_drop(model, image, 0, grid, shares=(0.0, 1.0), draws=2)
     assert curve[0].tolist() == pytest.approx([torch.sigmoid(torch.tensor(8 * (1 - 16 / 784))).item()] * 2, abs=1e-4)
     assert curve[1].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_cells_of_every_family():
+    for name, resolution, grid in (
+        ("ViT-Ti/16", 224, (14, 14)), ("ViT-Ti/16", 384, (24, 24)), ("ViT-Ti/16", 512, (11, 11)),
+        ("ResNet-Nano", 37, (10, 10)), ("MLP-Nano", 28, (14, 14)),
+    ):  # fmt: skip
+        with torch.device("meta"):
+            assert evidence_grid(vitrail.create(name, resolution=resolution)) == grid

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 import vitrail
+from redraw import redraw
 from vitrail.data.arrays import built_in
 from vitrail.inspection.examine import examine
-from vitrail.inspection.page import write_page
+from vitrail.inspection.page import make_page, write_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -24,7 +25,11 @@ CLOTHES = built_in("fashion-40").splits["test"].pictures
 
 @pytest.fixture(scope="module")
 def found():
-    return examine(vitrail.load("fashion"), "fashion", [(f"{n}.png", np.asarray(CLOTHES[n])) for n in range(2)])
+    names = ["0.png", "a/" + "long_" * 40 + ".png"]
+    return examine(
+        vitrail.load("fashion"), CLOTHES[:2], names=names, evidence=True, others=CLOTHES[2:20],
+        against=("another", vitrail.load("fashion")),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def test_the_pointer_asks_and_a_click_holds(opened, found):
     page.locator("#stage").hover(position=point(page, 2, 3))
     page.wait_for_function("$('asked').textContent.startsWith('(2, 3) · where it looks')")
     weights = found.views[0].attention[4][0, 1 + 2 * 7 + 3, 1:]
-    assert f"max {weights.max() * 50:.1f}" in page.locator("#asked").inner_text()
+    assert f"largest {weights.max() * 50:.1f}" in page.locator("#asked").inner_text()
     assert shown(page) != of_class
     page.locator("#stage").click(position=point(page, 5, 1))
     page.locator("h1").hover()
@@ -94,7 +99,7 @@ def test_the_pointer_asks_and_a_click_holds(opened, found):
     page.locator("input[value=to]").check()
     page.wait_for_function("$('asked').textContent.startsWith('(5, 1) · who looks at it')")
     received = found.views[0].attention[4][0, 1:, 1 + 5 * 7 + 1]
-    told = float(page.locator("#asked").inner_text().split("max ")[1].split()[0][:-1])
+    told = float(page.locator("#asked").inner_text().split("largest ")[1].split()[0][:-1])
     assert told == pytest.approx(received.max() * 50, abs=0.1, rel=0.02)
     page.locator("#stage").press("ArrowRight")
     page.wait_for_function("$('asked').textContent.startsWith('(5, 2)')")
@@ -121,6 +126,7 @@ def test_another_picture_is_chosen(opened, found):
     assert page.locator("[data-picture='1']").first.is_visible()
     page.wait_for_function("$('stage').className.includes('p1')")
     assert shown(page) != before
+    assert page.locator("#stage").get_attribute("aria-label") == found.views[1].name
 
 
 def test_the_page_speaks_korean(opened):
@@ -159,7 +165,9 @@ def contrast(one, other):
 
 def test_names_stay_text_in_a_browser(opened, found):
     views = [dataclasses.replace(view, name=EVIL, answers=[{"label": EVIL, "score": 1.0}]) for view in found.views]
-    page = opened(dataclasses.replace(found, views=views, name=EVIL, against=EVIL))
+    comparison = dataclasses.replace(found.comparison, against=EVIL)
+    page = opened(dataclasses.replace(found, views=views, name=EVIL, comparison=comparison))
+    assert EVIL in page.locator("#layers").inner_text()
     assert page.title().startswith("Inside ")
     assert page.locator("img[src=x]").count() == 0
     assert EVIL in page.locator("main").inner_text()
@@ -171,3 +179,60 @@ def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
     assert page.locator("input[name=way]").first.is_disabled()
     page.locator("#stage").hover(position=point(page, 2, 3))
     assert page.locator("#asked").inner_text().startswith("[CLS]")
+
+
+def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeypatch):
+    page_size = len((found_page := make_page(found, ["", ""], "means")).encode())
+    assert found_page
+    monkeypatch.setattr("vitrail.inspection.page.make_sections", lambda *_: [LANGUAGE, ""])
+    monkeypatch.setattr("vitrail.inspection.page.LIMIT", page_size + len(LANGUAGE))
+    page = opened()
+    config = found.bundle.model.config
+    assert page.locator(".cell").count() == config.depth * config.heads
+    page.locator("#stage").click(position=point(page, 2, 3))
+    page.wait_for_function("document.querySelectorAll('.cell').length === 5")
+    assert "head" not in page.locator("#asked").inner_text()
+    page.locator("#class").click()
+    page.wait_for_function("document.querySelectorAll('.cell').length === 15")
+
+
+LANGUAGE = '<button id="language"></button>'
+
+
+def test_a_model_without_class_token(opened):
+    """Nobody looks at a mean; a held patch can be asked both ways."""
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10, pool="gap"), std=0.2)
+    eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    page = opened(examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1]))
+    assert page.locator("#asked").inner_text().startswith("mean of patches · where it looks")
+    page.locator("input[value=to]").check()
+    page.wait_for_timeout(100)
+    assert page.locator("#asked").inner_text().startswith("mean of patches · where it looks")
+    page.locator("#stage").press("ArrowRight")
+    page.wait_for_function("$('asked').textContent.startsWith('(2, 2) · who looks at it')")
+
+
+def test_a_family_without_attention_has_a_page(browser, tmp_path):
+    model = redraw(vitrail.create("ResNet-Nano", classes=10), std=0.05)
+    eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    write_page(examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:2]), tmp_path / "out")
+    complaints = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((tmp_path / "out" / "index.html").as_uri())
+    page.locator(".thumb").nth(1).click()
+    page.locator("#language").click()
+    assert "계열에는 패치 사이의 어텐션이 없습니다" in page.locator("#absent").inner_text()
+    page.close()
+    assert not complaints
+
+
+def test_a_finger_asks_by_a_touch(browser, found, tmp_path):
+    write_page(found, tmp_path / "out")
+    context = browser.new_context(has_touch=True, viewport={"width": 400, "height": 800})
+    page = context.new_page()
+    page.goto((tmp_path / "out" / "index.html").as_uri())
+    page.wait_for_selector(".cell canvas")
+    page.locator("#stage").tap(position=point(page, 3, 3))
+    page.wait_for_function("$('asked').textContent.startsWith('(3, 3)')")
+    context.close()

@@ -2,38 +2,36 @@
 
 import dataclasses
 import json
+import os
 import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitrail
 from redraw import redraw
-from test_cli import run
+from vitrail.cli import main
 from vitrail.data.arrays import built_in
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
-from vitrail.inspection.examine import areas, examine
+from vitrail.inspection.examine import examine
 from vitrail.inspection.figures import draw_curves, draw_pictures
-from vitrail.inspection.page import make_page, write_page
-from vitrail.inspection.walk import colours_of
+from vitrail.inspection.page import make_page, make_sections, write_page
+from vitrail.inspection.walk import colours_of, walk
 from vitrail.inspection.words import words
 
 CLOTHES = built_in("fashion-40").splits["test"].pictures
 
 
 def some(count):
-    return [(f"picture {index}", np.asarray(CLOTHES[index])) for index in range(count)]
+    return list(CLOTHES[:count])
 
 
-def test_areas_of_known_maps():
-    flat = np.full((21, 21), 1.0)
-    assert areas(flat, (0.5,))[0.5] == pytest.approx(0.5, abs=0.12)
-    point = np.zeros((21, 21))
-    point[10, 10] = 1
-    assert areas(point, (0.2, 0.99)) == {0.2: 1 / 441, 0.99: 1 / 441}
+def page_of(found, detail="heads"):
+    return make_page(found, make_sections(found, dict(draw_pictures(found)), dict(draw_curves(found))), detail)
 
 
 def test_colours_tell_places_apart():
@@ -46,7 +44,7 @@ def test_colours_tell_places_apart():
 
 @pytest.fixture(scope="module")
 def found():
-    return examine(vitrail.load("fashion"), "fashion", some(4), evidence=True)
+    return examine(vitrail.load("fashion"), some(4), name="fashion", evidence=True, others=some(16)[4:])
 
 
 def test_everything_is_in_the_numbers(found, tmp_path):
@@ -64,7 +62,7 @@ def test_everything_is_in_the_numbers(found, tmp_path):
     maps = document["pictures"][0]["evidence"]["faith"]
     assert maps.keys() == {"rollout", "last attention", "relevance", "occlusion", "random"}
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
-    assert {"positions.png", "filters.png", "cka.png", "reach-0.png", "distances.svg", "prefix-mass.svg"} <= figures
+    assert {"positions.png", "filters.png", "cka.svg", "reach-0.png", "distances.svg", "prefix-mass.svg"} <= figures
     for number in range(4):
         assert {f"picture-{number}-{name}.png" for name in ("attention", "relevance", "occlusion")} <= figures
         assert {f"picture-{number}-{name}.svg" for name in ("path", "dropped")} <= figures
@@ -78,7 +76,7 @@ def test_names_stay_text(found):
     evil = '<img src=x onerror="alert(1)">'
     views = [dataclasses.replace(found.views[0], name=evil, answers=[{"label": evil, "score": 1.0}])]
     changed = dataclasses.replace(found, views=views, name=evil)
-    text = make_page(changed, dict(draw_pictures(changed)), dict(draw_curves(changed)), "heads")
+    text = page_of(changed)
     assert "<img src=x" not in text
     assert "&lt;img src=x" in text
 
@@ -90,7 +88,7 @@ def test_every_family_has_its_page(name, tmp_path):
     model = redraw(vitrail.create(name, channels=1, classes=10), std=0.05)
     eye = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
     bundle = vitrail.Bundle(model=model, preprocess=eye)
-    found = examine(bundle, name, some(4))
+    found = examine(bundle, some(4), name=name)
     document = write_page(found, tmp_path / "out")
     assert not document["trained"]
     text = (tmp_path / "out" / "index.html").read_text()
@@ -117,8 +115,8 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
         model = redraw(vitrail.create("ViT-Nano/7", classes=10, **changes), std=0.05).requires_grad_(False)
         channels = model.config.channels
         eye = Preprocess(resolution=(28, 28), mean=(0.5,) * channels, std=(0.5,) * channels)
-        pictures = [("a", np.random.default_rng(0).integers(0, 256, (28, 28, channels), np.uint8))]
-        found = examine(vitrail.Bundle(model=model, preprocess=eye), "one", pictures, evidence=True)
+        pictures = [np.random.default_rng(0).integers(0, 256, (28, 28, channels), np.uint8)]
+        found = examine(vitrail.Bundle(model=model, preprocess=eye), pictures, evidence=True)
         document = write_page(found, tmp_path / "out", force=True)
         assert document["layers"][3]["heads"][3]["entropy"] > 0
         assert ("positions" in {row["panel"] for row in document["absent"]}) == (found.structure is None)
@@ -128,13 +126,13 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
 def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
     model = redraw(vitrail.create("iGPT-Micro", causal=True, output="pixels", classes=16), std=0.05)
     eye = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
-    found = examine(vitrail.Bundle(model=model, preprocess=eye), "pixels", some(1), evidence=True)
+    found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
     document = write_page(found, tmp_path / "out")
     assert document["pictures"][0]["predictions"] == []
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
     assert "no answer" in reasons["evidence"]
     assert "no answer" in reasons["reach"]
-    assert "answers nothing" in (tmp_path / "out" / "index.html").read_text()
+    assert "no answer to ask about" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_every_word_is_in_both_languages():
@@ -145,8 +143,7 @@ def test_every_word_is_in_both_languages():
 
 
 def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path):
-    pictures, curves = dict(draw_pictures(found)), dict(draw_curves(found))
-    sizes = [len(make_page(found, pictures, curves, detail).encode()) for detail in ("heads", "means", "reads")]
+    sizes = [len(page_of(found, detail).encode()) for detail in ("heads", "means", "reads")]
     assert sizes == sorted(sizes, reverse=True)
     for limit, words_of_it in ((sizes[0], None), (sizes[1], "the mean over heads"), (1000, "patches cannot be asked")):
         monkeypatch.setattr("vitrail.inspection.page.LIMIT", limit)
@@ -162,44 +159,151 @@ def test_two_bundles_are_compared_layer_by_layer():
     bundle = vitrail.load("fashion")
     model = redraw(vitrail.create("ViT-Micro/4", resolution=28, classes=10, channels=1), std=0.1)
     other = vitrail.Bundle(model=model, preprocess=bundle.preprocess)
-    found = examine(bundle, "fashion", some(8), against=("tiny", other))
-    assert found.cka.shape == (bundle.model.config.depth, 6)
-    assert found.against == "tiny"
+    found = examine(bundle, some(16), against=("tiny", other))
+    assert found.comparison.table.shape == (bundle.model.config.depth, 6)
+    assert found.comparison.against == "tiny"
+    assert found.comparison.pictures == 16
 
 
 def test_a_page_has_so_many_pictures_and_no_more():
     with pytest.raises(UsageError, match="1 to 32, got 33"):
-        examine(vitrail.load("fashion"), "fashion", some(33))
+        examine(vitrail.load("fashion"), some(33))
     with pytest.raises(UsageError, match="got 0"):
-        examine(vitrail.load("fashion"), "fashion", [])
+        examine(vitrail.load("fashion"), [])
+    with torch.device("meta"):
+        model = vitrail.create("ViT-L/16", resolution=384)
+    large = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(384, 384)))
+    with pytest.raises(UsageError, match=r"got 20 .* would need 10 GB"):
+        examine(large, some(20))
 
 
 def test_layers_and_heads_are_chosen(tmp_path):
     bundle = vitrail.load("fashion")
-    found = examine(bundle, "fashion", some(1), layers=[0, -1], heads=[1])
+    found = examine(bundle, some(1), layers=[0, -1], heads=[1])
     assert {layer: weights.shape for layer, weights in found.views[0].attention.items()} == {
         0: (1, 50, 50),
         4: (1, 50, 50),
     }
     assert len(found.to_json()["layers"][2]["heads"]) == 3
-    everything = examine(bundle, "fashion", some(1))
+    everything = examine(bundle, some(1))
     assert (found.views[0].attention[4][0] == everything.views[0].attention[4][1]).all()
-    assert '"heads":[1]' in make_page(found, dict(draw_pictures(found)), dict(draw_curves(found)), "heads")
+    assert '"heads":[1]' in page_of(found)
     with pytest.raises(UsageError, match="Head must be from 0 to 2"):
-        examine(bundle, "fashion", some(1), heads=[3])
+        examine(bundle, some(1), heads=[3])
+    with pytest.raises(UsageError, match="at least one each"):
+        examine(bundle, some(1), layers=[])
+    without = vitrail.Bundle(
+        model=vitrail.create("ResNet-Nano"), preprocess=Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    )
+    with pytest.raises(UsageError, match="it has no attention"):
+        examine(without, some(1), layers=[0])
 
 
-def test_bad_input_is_one_line(tmp_path):
-    (tmp_path / "broken.png").write_bytes(b"no picture")
-    done = run("inspect", "fashion", tmp_path / "broken.png", "--output", tmp_path / "out")
-    assert done.returncode == 1
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-    for wrong in (("--layers", "5"), ("--heads", "7"), ("--heads", "one")):
-        done = run("inspect", "fashion", tmp_path / "broken.png", "--output", tmp_path / "out", *wrong)
-        assert done.returncode == 2
-        assert wrong[1] in done.stderr
-    Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(tmp_path / "tall.png")
-    done = run("inspect", "fashion", tmp_path / "tall.png", "--output", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["pictures"][0]["file"].endswith("tall.png")
+def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
+    """DINO and others have a head of zeros: no answers, no relevance, no evidence, but all of the rest."""
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05)
+    torch.nn.init.zeros_(model.head.weight)
+    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    provenance = {"converted_from": "dino", "objective": "features"}
+    found = examine(vitrail.Bundle(model=model, preprocess=eye, provenance=provenance), some(1), evidence=True)
+    document = write_page(found, tmp_path / "out")
+    assert document["trained"]
+    assert document["pictures"][0]["predictions"] == []
+    assert document["pictures"][0]["path"] == []
+    assert document["pictures"][0]["maps"].keys() == {"rollout", "last attention"}
+    assert "learned to see, not to name" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_observation_leaves_the_model_as_it_was():
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10, norm="batch"), std=0.05).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    examine(vitrail.Bundle(model=model, preprocess=eye), some(2), evidence=True)
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_half_the_precision_is_enough():
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05).to(torch.bfloat16)
+    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
+    assert found.views[0].attention[0].dtype == np.float32
+    assert found.to_json()["layers"][0]["heads"][0]["attention_distance"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "block", "read"),
+    [
+        ({}, "z_1 = MLP(LN(z')) + z',  z' = MSA(LN(z_0)) + z_0", ("y = LN(z_L^0)", "y W + b")),
+        (
+            {"norm_order": "post", "layer_scale": 0.1, "pool": "gap"},
+            "z_1 = LN(g * MLP(z') + z'),  z' = LN(g * MSA(z_0) + z_0)",
+            ("y = mean_n z_L^n", "y W + b"),
+        ),
+        (
+            {"position_at": "every", "norm": "batch", "pool": "map", "representation": "tanh"},
+            "z_1 = MLP(BN(z')) + z',  z' = MSA(BN(z_0 + E_pos)) + (z_0 + E_pos)",
+            ("y = MAP(BN(z_L))", "tanh(y W_0 + b_0) W + b"),
+        ),
+    ],
+)
+def test_the_walk_names_the_equations_of_this_model(changes, block, read):
+    model = vitrail.create("ViT-Nano/7", **changes).eval()
+    panels = {panel.key: panel for panel in walk(model, vitrail.look(model, torch.rand(1, 1, 28, 28)), 0)}
+    assert panels["blocks.0"].equation == block
+    assert (panels["pooled"].equation, panels["logits"].equation) == read
+    assert panels["logits"].shape == (10,)
+
+
+def test_names_that_are_no_text_are_shown(tmp_path):
+    name = os.fsdecode(b"a\xff.png")
+    Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / name)
+    document = write_page(examine(vitrail.load("fashion"), [str(tmp_path / name)]), tmp_path / "out")
+    assert document["pictures"][0]["file"].endswith("a\ufffd.png")
+
+
+def inspect(capsys, *words):
+    """The exit code, and what was printed, of one command."""
+    code = 0
+    try:
+        main(["inspect", "fashion", *map(str, words)])
+    except SystemExit as leaving:
+        code = leaving.code
+    return code, capsys.readouterr()
+
+
+def test_the_command_takes_it_all(tmp_path, capsys):
+    picture = tmp_path / "tall.png"
+    Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(picture)
+    code, said = inspect(
+        capsys, picture, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40", "--against", "fashion",
+        "--layers", "-1", "0", "--heads", "2", "--full", "--json",
+    )  # fmt: skip
+    assert code == 0, said.err
+    document = json.loads(said.out)
+    assert document["pictures"][0]["file"] == str(picture)
+    assert document["measured_on"] == 41
+    assert document["cka"]["against"] == "fashion"
+    assert document["faith"]["random"]["deletion"]["interval"] is None  # one picture
+    assert document["absent"] == []
+    data = re.search(r'id="data">(.+?)</script>', (tmp_path / "out" / "index.html").read_text())[1]
+    assert json.loads(data)["heads"] == [2]
+    assert [layer["layer"] for layer in json.loads(data)["pictures"][0]["layers"]] == [0, 4]
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    for given, expected in (
+        ((broken,), (1, "broken.png")),
+        ((broken, "--layers", "5"), (2, "from 0 to 4")),
+        ((broken, "--heads", "7"), (2, "from 0 to 2")),
+        ((broken, "--heads", "one"), (2, "one")),
+        ((tmp_path / "none.png",), (2, "none.png")),
+    ):
+        code, said = inspect(capsys, *given, "--output", tmp_path / "out")
+        assert code == expected[0], said.err
+        assert expected[1] in said.err
+        assert len(said.err.strip().splitlines()) == 1
+        assert not (tmp_path / "out").exists()

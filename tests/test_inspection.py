@@ -5,12 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from redraw import redraw
 from vitrail.errors import UsageError
 from vitrail.inspection.attention import attention_figure
 from vitrail.inspection.colours import sequential
-from vitrail.inspection.reach import reach, reach_figure
-from vitrail.inspection.weights import layout
+from vitrail.inspection.reach import Reach, reach, reach_figure, reaches
+from vitrail.inspection.weights import layout, reading
 from vitrail.models.base import Model
 from vitrail.models.create import create
 from vitrail.models.look import look
@@ -70,6 +69,13 @@ def test_local_attention_hears_a_ring_of_patches_a_layer():
     assert inside.sum() == (3 * 4) ** 2
 
 
+def test_a_frozen_pixel_model_hears_and_stays_frozen():
+    model = create("iGPT-Micro", causal=True).requires_grad_(False)
+    heard_of_it = reach(model, torch.randn(1, 1, 14, 14), 0)
+    assert heard_of_it.any()
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_reach_refuses_a_layer_that_does_not_exist():
     model = create("ViT-Nano/7").train()
     with pytest.raises(UsageError, match="Layer must be a whole number from 0 to 3, got 4"):
@@ -90,25 +96,44 @@ def test_reach_figure_leaves_silent_pixels_white():
 
 
 def test_attention_figure_shows_each_layer_and_head():
-    model = redraw(create("ViT-Nano/7"))
-    seen = look(model, torch.randn(1, 1, 28, 28), [0, 3])
-    maps = {layer: layout(model).read(weights[0].numpy()) for layer, weights in seen.attention.items()}
-    figure = attention_figure(np.zeros((28, 28, 1), np.uint8), maps, model.config.tokens, "a test")
-    brightest = (np.asarray(figure) == sequential(np.array(1.0))).all(-1)
-    # One brightest patch at least in each of 2 layers x 4 heads: 16 patches of 96 / 4 pixels a side in each tile.
-    assert brightest.sum() >= 8 * 24 * 24
+    maps = {layer: np.random.default_rng(layer).random((4, 2, 4)) for layer in (0, 3)}
+    figure = np.asarray(attention_figure(np.zeros((14, 28, 1), np.uint8), maps, 9, "a test"))
+    brightest = (figure == sequential(np.array(1.0))).all(-1)
+    # One brightest patch in each of 2 layers x 4 heads, 24 pixels a side, the picture's shape being kept.
+    assert 8 * 23 * 23 < brightest.sum() <= 8 * 24 * 24
 
 
-def test_what_the_head_reads_is_the_class_token_or_the_mean():
-    weights = np.random.default_rng(0).random((17, 17))
-    with_class = layout(create("ViT-Nano/7"))
-    assert (with_class.read(weights) == weights[0, 1:].reshape(4, 4)).all()
-    without = layout(create("ViT-Nano/7", pool="gap", registers=2))
-    assert without.prefix == 2
-    wide = np.random.default_rng(0).random((18, 18))
-    np.testing.assert_allclose(without.read(wide), wide[2:, 2:].mean(0).reshape(4, 4))
+def test_what_the_head_reads():
+    model = create("ViT-Nano/7")
+    seen = look(model, torch.rand(2, 1, 28, 28))
+    assert (reading(seen, layout(model)) == np.eye(17)[[0, 0]]).all()
+    model = create("ViT-Nano/7", pool="gap", registers=2)
+    assert layout(model).prefix == 2
+    shares = reading(look(model, torch.rand(2, 1, 28, 28)), layout(model))
+    assert (shares == np.array([0, 0] + [1 / 16] * 16, np.float32)).all()
     assert layout(create("Hybrid-Nano")).step == (8, 8)  # pixels, not cells of the stem's map
     assert layout(create("ResNet-Nano")) is None
+
+
+def test_areas_of_known_maps():
+    """A patch off the middle: all of it within its own square, and a uniform map by its area."""
+    heard_of_it = np.zeros((224, 224))
+    heard_of_it[112:128, 112:128] = 1
+    patch = Reach(heard_of_it, (120.0, 120.0)).areas((0.25, 0.8, 1.0))
+    assert patch == {0.25: 64 / 224**2, 0.8: 256 / 224**2, 1.0: 256 / 224**2}
+    flat = Reach(np.ones((21, 21)), (10.5, 10.5)).areas((0.04, 0.5))
+    assert flat == {0.04: 25 / 441, 0.5: 225 / 441}
+
+
+@pytest.mark.parametrize("name", ["ViT-Nano/7", "ResNet-Nano", "Mixer-Nano/7"])
+def test_the_middle_is_where_the_reach_is_strongest(name):
+    torch.manual_seed(0)
+    model = create(name)
+    for layer, one in reaches(model, torch.randn(8, 1, 28, 28), [0, 1, 2]).items():
+        rows, columns = np.indices(one.heard.shape) + 0.5
+        mass = one.heard**4 / (one.heard**4).sum()
+        found = (mass * rows).sum(), (mass * columns).sum()
+        assert found == pytest.approx(one.middle, abs=1.6), layer
 
 
 def test_colours_keep_their_order_in_grey():

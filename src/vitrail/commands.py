@@ -350,7 +350,8 @@ def inspect(
         bool, arg(help="Also take parts of the picture away and ask again: hundreds of forward passes.")
     ] = False,
     data: Annotated[
-        str | None, arg(metavar="DATA", help="More pictures for what needs many: similarity of layers.")
+        str | None,
+        arg(metavar="DATA", help="More pictures (64 of them) for what needs many: similarity of layers, distances."),
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
     layers: Annotated[
@@ -369,16 +370,18 @@ def inspect(
     paths = find_pictures(files)
 
     from vitrail.inspection.examine import examine
-    from vitrail.inspection.page import write_page
+    from vitrail.inspection.page import LIMIT, write_page
     from vitrail.weights.bundle import load
 
     others = () if data is None else list(open_data(data).for_evaluation(None).spread(64).pictures)
     other = None if against is None else (against, load(against))
     found = examine(
-        load(bundle), bundle, [(path, path) for path in paths], evidence=evidence, others=others, against=other,
+        load(bundle), paths, name=bundle, evidence=evidence, others=others, against=other,
         layers=layers or None, heads=heads or None,
     )  # fmt: skip
     document = write_page(found, output, full=full, force=force)
+    if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
+        sys.stderr.write(f"note: the page has {size / 1e6:.1f} MB; fewer pictures or layers would make it smaller\n")
     if not found.is_trained:
         sys.stderr.write("note: nothing says that this model was trained; maps of random weights mean nothing\n")
     return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])

@@ -17,7 +17,6 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import attention_figure
-from vitrail.inspection.weights import layout
 from vitrail.models.look import look
 from vitrail.settings import check_whole
 from vitrail.training.loop import Options
@@ -83,11 +82,12 @@ def _draw(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> Non
     seen = look(bundle.model, preprocess([pixels]))
     label = (bundle.labels or ())[held_out.labels[shown]]
     score = float(seen.logits.softmax(-1).max())
-    where = layout(bundle.model)
-    assert where is not None
-    maps = {layer: where.read(weights[0].numpy()) for layer, weights in seen.attention.items()}
+    c = bundle.model.config
+    maps = {
+        layer: weights[0, :, 0, c.prefix :].numpy().reshape(-1, *c.grid) for layer, weights in seen.attention.items()
+    }
     title = f"Where does [CLS] look? {label}, score {score:.2f}"
-    figure = attention_figure(preprocess.crop(pixels), maps, bundle.model.config.tokens, title)
+    figure = attention_figure(preprocess.crop(pixels), maps, c.tokens, title)
     try:
         figure.save(path)
     except OSError as error:

@@ -4,6 +4,8 @@ import numpy as np
 
 PAPER, LEAD, INK = (250, 250, 248), (120, 124, 130), (40, 42, 46)
 
+# From blue over white to orange: a map that keeps its sign for colour-blind readers.
+_SIGNED = np.array([[33, 102, 172], [146, 197, 222], [247, 247, 247], [253, 184, 99], [179, 88, 6]])
 # Seven points of cividis, a map that keeps its order for colour-blind readers and in grey print.
 _CIVIDIS = np.array(
     [[0, 34, 78], [35, 62, 108], [87, 93, 109], [124, 123, 120], [166, 155, 117], [211, 193, 100], [254, 232, 56]]
@@ -12,8 +14,17 @@ _CIVIDIS = np.array(
 
 def sequential(shares: np.ndarray) -> np.ndarray:
     """Values from 0 (dark) to 1 (bright) as uint8 colours, (..., 3)."""
-    places = np.clip(shares, 0, 1) * (len(_CIVIDIS) - 1)
-    channels = [np.interp(places, np.arange(len(_CIVIDIS)), _CIVIDIS[:, channel]) for channel in range(3)]
+    return _between(shares, _CIVIDIS)
+
+
+def signed(values: np.ndarray) -> np.ndarray:
+    """Values from the most negative (blue) over 0 (white) to the most positive (orange), both on the same scale."""
+    return _between(values / max(float(np.abs(values).max()), 1e-12) / 2 + 0.5, _SIGNED)
+
+
+def _between(shares: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    places = np.clip(shares, 0, 1) * (len(stops) - 1)
+    channels = [np.interp(places, np.arange(len(stops)), stops[:, channel]) for channel in range(3)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)
 
 

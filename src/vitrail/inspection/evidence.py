@@ -17,6 +17,7 @@ from vitrail.models.look import evaluating
 from vitrail.settings import Pair
 
 _BATCH = 32
+_SIDE, _MOST = 14, 24  # cells a side: usually, and at most
 
 
 class Faith(NamedTuple):
@@ -29,22 +30,22 @@ class Faith(NamedTuple):
 
 
 def evidence_grid(model: AnyModel) -> Pair:
-    """The cells that are taken away: the model's patches, else squares of about a fourteenth of the picture."""
+    """The cells that are taken away: the model's patches, or squares of several if they are more than 24 a side; of a
+    model without patches, fourteen a side."""
     height, width = model.config.resolution
-    grid = model.config.info()["grid"]
-    if grid is not None and grid[0] * grid[1] <= 1024 and not (height % grid[0] or width % grid[1]):
-        return grid[0], grid[1]
-    sides = [next((n for n in (14, 8, 7, 5, 4, 3, 2) if side % n == 0), 1) for side in (height, width)]
-    return sides[0], sides[1]
+    grid = model.config.info()["grid"] or (min(height, _SIDE), min(width, _SIDE))
+    rows, columns = (side if side <= _MOST else -(-side // -(-side // _SIDE)) for side in grid)
+    return rows, columns
 
 
 def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
-    """K copies of a picture, each without the cells that its row of `gone_KN` names."""
+    """K copies of a picture, each without the cells that its row of `gone_KN` names. Cells may differ by a pixel."""
     _, height, width = image_CHW.shape
-    if height % grid[0] or width % grid[1]:
-        raise UsageError(f"Grid must divide the picture's {height} x {width} px, got {grid[0]} x {grid[1]}.")
-    mask = gone_KN.view(-1, 1, *grid).to(image_CHW.dtype)
-    mask = mask.repeat_interleave(height // grid[0], dim=2).repeat_interleave(width // grid[1], dim=3)
+    if grid[0] > height or grid[1] > width:
+        raise UsageError(f"Grid must be within the picture's {height} x {width} px, got {grid[0]} x {grid[1]}.")
+    rows = torch.arange(height, device=image_CHW.device) * grid[0] // height
+    columns = torch.arange(width, device=image_CHW.device) * grid[1] // width
+    mask = gone_KN.view(-1, 1, *grid).to(image_CHW.dtype)[:, :, rows][..., columns]
     mean = image_CHW.mean(dim=(1, 2), keepdim=True)
     return image_CHW * (1 - mask) + mean * mask
 
@@ -74,12 +75,11 @@ def faith(model: AnyModel, image_CHW: Tensor, label: int, order_map: np.ndarray,
     count = len(order)
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count)
-    taken = torch.from_numpy(np.round(np.linspace(0, count, min(steps, count) + 1)).astype(np.int64))
-    place = torch.from_numpy(rank)
-    deleted = (place[None] < taken[:, None]).to(image_CHW.device)
+    taken = np.round(np.linspace(0, count, min(steps, count) + 1)).astype(np.int64)
+    deleted = torch.from_numpy(rank[None] < taken[:, None]).to(image_CHW.device)
     both = ask(model, image_CHW, torch.cat([deleted, ~deleted]), grid, label)
     deletion, insertion = np.split(both, 2)
-    return Faith(float(_area(deletion)), float(_area(insertion)))
+    return Faith(_area(taken / count, deletion), _area(taken / count, insertion))
 
 
 def patch_drop(
@@ -119,6 +119,6 @@ def to_cells(values: np.ndarray, grid: Pair) -> np.ndarray:
     return out
 
 
-def _area(curve: np.ndarray) -> float:
-    """The mean height of a curve over evenly spaced points, by the trapezoidal rule."""
-    return float(((curve[1:] + curve[:-1]) / 2).mean())
+def _area(xs: np.ndarray, curve: np.ndarray) -> float:
+    """The mean height of a curve, by the trapezoidal rule."""
+    return float((np.diff(xs) * (curve[1:] + curve[:-1]) / 2).sum())

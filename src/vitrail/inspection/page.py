@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from PIL import Image
 
-from vitrail.inspection.colours import heat
-from vitrail.inspection.examine import SHARES, Examination, View, areas
-from vitrail.inspection.figures import draw_curves, draw_pictures, rgb
+from vitrail.inspection.colours import heat, sequential, signed
+from vitrail.inspection.examine import DRAWS, HELD, Examination, View
+from vitrail.inspection.figures import draw_curves, draw_pictures, enlarge, rgb
 from vitrail.inspection.walk import Panel
 from vitrail.inspection.weights import Layout, entropy
 from vitrail.inspection.words import say, word, words
@@ -29,22 +29,24 @@ Detail = Literal["heads", "means", "reads"]
 """What follows the pointer: every head of every patch; head means of every patch; only what the head reads."""
 
 _LEVELS = 127  # of attention: 17 % less to carry than with 255, and entropies are right to 0.01
-_SCRIPTED = ("layer", "head", "from", "to", "on-patches")  # words that the script needs, too
+_SCRIPTED = ("layer", "head", "from", "to", "on-patches", "largest")  # words that the script needs, too
+_FAITH = ("deletion", "insertion")
 
 
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
     """Write the folder, whole or not at all; returns what `inspect.json` holds."""
     document = found.to_json()
     pictures, curves = dict(draw_pictures(found)), dict(draw_curves(found))
-    text = ""
+    sections, text = make_sections(found, pictures, curves), ""
     for detail in get_args(Detail):
-        text = make_page(found, pictures, curves, detail)
-        if full or len(text.encode()) <= LIMIT:
-            break
+        if full or detail == "reads" or _least_bytes(found, detail) <= LIMIT:
+            text = make_page(found, sections, detail)
+            if full or len(text.encode()) <= LIMIT:
+                break
     with whole_folder(output, force=force) as folder:
         (folder / "figures").mkdir()
         for name, pixels in pictures.items():
-            Image.fromarray(pixels).save(folder / "figures" / f"{name}.png")
+            Image.fromarray(enlarge(pixels)).save(folder / "figures" / f"{name}.png")
         for name, curve in curves.items():
             (folder / "figures" / f"{name}.svg").write_text(stand_alone(curve), encoding="utf-8")
         (folder / "index.html").write_text(text, encoding="utf-8")
@@ -52,31 +54,47 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
     return document
 
 
-def make_page(found: Examination, pictures: dict[str, np.ndarray], curves: dict[str, str], detail: Detail) -> str:
-    """The document, from the figures that `draw_pictures` and `draw_curves` drew."""
-    config = found.bundle.model.config
-    sections = [
-        _summary(found), _walk(found, curves), _attention(found, detail), _maps(found), _distances(found, curves),
-        _positions(found, pictures), _filters(found, pictures), _reach(found, pictures), _evidence(found, curves),
-        _layers(found, pictures), _absent(found),
+def make_sections(found: Examination, pictures: dict[str, np.ndarray], curves: dict[str, str]) -> list[str]:
+    """What stands before and after the attention under the pointer, from the figures that were drawn."""
+    before = [_summary(found), _walk(found, curves)]
+    after = [
+        _maps(found), _distances(found, curves), _positions(found, pictures), _filters(found, pictures),
+        _reach(found, pictures), _evidence(found, curves), _layers(found, curves), _absent(found),
     ]  # fmt: skip
-    data = {
+    return ["\n".join(before), "\n".join(after)]
+
+
+def make_page(found: Examination, sections: list[str], detail: Detail) -> str:
+    """The document."""
+    config, where = found.bundle.model.config, found.where
+    data: dict[str, Any] = {
         "words": {language: {name: words()[name][language] for name in _SCRIPTED} for language in ("en", "ko")},
-        "heads": found.shown_heads,
-        "levels": _LEVELS,
-        "pictures": [_packed_view(view, found.where, detail) for view in found.views] if found.where else [],
-    }
+        "heads": found.shown_heads, "levels": _LEVELS,
+        "ramp": sequential(np.linspace(0, 1, 256)).tolist(), "pictures": [],
+    }  # fmt: skip
+    if where is not None:
+        data["grid"], data["prefix"], data["reads"] = where.grid, where.prefix, where.reads
+        if where.allowed is not None:  # how many patches each one may look at, and is looked at by
+            data["allowed"] = {"from": where.allowed.sum(axis=1).tolist(), "to": where.allowed.sum(axis=0).tolist()}
+        data["pictures"] = [_packed_view(view, where, detail) for view in found.views]
     # Inside a script, only this one character could end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    body = "\n".join(sections) + f'<script type="application/json" id="data">{embedded}</script>'
+    before, after = sections
+    body = f'{before}{_attention(found, detail)}{after}<script type="application/json" id="data">{embedded}</script>'
     # Each picture is in the page once, as the background of whatever shows it.
     style = "".join(
-        f'.p{number} {{ background-image: url("{data_image(rgb(view.pixels))}"); }}'
+        f'.p{number} {{ background-image: url("{data_image(rgb(view.pixels), photo=True)}"); }}'
         for number, view in enumerate(found.views)
     )
     script = resources.files("vitrail.pages").joinpath("inspect.js").read_text(encoding="utf-8")
     title = f"Inside {config.name or config.family}"
     return page(title, f"{found.name}: {config.parameters:,} parameters", body, script, style=style)
+
+
+def _least_bytes(found: Examination, detail: Detail) -> float:
+    """A page is at least so large: attention does not shrink below a third of a byte for each number."""
+    numbers_of_it = sum(weights.size for view in found.views for weights in view.attention.values())
+    return numbers_of_it / (3 if detail == "heads" else 3 * max(len(found.shown_heads), 1))
 
 
 def _section(name: str, *parts: str) -> str:
@@ -88,13 +106,12 @@ def _each(number: int, content: str) -> str:
     return f'<div data-picture="{number}">{content}</div>'
 
 
-def _photo(number: int, view: View, inside: str = "", kind: str = "") -> Html:
+def _photo(number: int, view: View, inside: str = "", *, attributes: str = 'role="img"') -> Html:
     """The picture, with things laid over it."""
     height, width = view.pixels.shape[:2]
-    label = escape(view.name)
     return Html(
-        f'<div class="photo p{number} {kind}" style="aspect-ratio: {width} / {height}" role="img"'
-        f' aria-label="{label}">{inside}</div>'
+        f'<div class="photo p{number}" style="aspect-ratio: {width} / {height}" aria-label="{escape(view.name)}"'
+        f" {attributes}>{inside}</div>"
     )
 
 
@@ -111,10 +128,14 @@ def _summary(found: Examination) -> str:
         parts.append(f'<div class="thumbs">{thumbs}</div>')
     for number, view in enumerate(found.views):
         rows = [(answer["label"], f"{answer['score']:.3f}") for answer in view.answers]
-        answers = table((word("answer"), word("share")), rows, frozenset({1})) if rows else say("no-classes")
-        size = " x ".join(map(str, view.pixels.shape[1::-1]))
+        why = next((reason for panel, reason in found.absent if panel == "answers"), "")
+        headers = (word("answer"), word("probability"))
+        answers = table(headers, rows, frozenset({1})) if rows else say(why, **found.fields)
+        note = word("seen", size=" x ".join(map(str, view.pixels.shape[1::-1])))
+        if view.pixels.shape[2] not in (1, 3):
+            note = Html(note + word("channels", count=view.pixels.shape[2], shown=rgb(view.pixels).shape[2]))
         content = f'<div class="beside">{_photo(number, view)}<div>{answers}</div></div>'
-        parts.append(_each(number, figure(view.name, word("seen", size=size), content)))
+        parts.append(_each(number, figure(view.name, note, content)))
     return _section("answers", *parts)
 
 
@@ -124,8 +145,9 @@ def _walk(found: Examination, curves: dict[str, str]) -> str:
     parts = []
     for number, view in enumerate(found.views):
         tiles = "".join(_station(number, view, panel, found) for panel in view.panels)
-        path = figure(word("path"), word("path-note"), curves[f"picture-{number}-path"])
-        parts.append(_each(number, f'<div class="tiles">{tiles}</div>{path}'))
+        path = f"picture-{number}-path"
+        end = figure(word("path"), word("path-note"), curves[path]) if path in curves else ""
+        parts.append(_each(number, f'<div class="tiles">{tiles}</div>{end}'))
     return _section("walk", say("walk"), *parts)
 
 
@@ -168,16 +190,15 @@ def _attention(found: Examination, detail: Detail) -> str:
     if found.where is None:
         return ""
     intro = say("attention") + ("" if detail == "heads" else say(detail))
-    view = found.views[0]
-    who = "[CLS]" if found.where.has_class else "mean"
-    stage = _photo(0, view, '<canvas id="laid"></canvas><div id="mark" class="mark" hidden></div>', "stage")
-    stage = stage.replace("<div ", '<div id="stage" tabindex="0" ', 1)
+    overlay = '<canvas id="laid"></canvas><div id="mark" class="mark" hidden></div>'
+    stage = _photo(0, found.views[0], overlay, attributes='id="stage" tabindex="0" role="application"')
+    who = word(f"reads-{found.where.reads.strip('[]').lower()}")
     return _section(
         "attention", intro,
-        '<div class="controls">',
+        '<form class="controls" autocomplete="off">',
         f'<label><input type="radio" name="way" value="from" checked> {word("from")}</label>',
         f'<label><input type="radio" name="way" value="to"> {word("to")}</label>',
-        f'<button id="class" type="button">{who}</button></div>',
+        f'<button id="class" type="button">{who}</button></form>',
         f'<div class="attention"><div class="side-stage">{stage}<p id="asked" aria-live="polite"></p></div>',
         '<div class="scroll"><div id="heads"></div></div></div>',
     )  # fmt: skip
@@ -187,14 +208,13 @@ def _packed_view(view: View, where: Layout, detail: Detail) -> dict[str, Any]:
     """What the script reads: 8-bit images of each layer's attention."""
     layers = []
     for layer, weights in view.attention.items():
-        read = weights[:, :1] if where.has_class else weights[:, where.prefix :].mean(axis=1, keepdims=True)
-        entry = {"layer": layer, "read": _packed(read, where.prefix)}
+        entry = {"layer": layer, "read": _packed(view.read(layer)[:, None], where.prefix)}
         if detail == "heads":
             entry["all"] = _packed(weights, where.prefix)
         elif detail == "means":
             entry["all"] = _packed(weights.mean(axis=0, keepdims=True), where.prefix)
         layers.append(entry)
-    return {"grid": where.grid, "prefix": where.prefix, "hasClass": where.has_class, "layers": layers}
+    return {"name": view.name, "layers": layers}
 
 
 def _packed(weights_HQT: np.ndarray, prefix: int) -> dict[str, Any]:
@@ -220,16 +240,21 @@ def _maps(found: Examination) -> str:
     parts = []
     for number, view in enumerate(found.views):
         tiles = "".join(
-            figure(name, word("entropy", value=f"{entropy(values):.2f}"), _laid(number, view, values))
+            figure(word(f"map-{name}"), _entropy(values), _laid(number, view, heat(values)))
             for name, values in view.maps.items()
         )
         parts.append(_each(number, f'<div class="tiles">{tiles}</div>'))
     return _section("maps", say("maps"), *parts)
 
 
-def _laid(number: int, view: View, values: np.ndarray) -> Html:
+def _entropy(values: np.ndarray) -> Html:
+    found = entropy(values)
+    return word("empty") if found is None else word("entropy", value=f"{found:.2f}")
+
+
+def _laid(number: int, view: View, colours: np.ndarray) -> Html:
     """A map over its picture."""
-    return _photo(number, view, f'<img class="heat" src="{data_image(heat(values))}" alt="">')
+    return _photo(number, view, f'<img class="heat" src="{data_image(colours)}" alt="">')
 
 
 def _distances(found: Examination, curves: dict[str, str]) -> str:
@@ -262,9 +287,11 @@ def _positions(found: Examination, pictures: dict[str, np.ndarray]) -> str:
         (word("row-told"), f"{known.row:.2f}"),
         (word("column-told"), f"{known.column:.2f}"),
     ]
-    is_fixed = found.bundle.model.config.position.startswith("sincos")
+    config = found.bundle.model.config
+    intro = {"learned-1d": "table", "learned-2d": "table-built-in"}.get(config.position, "table-fixed")
+    every = say("table-first") if config.placement == "every" else ""
     return _section(
-        "positions", say("table-fixed" if is_fixed else "table"), numbers(pairs),
+        "positions", say(intro), every, numbers(pairs),
         figure(word("similarity"), word("similarity-note"), _image(pictures["positions"], "position embeddings")),
     )  # fmt: skip
 
@@ -277,6 +304,9 @@ def _filters(found: Examination, pictures: dict[str, np.ndarray]) -> str:
     if found.filters is None:
         return ""
     note = word("components-note", count=len(found.filters[0]), share=f"{found.filters[1].sum():.0%}")
+    channels = found.filters[0].shape[3]
+    if channels not in (1, 3):
+        note = Html(note + word("channels", count=channels, shown=3 if channels > 3 else 1))
     return _section(
         "filters", say("filters"), figure(word("components"), note, _image(pictures["filters"], "patch embedding"))
     )
@@ -284,11 +314,12 @@ def _filters(found: Examination, pictures: dict[str, np.ndarray]) -> str:
 
 def _reach(found: Examination, pictures: dict[str, np.ndarray]) -> str:
     tiles = []
-    for layer, heard in found.reach.items():
-        squares = areas(heard)
-        note = word("squares", squares=", ".join(f"{share:.0%}: {squares[share]:.0%}" for share in SHARES))
+    for layer, one in found.reach.items():
+        squares = ", ".join(f"{share:.0%}: {area:.1%}" for share, area in one.areas(HELD).items())
+        note = word("squares", squares=squares)
         tiles.append(figure(word("after", layer=layer), note, _image(pictures[f"reach-{layer}"], f"reach {layer}")))
-    return _section("reach", say("reach"), f'<div class="tiles">{"".join(tiles)}</div>') if tiles else ""
+    intro = "reach-all" if found.bundle.model.config.family == "mlp" else "reach"
+    return _section("reach", say(intro), f'<div class="tiles">{"".join(tiles)}</div>') if tiles else ""
 
 
 def _evidence(found: Examination, curves: dict[str, str]) -> str:
@@ -297,37 +328,60 @@ def _evidence(found: Examination, curves: dict[str, str]) -> str:
         if view.evidence is None:
             continue
         worth = np.array(view.evidence["occlusion"])
-        faith = sorted(view.evidence["faith"].items(), key=lambda row: row[1]["deletion"] - row[1]["insertion"])
-        rows = [(name, f"{one['deletion']:.3f}", f"{one['insertion']:.3f}") for name, one in faith]
-        headers = [word(name) for name in ("map", "deletion", "insertion")]
-        note = word("occlusion-note", most=f"{worth.max():.2f}")
+        chance = view.evidence["faith"]["random"]["deviation"]
+        rows = [
+            (word(f"map-{name}"), *(f"{one[key]:.2f}" for key in _FAITH))
+            for name, one in sorted(view.evidence["faith"].items(), key=lambda row: row[1]["deletion"])
+        ]
+        note = word("occlusion-note", most=f"{worth.max():.2f}", least=f"{max(-worth.min(), 0):.2f}")
         panes = (
-            figure(word("occlusion"), note, _laid(number, view, np.maximum(worth, 0)))
-            + figure(word("truth"), word("truth-note"), table(headers, rows, frozenset({1, 2})))
-            + figure(word("dropped"), word("dropped-note"), curves[f"picture-{number}-dropped"])
-        )
+            figure(word("map-occlusion"), note, _laid(number, view, signed(worth)))
+            + figure(
+                word("truth"), word("truth-note", draws=DRAWS, deviation=f"{chance:.2f}"),
+                table([word(name) for name in ("map", *_FAITH)], rows, frozenset({1, 2})),
+            )
+            + figure(word("dropped"), word("dropped-note", draws=DRAWS), curves[f"picture-{number}-dropped"])
+        )  # fmt: skip
         parts.append(_each(number, f'<div class="panes">{panes}</div>'))
-    return _section("evidence", say("evidence"), *parts) if parts else ""
+    return _section("evidence", say("evidence"), *parts, _faith(found)) if parts else ""
 
 
-def _layers(found: Examination, pictures: dict[str, np.ndarray]) -> str:
+def _faith(found: Examination) -> str:
+    """All pictures together, which say more than one."""
+    means = found.faith()
+    if means is None or len(found.views) == 1:
+        return ""
+
+    def cell(one: dict[str, Any]) -> str:
+        low, high = np.clip(one["interval"], 0, 1)
+        return f"{one['mean']:.2f} ({low:.2f} .. {high:.2f})"
+
+    rows = [
+        (word(f"map-{name}"), *(cell(one[key]) for key in _FAITH))
+        for name, one in sorted(means.items(), key=lambda row: row[1]["deletion"]["mean"])
+    ]
+    headers = [word(name) for name in ("map", *_FAITH)]
+    note = word("truth-all-note", count=len(found.views))
+    return figure(word("truth-all"), note, table(headers, rows, frozenset({1, 2})))
+
+
+def _layers(found: Examination, curves: dict[str, str]) -> str:
     parts: list[str] = []
-    if found.cka is not None:
-        title = word("cka") if found.against is None else word("cka-against", whom=found.against)
-        parts.append(figure(title, word("cka-note", count=found.compared), _image(pictures["cka"], "CKA of layers")))
+    if (compared := found.comparison) is not None:
+        title = word("cka") if compared.against is None else word("cka-against", whom=compared.against)
+        parts.append(figure(title, word("cka-note", count=compared.pictures), curves["cka"]))
     if found.norms:
         rows = [
-            (int(name.rpartition(".")[2]), f"{median:.3g}", f"{largest:.3g}", f"{share:.2%}")
-            for name, (median, largest, share) in found.norms.items()
+            (layer, f"{median:.3g}", f"{largest:.3g}", f"{share:.2%}")
+            for layer, (median, largest, share) in sorted(found.norms.items())
         ]
         headers = [word(name) for name in ("layer", "median-length", "longest", "outliers")]
-        parts += [say("lengths"), table(headers, sorted(rows), frozenset(range(4)))]
+        parts += [say("lengths"), table(headers, rows, frozenset(range(4)))]
     return _section("layers", *parts) if parts else ""
 
 
 def _absent(found: Examination) -> str:
     if not found.absent:
         return ""
-    fields = found.fields
-    rows = [(word(f"head-{'layers' if panel == 'cka' else panel}"), word(why, **fields)) for panel, why in found.absent]
-    return _section("absent", table((word("panel"), word("why")), rows))
+    rows = [(word(f"head-{panel}"), word(why, **found.fields)) for panel, why in found.absent if panel != "answers"]
+    return _section("absent", table((word("panel"), word("why")), rows)) if rows else ""

@@ -3,6 +3,10 @@
 An architecture's bias is visible before any training: in which pixels a place *can* hear.
 """
 
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -13,6 +17,7 @@ from vitrail.configs.lstm import LSTMConfig
 from vitrail.errors import UsageError
 from vitrail.inspection.colours import INK, LEAD, PAPER, sequential
 from vitrail.models.base import AnyModel, Seen
+from vitrail.models.igpt import IGPT
 from vitrail.models.look import evaluating
 from vitrail.models.lstm import sequence_order
 from vitrail.settings import check_whole
@@ -26,26 +31,74 @@ def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.nda
     The state is read through random signs, several draws of them: a plain sum of features would be blind to whatever a
     norm removes. A pixel model rounds colours, so there the gradient stops at the embedded tokens, one for each pixel.
     """
+    return reaches(model, images, [layer], draws)[layer].heard
+
+
+class Reach(NamedTuple):
+    """What reaches the centre of a layer."""
+
+    heard: np.ndarray
+    """(H, W), largest value 1."""
+    middle: tuple[float, float]
+    """Where the centre's state stands, in pixels from the top left corner: the middle of a patch or pixel."""
+
+    def areas(self, shares: Sequence[float]) -> dict[float, float]:
+        """The part of the picture that the smallest square around the middle takes which holds each share of it all."""
+        rows, columns = (
+            np.abs(np.arange(side) + 0.5 - at) for side, at in zip(self.heard.shape, self.middle, strict=True)
+        )
+        distance = np.maximum(rows[:, None], columns).ravel()
+        order = np.argsort(distance, kind="stable")
+        held = np.cumsum(self.heard.ravel()[order])
+        found = {}
+        for share in shares:
+            last = order[min(np.searchsorted(held, share * held[-1] * (1 - 1e-12)), len(order) - 1)]
+            found[share] = float((distance <= distance[last] + 1e-9).mean())
+        return found
+
+
+def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int = 8) -> dict[int, Reach]:
+    """`reach` of several layers, from one pass of each picture."""
     config = model.config
-    check_whole("layer", layer, low=0, high=config.depth - 1)
-    is_pixels = config.family == "igpt"
-    if is_pixels and (config.output == "pixels" or not model.pos_embed.requires_grad):
-        raise UsageError("Reach into a pixel model must be asked with output classes and weights that are not frozen.")
-    images = images.detach().clone().requires_grad_()
-    seen = Seen(frozenset([layer]))
-    with torch.enable_grad(), evaluating(model):
-        model(images, seen)
-        state_BD = _centre(seen.steps[f"blocks.{layer}"], model.config)
-        source = seen.steps["tokens"] if is_pixels else images
-        generator = torch.Generator().manual_seed(0)
-        total = torch.zeros_like(source)
-        for _ in range(draws):
-            signs = torch.randint(0, 2, state_BD.shape, generator=generator).to(state_BD.device) * 2 - 1
-            (gradient,) = torch.autograd.grad((state_BD * signs).sum(), source, retain_graph=True)
-            total += gradient.abs()
-    per_pixel = total.sum(-1).unflatten(1, config.resolution) if is_pixels else total.sum(1)
-    heard = per_pixel.mean(0).detach().cpu().double().numpy()
-    return heard / heard.max()
+    for layer in layers:
+        check_whole("layer", layer, low=0, high=config.depth - 1)
+    if config.family == "igpt" and config.output == "pixels":
+        raise UsageError("Reach into a pixel model must be asked with output classes.")
+    generator = torch.Generator().manual_seed(0)
+    sums = {layer: np.zeros(config.resolution) for layer in layers}
+    middles = {}
+    with torch.enable_grad(), evaluating(model), _tokens_with_gradient(model):
+        for image in images.split(1):
+            seen = Seen(frozenset(layers), weighs=False)
+            source = image.detach().clone().requires_grad_()
+            model(source, seen)
+            if config.family == "igpt":
+                source = seen.steps["tokens"]
+            for layer in layers:
+                output = seen.steps[f"blocks.{layer}"]
+                state_1D, middles[layer] = _centre(output, config), _middle(output, config)
+                for _ in range(draws):
+                    signs = torch.randint(0, 2, state_1D.shape, generator=generator).to(state_1D) * 2 - 1
+                    (gradient,) = torch.autograd.grad((state_1D * signs).sum(), source, retain_graph=True)
+                    heard = gradient.abs().double().cpu()[0]
+                    sums[layer] += (
+                        heard.sum(-1).view(config.resolution).numpy() if heard.ndim == 2 else heard.sum(0).numpy()
+                    )
+    return {layer: Reach(heard / heard.max(), middles[layer]) for layer, heard in sums.items()}
+
+
+@contextlib.contextmanager
+def _tokens_with_gradient(model: AnyModel) -> Generator[None]:
+    """A pixel model's tokens have a gradient if its positions have one, which frozen ones get for a while."""
+    if not isinstance(model, IGPT):
+        yield
+        return
+    was = model.pos_embed.requires_grad
+    model.pos_embed.requires_grad_()
+    try:
+        yield
+    finally:
+        model.pos_embed.requires_grad_(was)
 
 
 def _centre(output: Tensor, config: ModelConfig) -> Tensor:
@@ -59,6 +112,15 @@ def _centre(output: Tensor, config: ModelConfig) -> Tensor:
     if isinstance(config, LSTMConfig):
         place = sequence_order(config.order, config.grid, config.order_seed).tolist().index(place)
     return output[:, output.shape[1] - rows * columns + place]
+
+
+def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
+    height, width = config.resolution
+    if output.ndim == 4:  # cell i of a feature map looks at the pixel i strides from the edge
+        rows, columns = output.shape[2:]
+        return rows // 2 * height / rows + 0.5, columns // 2 * width / columns + 0.5
+    rows, columns = config.info()["grid"] if output.ndim == 3 else (height, width)
+    return (rows // 2 + 0.5) * height / rows, (columns // 2 + 0.5) * width / columns
 
 
 def reach_colours(heard: np.ndarray) -> np.ndarray:

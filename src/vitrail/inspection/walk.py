@@ -8,6 +8,7 @@ import torch
 
 from vitrail.configs.vit import ViTConfig
 from vitrail.models.base import Seen
+from vitrail.models.look import evaluating
 from vitrail.models.vit import ViT
 
 _NUMBERS = 6  # of each panel are printed
@@ -67,7 +68,7 @@ def walk(model: ViT, seen: Seen, patch: int) -> list[Panel]:
     if c.prefix:
         name = "cls_token" if c.pool == "cls" else "reg_token"
         panels.append(Panel(
-            "prefix", "[x_class; x_1 E; ...; x_N E]", (c.tokens, c.width), _array(getattr(model, name)[0, 0]),
+            "prefix", _sequence(c), (c.tokens, c.width), _array(getattr(model, name)[0, 0]),
             words={"count": c.prefix, "tokens": c.tokens},
         ))  # fmt: skip
     position = model.position(0) if c.placement == "once" else None
@@ -77,19 +78,41 @@ def walk(model: ViT, seen: Seen, patch: int) -> list[Panel]:
             "positions", "z_0 = [...] + E_pos", tuple(position.shape), table[patch], colours_of(table, c.grid)
         ))  # fmt: skip
     panels.append(_station("tokens", "z_0", tokens, c, patch))
-    is_pre = c.norm_order == "pre"
-    for layer in sorted(seen.layers):
-        equation = f"z_{layer + 1} = MLP(LN(z')) + z',  z' = MSA(LN(z_{layer})) + z_{layer}"
-        if not is_pre:
-            equation = f"z_{layer + 1} = LN(MLP(z') + z'),  z' = LN(MSA(z_{layer}) + z_{layer})"
-        panels.append(_station(f"blocks.{layer}", equation, steps[f"blocks.{layer}"], c, patch, layer))
-    reads = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
-    reads = f"LN({reads})" if is_pre else reads
-    reads = {"cls": reads, "gap": f"mean_n {reads}", "map": f"MAP({reads})"}[c.pool]
+    panels += [
+        _station(f"blocks.{layer}", _block(c, layer), steps[f"blocks.{layer}"], c, patch, layer)
+        for layer in sorted(seen.layers)
+    ]
     logits = _array(seen.logits[0])
-    panels.append(Panel("pooled", f"y = {reads}", steps["pooled"].shape, steps["pooled"]))
-    panels.append(Panel("logits", "y W + b", logits.shape, np.sort(logits)[::-1]))
+    panels.append(Panel("pooled", f"y = {_read(c)}", steps["pooled"].shape, steps["pooled"]))
+    hidden = {"none": "y W + b", "tanh": "tanh(y W_0 + b_0) W + b", "gelu": "GELU(y W_0 + b_0) W + b"}
+    panels.append(Panel("logits", hidden[c.representation], logits.shape, np.sort(logits)[::-1]))
     return panels
+
+
+def _sequence(config: ViTConfig) -> str:
+    tokens = ["x_class"] * (config.pool == "cls") + ["x_reg"] * bool(config.registers)
+    return f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]"
+
+
+def _block(config: ViTConfig, layer: int) -> str:
+    """Eqs. 2 and 3 as this model has them."""
+    norm = {"layer": "LN", "batch": "BN"}[config.norm]
+    scale = "g * " if config.layer_scale is not None else ""
+    entering = f"z_{layer}"
+    has_table = config.position.startswith(("learned", "sincos"))
+    placed = f"({entering} + E_pos)" if has_table and config.placement != "once" else entering
+    if config.norm_order == "pre":
+        inner = placed.strip("()")
+        return f"z_{layer + 1} = {scale}MLP({norm}(z')) + z',  z' = {scale}MSA({norm}({inner})) + {placed}"
+    return f"z_{layer + 1} = {norm}({scale}MLP(z') + z'),  z' = {norm}({scale}MSA({placed.strip('()')}) + {placed})"
+
+
+def _read(config: ViTConfig) -> str:
+    """Eq. 4 as this model has it."""
+    norm = {"layer": "LN", "batch": "BN"}[config.norm]
+    state = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[config.pool]
+    state = f"{norm}({state})" if config.norm_order == "pre" else state
+    return {"cls": state, "gap": f"mean_n {state}", "map": f"MAP({state})"}[config.pool]
 
 
 def _station(
@@ -108,29 +131,23 @@ def _station(
 def class_path(model: ViT, seen: Seen) -> list[dict[str, float]]:
     """What the head would say if the walk ended after each layer, of the first picture: the probability of the final
     answer, the number of the class that would win, and how near what is read is to its last state (cosine)."""
-    last = model.config.depth - 1
-    layers = sorted(seen.layers)
     answer = int(seen.logits[0].argmax())
-    final = _read_token(model, seen.steps[f"blocks.{last}"][:1])
+    final = seen.steps["pooled"][:1]
     path = []
-    for layer in layers:
-        state = seen.steps[f"blocks.{layer}"][:1]
-        shares = model.read(state).float().softmax(-1)[0]
-        near = torch.nn.functional.cosine_similarity(_read_token(model, state), final, dim=-1)
-        path.append(
-            {
-                "layer": layer,
-                "probability": float(shares[answer]),
-                "winner": int(shares.argmax()),
-                "cosine": float(near),
-            }
-        )
+    with evaluating(model):
+        for layer in sorted(seen.layers):
+            aside = Seen(frozenset(), weighs=False)
+            shares = model.read(seen.steps[f"blocks.{layer}"][:1], aside).float().softmax(-1)[0]
+            near = torch.nn.functional.cosine_similarity(aside.steps["pooled"].float(), final.float())
+            path.append(
+                {
+                    "layer": layer,
+                    "probability": float(shares[answer]),
+                    "winner": int(shares.argmax()),
+                    "cosine": float(near),
+                }
+            )
     return path
-
-
-def _read_token(model: ViT, state_1TD: torch.Tensor) -> torch.Tensor:
-    c = model.config
-    return state_1TD[0, 0] if c.pool == "cls" else state_1TD[0, c.prefix :].mean(dim=0)
 
 
 def colours_of(features_ND: torch.Tensor | np.ndarray, grid: tuple[int, int]) -> np.ndarray:

@@ -26,6 +26,8 @@ class Seen:
     Transformers: `tokens`, with positions."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each layer asked for; rows sum to 1."""
+    pooling: Tensor | None = None
+    """Where the query of attention pooling looks (images, heads, 1, keys), in a model that has one."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
     """What the model answered, bit for bit what it answers unobserved."""
 

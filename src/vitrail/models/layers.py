@@ -72,7 +72,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """`rope` turns queries and keys by their position; `bias` is added to the logits (or masks them, if boolean).
         With `queries`, only the first so many tokens ask; all of them are still looked at."""
-        q_BHQK, k_BHNK, v_BHNK = self._qkv(x_BND, rope, queries)
+        q_BHQK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope, queries)
         if bias is not None and queries is not None:
             bias = bias[..., :queries, :]
         if self.training and q_BHQK.requires_grad and q_BHQK.device.type == "cpu" and k_BHNK.shape[2] <= _SHORT:
@@ -83,10 +83,13 @@ class Attention(nn.Module):
 
     def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """The attention A = softmax(q k^T / sqrt(K)) of eq. 6 that the fused kernel never writes down."""
-        q_BHNK, k_BHNK, _ = self._qkv(x_BND, rope)
+        q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias)
 
-    def _qkv(self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_heads(
+        self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (B, H, Q or N, K)."""
         if queries is None or not is_plain(self.qkv):
             q_BHNK, k_BHNK, v_BHNK = self._split(self.qkv(x_BND), parts=3)
             q_BHNK = q_BHNK[:, :, :queries]
@@ -153,11 +156,24 @@ class AttentionPool(nn.Module):
         self.mlp = MLP(width=width, hidden=hidden, activation=activation, dropout=0.0)
 
     def forward(self, x_BND: Tensor) -> Tensor:
+        return self.project(F.scaled_dot_product_attention(*self.qkv_heads(x_BND)))
+
+    def qkv_heads(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The learned query, keys and values, (B, H, 1 or N, D / H)."""
         query = self.q(self.latent).expand(x_BND.shape[0], -1, -1)
         key, value = self.kv(x_BND).chunk(2, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
-        y_B1D = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return q, k, v
+
+    def project(self, heads_BH1K: Tensor) -> Tensor:
+        """What the heads found, (B, D)."""
+        y_B1D = self.proj(heads_BH1K.transpose(1, 2).flatten(2))
         return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
+
+    def weights(self, x_BND: Tensor) -> Tensor:
+        """Where the query looks, (B, H, 1, N), computed beside the fused kernel."""
+        q, k, _ = self.qkv_heads(x_BND)
+        return attention_weights(q, k, None)
 
 
 class LayerScale(nn.Module):

@@ -194,6 +194,8 @@ class ViT(Model[ViTConfig]):
                 y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
             case "map":
                 y_BD = self.attn_pool(self.norm(z_BTD))
+                if seen is not None and seen.weighs:
+                    seen.pooling = self.attn_pool.weights(self.norm(z_BTD))
         pooled_BD = y_BD
         if self.config.representation != "none":
             y_BD = self.pre_logits(y_BD)

@@ -8,14 +8,6 @@ const root = document.documentElement;
 const state = { picture: 0, layer: 0, head: 0, patch: null, way: "from", held: false };
 const decoded = new Map();
 
-const ramp = (() => {
-  const stops = [[0, 34, 78], [35, 62, 108], [87, 93, 109], [124, 123, 120], [166, 155, 117], [211, 193, 100], [254, 232, 56]];
-  return Array.from({ length: 256 }, (_, i) => {
-    const at = (i / 255) * (stops.length - 1), low = Math.min(Math.floor(at), stops.length - 2);
-    return stops[low].map((value, channel) => Math.round(value + (stops[low + 1][channel] - value) * (at - low)));
-  });
-})();
-
 // The numbers of one image, as bytes, one for each pixel.
 async function bytes(source) {
   const image = new Image();
@@ -42,38 +34,44 @@ function layersOf(number) {
   return decoded.get(number);
 }
 
-// What every head of a layer shows for the token that is asked: values over the grid.
-function mapsOf({ read, all }, { prefix, grid, hasClass }) {
+// What every head of a layer shows for the token that is asked: values over the grid, and over how many they are spread.
+function mapsOf({ read, all }) {
+  const { prefix, grid, allowed } = data, count = grid[0] * grid[1];
   const asked = state.patch === null ? 0 : prefix + state.patch;
-  const isRead = !all || (state.patch === null && (state.way === "from" || !hasClass));
+  const isRead = !all || (state.patch === null && way() === "from");
   const { heads, rows, peaks, found, tokens } = isRead ? read : all;
-  const count = grid[0] * grid[1];
+  const among = allowed && state.patch !== null ? allowed[way()][state.patch] : count;
   return Array.from({ length: heads }, (_, head) => {
     const values = new Float64Array(count);
     for (let n = 0; n < count; n++) {
-      const from = isRead ? 0 : state.way === "from" ? asked : prefix + n;
-      const to = isRead || state.way === "from" ? prefix + n : asked;
+      const from = isRead ? 0 : way() === "from" ? asked : prefix + n;
+      const to = isRead || way() === "from" ? prefix + n : asked;
       const row = head * rows + from;
       values[n] = (found[row * tokens + to] / data.levels) ** 2 * peaks[to < prefix ? 0 : 1][row];
     }
-    return { values, tokens, isMean: !isRead && heads < read.heads };
+    return { values, tokens, among, isMean: !isRead && heads < read.heads };
   });
 }
 
-function paint(canvas, values, [high, wide]) {
+// Nobody looks at a mean: who looks at it can only be asked of a token.
+function way() { return state.patch === null && data.reads !== "[CLS]" ? "from" : state.way; }
+
+function paint(canvas, values) {
+  const [high, wide] = data.grid;
   canvas.width = wide; canvas.height = high;
   const peak = Math.max(...values, 1e-12), image = new ImageData(wide, high);
-  values.forEach((value, n) => image.data.set([...ramp[Math.round(255 * Math.min(value / peak, 1))], 255], 4 * n));
+  values.forEach((value, n) => image.data.set([...data.ramp[Math.round(255 * Math.min(value / peak, 1))], 255], 4 * n));
   canvas.getContext("2d").putImageData(image, 0, 0);
   return peak;
 }
 
-function entropy(values) {
+function entropy({ values, among }) {
   const sum = values.reduce((a, b) => a + b, 0) || 1;
-  return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(values.length, 2));
+  return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(among, 2));
 }
 
 const say = (name) => data.words[root.lang][name];
+const spoken = (element) => [...element.querySelectorAll(`.${root.lang}`)].map((part) => part.textContent).join("");
 const cells = [];  // by layer and head: { button, canvas, words }
 
 // The small maps, made anew only where their number changes.
@@ -100,31 +98,32 @@ function frame(layers, counts) {
 
 let turn = 0;
 async function draw() {
-  const mine = ++turn, picture = data.pictures[state.picture];
+  const mine = ++turn;
   const layers = await layersOf(state.picture);
   if (mine !== turn) return;
-  const found = layers.map((layer) => mapsOf(layer, picture));
+  const found = layers.map(mapsOf);
   frame(layers, found.map((heads) => heads.length));
-  state.layer = Math.min(state.layer, found.length - 1);
   const chosen = Math.min(state.head, found[state.layer].length - 1);
-  found.forEach((heads, n) => heads.forEach(({ values, isMean }, head) => {
+  const call = (n, head, isMean) => `${say("layer")} ${layers[n].layer}` + (isMean ? "" : ` · ${say("head")} ${data.heads[head]}`);
+  found.forEach((heads, n) => heads.forEach((map, head) => {
     const { button, canvas, words } = cells[n][head];
-    paint(canvas, values, picture.grid);
-    words.textContent = entropy(values).toFixed(2);
+    paint(canvas, map.values);
+    words.textContent = entropy(map).toFixed(2);
+    button.title = call(n, head, map.isMean);
+    button.setAttribute("aria-label", `${button.title}, H ${words.textContent}`);
     button.setAttribute("aria-pressed", String(n === state.layer && head === chosen));
-    button.title = `${say("layer")} ${layers[n].layer}` + (isMean ? "" : ` · ${say("head")} ${data.heads[head]}`);
   }));
-  const { values, tokens, isMean } = found[state.layer][chosen];
-  const peak = paint($("laid"), values, picture.grid), wide = picture.grid[1];
-  const who = state.patch === null ? $("class").textContent : `(${Math.floor(state.patch / wide)}, ${state.patch % wide})`;
-  $("asked").textContent = `${who} · ${say(state.way)} · ${say("layer")} ${layers[state.layer].layer}`
-    + (isMean ? "" : ` · ${say("head")} ${data.heads[chosen]}`) + ` · max ${(peak * tokens).toFixed(1)}× · H ${entropy(values).toFixed(2)}`
-    + (state.way === "from" ? ` · ${say("on-patches")} ${(100 * values.reduce((a, b) => a + b, 0)).toFixed(0)} %` : "");
-  outline(picture);
+  const map = found[state.layer][chosen], wide = data.grid[1];
+  const peak = paint($("laid"), map.values), sum = map.values.reduce((a, b) => a + b, 0);
+  const who = state.patch === null ? spoken($("class")) : `(${Math.floor(state.patch / wide)}, ${state.patch % wide})`;
+  $("asked").textContent = `${who} · ${say(way())} · ${call(state.layer, chosen, map.isMean)}`
+    + ` · ${say("largest")} ${(peak * map.tokens).toFixed(1)}× · H ${entropy(map).toFixed(2)}`
+    + (way() === "from" ? ` · ${say("on-patches")} ${(100 * sum).toFixed(0)} %` : "");
+  outline();
 }
 
-function outline({ grid: [high, wide] }) {
-  const mark = $("mark");
+function outline() {
+  const mark = $("mark"), [high, wide] = data.grid;
   mark.hidden = state.patch === null;
   if (mark.hidden) return;
   mark.style.width = `${100 / wide}%`; mark.style.height = `${100 / high}%`;
@@ -132,7 +131,7 @@ function outline({ grid: [high, wide] }) {
 }
 
 function under(event) {
-  const [high, wide] = data.pictures[state.picture].grid, box = $("stage").getBoundingClientRect();
+  const [high, wide] = data.grid, box = $("stage").getBoundingClientRect();
   const inside = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
   return inside((event.clientY - box.top) / box.height, high) * wide + inside((event.clientX - box.left) / box.width, wide);
 }
@@ -148,7 +147,8 @@ function choose(number) {
   for (const thumb of document.querySelectorAll("[data-choose]")) thumb.setAttribute("aria-pressed", String(Number(thumb.dataset.choose) === number));
   const stage = $("stage");
   if (!stage) return;
-  stage.className = `photo p${number} stage`;
+  stage.className = `photo p${number}`;
+  stage.setAttribute("aria-label", data.pictures[number].name);
   state.patch = null; state.held = false;
   draw();
 }
@@ -161,12 +161,13 @@ if (stage) {
     stage.onpointerleave = () => { if (!state.held) ask(null, false); };
     stage.onclick = (event) => { const patch = under(event); ask(patch, !(state.held && patch === state.patch)); };
     stage.onkeydown = (event) => {
-      const [high, wide] = data.pictures[state.picture].grid;
+      const [high, wide] = data.grid;
       const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
       if (event.key === "Escape") ask(null, false);
       if (step === undefined) return;
       event.preventDefault();
-      ask(((state.patch ?? 0) + step + high * wide) % (high * wide), true);
+      const middle = Math.floor(high / 2) * wide + Math.floor(wide / 2);
+      ask(state.patch === null ? middle : (state.patch + step + high * wide) % (high * wide), true);
     };
   }
   for (const radio of document.querySelectorAll("input[name=way]")) {

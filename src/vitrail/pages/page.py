@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 WIDTH, HEIGHT = 460, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 78, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 88, 30, 40
 
 
 class Html(str):
@@ -85,12 +85,16 @@ def picture(pixels_HWC: np.ndarray, text: str) -> str:
     return f'<img src="{data_image(pixels_HWC)}" alt="{escape(text)}">'
 
 
-def data_image(pixels_HWC: np.ndarray) -> str:
-    """Pixels as an address that holds them, a PNG file."""
+def data_image(pixels_HWC: np.ndarray, *, photo: bool = False) -> str:
+    """Pixels as an address that holds them: a PNG file, or a JPEG of a large `photo`, which is much smaller."""
     file = io.BytesIO()
     one = pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]
-    Image.fromarray(one).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    is_jpeg = photo and one.shape[0] * one.shape[1] > 64 * 64
+    if is_jpeg:
+        Image.fromarray(one).save(file, "JPEG", quality=92, subsampling=0)
+    else:
+        Image.fromarray(one).save(file, "PNG", optimize=True)
+    return f"data:image/{'jpeg' if is_jpeg else 'png'};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 class Line(NamedTuple):
@@ -130,11 +134,13 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
         _, y = place(x_ends[0], value)
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-    for tick in _ticks(*x_ends):
+    parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
+    is_whole = all(float(x).is_integer() for x, _ in every)
+    for tick in _ticks(*x_ends, whole=is_whole):
         x, _ = place(tick, every[0][1])
-        parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{tick:,.6g}</text>')
+        parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{tick:,.6g}</text>')
     parts.append(
-        f'<text class="soft" x="{_LEFT + across / 2}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="soft" x="{_LEFT + across / 2}" y="{HEIGHT - 5}" text-anchor="middle">{escape(x_label)}</text>'
     )
     ends: list[float] = []
     for line, some in points:
@@ -148,10 +154,34 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
         if dots or not line.joined:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in spots]
         x, y = spots[-1]
-        while any(abs(y - other) < 12 for other in ends):
-            y += 12
+        while any(abs(y - other) < 14 for other in ends):
+            y += 14
         ends.append(y)
         parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(line.name)}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def matrix(colours: np.ndarray, rows: Sequence[str], columns: Sequence[str], x_label: str, y_label: str) -> str:
+    """A table of colours (rows, columns, 3) as squares, its first row at the bottom, with the names of both sides."""
+    side = min((WIDTH - _LEFT - _RIGHT) / len(columns), (HEIGHT - _TOP - _BOTTOM) / len(rows))
+    top, high = _TOP, side * len(rows)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}">']
+    for row, some in enumerate(colours):
+        y = top + high - (row + 1) * side
+        for column, (red, green, blue) in enumerate(some):
+            parts.append(
+                f'<rect x="{_LEFT + column * side:.1f}" y="{y:.1f}" width="{side + 0.2:.1f}" height="{side + 0.2:.1f}"'
+                f' fill="rgb({red},{green},{blue})"/>'
+            )
+    every = max(1, round(16 / side))
+    for row in range(0, len(rows), every):
+        y = top + high - (row + 0.5) * side + 4
+        parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y:.1f}" text-anchor="end">{escape(rows[row])}</text>')
+    for column in range(0, len(columns), every):
+        at = f'x="{_LEFT + (column + 0.5) * side:.1f}" y="{top + high + 15:.1f}"'
+        parts.append(f'<text class="soft" {at} text-anchor="middle">{escape(columns[column])}</text>')
+    parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
+    parts.append(f'<text class="soft" x="{_LEFT}" y="{top + high + 32:.1f}">{escape(x_label)}</text>')
     return "".join(parts) + "</svg>"
 
 
@@ -160,7 +190,7 @@ def stand_alone(svg: str) -> str:
     colours = dict(reversed(re.findall(r"(--\w+): (#\w+)", _style())))  # the first of each name: the light ones
     svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], svg)
     style = (
-        f"svg {{ background: {colours['--panel']}; }} text {{ fill: {colours['--ink']}; font: 11px sans-serif; }}"
+        f"svg {{ background: {colours['--panel']}; }} text {{ fill: {colours['--ink']}; font: 13px sans-serif; }}"
         f" text.soft {{ fill: {colours['--lead']}; }} .axis {{ stroke: {colours['--line']}; }}"
     )
     size = f'xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{2 * HEIGHT}"'
@@ -175,9 +205,9 @@ def _ends(values: Sequence[float], margin: float) -> tuple[float, float]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers between the ends."""
-    rough = (high - low) / 4
+def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Three to six round numbers between the ends; whole ones where nothing lies between."""
+    rough = max((high - low) / 4, 1 if whole else 0)
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     first = math.ceil(low / step)

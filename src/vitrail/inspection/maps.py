@@ -1,0 +1,135 @@
+"""Maps of a whole model: which patches an answer came from, as three methods tell it.
+
+Shapes: B images, H heads, T tokens of which the first are [CLS] and registers, N = h*w patches.
+"""
+
+import contextlib
+import functools
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import UsageError
+from vitrail.inspection.weights import Layout, layout, reading
+from vitrail.models.base import AnyModel, Seen
+from vitrail.models.layers import Attention, AttentionPool, attention_weights
+from vitrail.models.look import evaluating, look
+
+
+def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str, np.ndarray]:
+    """Every map of the model, (B, h, w) each: rollout, last attention and, of a model that classifies, relevance.
+
+    `seen` is what `look` returned for these images, if it has been asked already.
+    """
+    where = _where(model)
+    seen = look(model, images) if seen is None else seen
+    shares_BT = reading(seen, where)
+    last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
+    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])
+    found = {
+        name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, where.prefix :].reshape(-1, *where.grid)
+        for name, weights_BTT in (("rollout", flow), ("last attention", last))
+    }
+    if seen.logits.ndim == 2:
+        found["relevance"] = relevance(model, images)[0]
+    return found
+
+
+def rollout(attentions: Sequence[Tensor]) -> np.ndarray:
+    """What reaches each token from each first one, (B, T, T), if attention and residuals were all there is (arXiv
+    2005.00928): the product of (mean over heads + identity), rows scaled to 1, over the layers."""
+    if not attentions:
+        raise UsageError("Rollout must have the attention of at least one layer, got none.")
+    flow = None
+    for attention_BHTT in attentions:
+        step = attention_BHTT.double().mean(dim=1)
+        step = step + torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
+        step = step / step.sum(dim=-1, keepdim=True)
+        flow = step if flow is None else step @ flow
+    assert flow is not None
+    return flow.cpu().numpy()
+
+
+def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """How much each patch speaks for a class, (B, h, w), and the classes (B): attention weighted by the gradient of the
+    class's logit, negative parts cut off, added up over the layers (arXiv 2103.15679, eqs. 5 and 6).
+
+    By default the class that the model answers. The map is the row of what the head reads: [CLS]; the mean over patches
+    of what came to each from others; with attention pooling, the row of its query. A class without weights has a map
+    of zeros.
+    """
+    where = _where(model)
+    with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
+        logits = model(images)
+        if logits.ndim != 2:
+            raise UsageError("Relevance must be asked of a model that classifies, got one that predicts pixels.")
+        classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
+        gradients = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), kept)
+    identity = torch.eye(kept[0].shape[-1], dtype=torch.float64, device=images.device)
+    flow = identity.expand(len(images), -1, -1).clone()
+    steps = [
+        (weights * gradient).clamp(min=0).double().mean(dim=1).detach()
+        for weights, gradient in zip(kept, gradients, strict=True)
+    ]
+    for step in steps[: model.config.depth]:  # (B, Q, T): the last layer may ask for [CLS] alone
+        flow[:, : step.shape[1]] += step @ flow
+    match where.reads:
+        case "[CLS]":
+            row = flow[:, 0]
+        case "mean":
+            row = (flow - identity)[:, where.prefix :].mean(dim=1)
+        case "pool":
+            row = (steps[-1] @ flow)[:, 0]
+    found = row[:, where.prefix :].float().cpu().numpy()
+    return found.reshape(-1, *where.grid), classes.cpu().numpy()
+
+
+@contextlib.contextmanager
+def attention_written_out(model: AnyModel) -> Generator[list[Tensor]]:
+    """For a while, attention is computed as eqs. 6 and 7 are written, so that its weights have gradients. They are
+    collected, layer by layer and attention pooling last, in the list that is given."""
+    kept: list[Tensor] = []
+    layers = [module for module in model.modules() if isinstance(module, Attention | AttentionPool)]
+    for layer in layers:
+        written_out: Any = _attend if isinstance(layer, Attention) else _pool
+        layer.forward = functools.partial(written_out, layer, kept)
+    try:
+        yield kept
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _attend(
+    layer: Attention,
+    kept: list[Tensor],
+    x_BND: Tensor,
+    rope: Tensor | None = None,
+    bias: Tensor | None = None,
+    queries: int | None = None,
+) -> Tensor:
+    q, k, v = layer.qkv_heads(x_BND, rope, queries)
+    weights = attention_weights(q, k, bias if bias is None or queries is None else bias[..., :queries, :])
+    return layer.proj((_keep(weights, kept) @ v).transpose(1, 2).flatten(2))
+
+
+def _pool(layer: AttentionPool, kept: list[Tensor], x_BND: Tensor) -> Tensor:
+    q, k, v = layer.qkv_heads(x_BND)
+    return layer.project(_keep(attention_weights(q, k, None), kept) @ v)
+
+
+def _keep(weights: Tensor, kept: list[Tensor]) -> Tensor:
+    if not weights.requires_grad and torch.is_grad_enabled():
+        weights = weights.detach().requires_grad_()  # in a frozen model, gradients begin here
+    kept.append(weights)
+    return weights
+
+
+def _where(model: AnyModel) -> Layout:
+    where = layout(model)
+    if where is None:
+        raise UsageError(f"Maps must be asked of a model with attention, got family {model.config.family}.")
+    return where
