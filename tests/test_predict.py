@@ -421,7 +421,7 @@ def test_files_folders_patterns_and_stdin(bundle, pictures, monkeypatch, capsys)
         (["missing.png"], "Picture must be a file or folder that exists, got 'missing.png'."),
         (["*.tif"], "Pattern must match files or folders, got '*.tif', which matches none."),
         (["empty"], "Folder must have pictures in it, got 'empty' without any."),
-        (["-"], "Pictures must be given"),
+        (["-"], "Names of pictures must come on standard input"),
         (["01.png", "--top-k", "0"], "Top k must be a whole number from 1"),
         (["01.png", "--threads", "0"], "Threads must be a whole number from 1"),
         (["01.png", "--features", "out.csv"], "Features must go to a file that ends in .npz, got 'out.csv'."),
