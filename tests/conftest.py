@@ -1,11 +1,14 @@
 """What all tests share."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from vitrail.cli import main
 
 hypothesis.settings.register_profile("vitrail", derandomize=True, deadline=None, database=None, max_examples=40)
 hypothesis.settings.load_profile("vitrail")
@@ -32,3 +35,19 @@ def own_cache(tmp_path_factory) -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command in this process, which has imported torch already, as `subprocess.run` would run it in another."""
+
+    def run(*words):
+        code = 0
+        try:
+            main([str(word) for word in words])
+        except SystemExit as leaving:
+            code = leaving.code
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
+
+    return run

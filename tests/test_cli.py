@@ -127,8 +127,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_use_is_one_line(words, code, message):
-    done = run(*words)
+def test_wrong_use_is_one_line(call, words, code, message):
+    done = call(*words)
     assert done.returncode == code
     assert done.stdout == ""
     assert message in done.stderr
@@ -136,13 +136,13 @@ def test_wrong_use_is_one_line(words, code, message):
     assert done.stderr.startswith("vitrail: ")
 
 
-def test_an_edited_bundle_is_exit_1(tmp_path):
+def test_an_edited_bundle_is_exit_1(call, tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     config = tmp_path / "bundle" / "config.json"
     config.write_text(config.read_text().replace('"mlp": 16', '"mlp": 17'))
-    assert run("info", tmp_path / "bundle").returncode == 1
+    assert call("info", tmp_path / "bundle").returncode == 1
     (tmp_path / "bundle" / "manifest.json").unlink()
-    done = run("info", tmp_path / "bundle")
+    done = call("info", tmp_path / "bundle")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 

@@ -91,27 +91,27 @@ def pictures(tmp_path):
     return folder
 
 
-def test_predict_files_and_folders(pictures):
-    done = run("predict", FIXTURE, pictures, "--json", "--top-k", "2")
+def test_predict_files_and_folders(call, pictures):
+    done = call("predict", FIXTURE, pictures, "--json", "--top-k", "2")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["file"] for row in rows] == [str(pictures / name) for name in ("a.png", "b.png", "more/c.png")]
     expected = vitrail.Classifier(FIXTURE).predict([pictures / "b.png"], top_k=2)[0]
     assert [one["label"] for one in rows[1]["predictions"]] == [one["label"] for one in expected]
     assert rows[1]["predictions"][0]["score"] == pytest.approx(expected[0]["score"], abs=1e-6)
-    table = run("predict", FIXTURE, pictures / "a.png").stdout
+    table = call("predict", FIXTURE, pictures / "a.png").stdout
     assert "a.png" in table
     assert rows[0]["predictions"][0]["label"] in table
 
 
-def test_predict_names_what_it_cannot_read_and_answers_the_rest(pictures):
+def test_predict_names_what_it_cannot_read_and_answers_the_rest(call, pictures):
     (pictures / "b.png").write_bytes(b"not a picture")
-    done = run("predict", FIXTURE, pictures, "--json")
+    done = call("predict", FIXTURE, pictures, "--json")
     assert done.returncode == 1
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert ["error" in row for row in rows] == [False, True, False]
     assert "b.png" in rows[1]["error"]
-    assert "error" in run("predict", FIXTURE, pictures).stdout
+    assert "error" in call("predict", FIXTURE, pictures).stdout
 
 
 def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):

@@ -13,7 +13,6 @@ from PIL import Image
 
 import vitrail
 from redraw import redraw
-from vitrail.cli import main
 from vitrail.data.arrays import built_in
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
@@ -263,25 +262,15 @@ def test_names_that_are_no_text_are_shown(tmp_path):
     assert document["pictures"][0]["file"].endswith("a\ufffd.png")
 
 
-def inspect(capsys, *words):
-    """The exit code, and what was printed, of one command."""
-    code = 0
-    try:
-        main(["inspect", "fashion", *map(str, words)])
-    except SystemExit as leaving:
-        code = leaving.code
-    return code, capsys.readouterr()
-
-
-def test_the_command_takes_it_all(tmp_path, capsys):
+def test_the_command_takes_it_all(call, tmp_path):
     picture = tmp_path / "tall.png"
     Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(picture)
-    code, said = inspect(
-        capsys, picture, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40", "--against", "fashion",
-        "--layers", "-1", "0", "--heads", "2", "--full", "--json",
+    done = call(
+        "inspect", "fashion", picture, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40",
+        "--against", "fashion", "--layers", "-1", "0", "--heads", "2", "--full", "--json",
     )  # fmt: skip
-    assert code == 0, said.err
-    document = json.loads(said.out)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
     assert document["pictures"][0]["file"] == str(picture)
     assert document["measured_on"] == 41
     assert document["cka"]["against"] == "fashion"
@@ -292,7 +281,7 @@ def test_the_command_takes_it_all(tmp_path, capsys):
     assert [layer["layer"] for layer in json.loads(data)["pictures"][0]["layers"]] == [0, 4]
 
 
-def test_bad_input_is_one_line(tmp_path, capsys):
+def test_bad_input_is_one_line(call, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     for given, expected in (
@@ -302,8 +291,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         ((broken, "--heads", "one"), (2, "one")),
         ((tmp_path / "none.png",), (2, "none.png")),
     ):
-        code, said = inspect(capsys, *given, "--output", tmp_path / "out")
-        assert code == expected[0], said.err
-        assert expected[1] in said.err
-        assert len(said.err.strip().splitlines()) == 1
+        done = call("inspect", "fashion", *given, "--output", tmp_path / "out")
+        assert done.returncode == expected[0], done.stderr
+        assert expected[1] in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
         assert not (tmp_path / "out").exists()

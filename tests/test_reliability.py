@@ -206,7 +206,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
     assert (folder / "damaged-step-000000015").is_dir()
 
 
-def test_r4_a_run_falls_back_and_says_so(undisturbed, tmp_path):
+def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
     steps = steps_of(output / "checkpoints")
@@ -222,11 +222,10 @@ def test_r4_a_run_falls_back_and_says_so(undisturbed, tmp_path):
     assert fingerprint(output) == fingerprint(undisturbed)
     for step in steps_of(output / "checkpoints"):
         shutil.copy(__file__, output / "checkpoints" / f"step-{step:09d}" / "tensors.safetensors")
-    process = start(output, "--resume", "auto")
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert len(err.strip().splitlines()) == 1
-    assert "No checkpoint" in err
+    done = call("train", *QUICK, "--output", output, "--resume", "auto")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "No checkpoint" in done.stderr
 
 
 # R5
@@ -250,11 +249,11 @@ def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path
     assert (tmp_path / "foreign" / "thesis.txt").read_text() == "x"
 
 
-def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(undisturbed, tmp_path):
+def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(call, undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
-    assert run("train", *QUICK, "--output", output).returncode == 2
-    done = run("train", *QUICK, "--output", output, "--resume", "auto", "--seed", "1")
+    assert call("train", *QUICK, "--output", output).returncode == 2
+    done = call("train", *QUICK, "--output", output, "--resume", "auto", "--seed", "1")
     assert done.returncode == 2
     assert "seed it began with, got 1 after 0" in done.stderr
     before = fingerprint(output)

@@ -96,9 +96,12 @@ def _delayed(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 
 def _in_one_line(box: str) -> str:
-    """The message inside one of tyro's boxes, without frame, rules and pointers to the help."""
-    inside = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
-    words = " ".join(line for line in inside if line and not re.search(r"─{3,}", line))
+    """The message inside one of tyro's boxes (of dashes, in a terminal without the others), without frame, title, rules
+    and pointers to the help."""
+    lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
+    rules = [bool(re.search(r"─{3,}|^-{3,}$", line)) for line in lines]
+    first = rules.index(True) + 1 if any(rules) else 0
+    words = " ".join(line for line, is_rule in zip(lines[first:], rules[first:], strict=True) if line and not is_rule)
     words = re.split(r"For full helptext|Argument helptext|Arguments similar to|Perhaps you meant", words)[0]
     if wrong := re.match(r"Error parsing (\S+): .*?(?:instantiated from \[|base 10: )(.+?)\]?(?:\. |\s*$)", words):
         words = f"{wrong[1]} must be a whole number, got {wrong[2]}"
