@@ -182,10 +182,9 @@ def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
 
 
 def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeypatch):
-    page_size = len((found_page := make_page(found, ["", ""], "means")).encode())
-    assert found_page
-    monkeypatch.setattr("vitrail.inspection.page.make_sections", lambda *_: [LANGUAGE, ""])
-    monkeypatch.setattr("vitrail.inspection.page.LIMIT", page_size + len(LANGUAGE))
+    button = '<button id="language"></button>'
+    monkeypatch.setattr("vitrail.inspection.page.make_sections", lambda *_: (button, ""))
+    monkeypatch.setattr("vitrail.inspection.page.LIMIT", len(make_page(found, (button, ""), "means").encode()))
     page = opened()
     config = found.bundle.model.config
     assert page.locator(".cell").count() == config.depth * config.heads
@@ -194,9 +193,6 @@ def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeyp
     assert "head" not in page.locator("#asked").inner_text()
     page.locator("#class").click()
     page.wait_for_function("document.querySelectorAll('.cell').length === 15")
-
-
-LANGUAGE = '<button id="language"></button>'
 
 
 def test_a_model_without_class_token(opened):

@@ -39,7 +39,7 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
     pictures, curves = dict(draw_pictures(found)), dict(draw_curves(found))
     sections, text = make_sections(found, pictures, curves), ""
     for detail in get_args(Detail):
-        if full or detail == "reads" or _least_bytes(found, detail) <= LIMIT:
+        if full or _is_worth_trying(found, detail):
             text = make_page(found, sections, detail)
             if full or len(text.encode()) <= LIMIT:
                 break
@@ -54,17 +54,17 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
     return document
 
 
-def make_sections(found: Examination, pictures: dict[str, np.ndarray], curves: dict[str, str]) -> list[str]:
+def make_sections(found: Examination, pictures: dict[str, np.ndarray], curves: dict[str, str]) -> tuple[str, str]:
     """What stands before and after the attention under the pointer, from the figures that were drawn."""
     before = [_summary(found), _walk(found, curves)]
     after = [
         _maps(found), _distances(found, curves), _positions(found, pictures), _filters(found, pictures),
         _reach(found, pictures), _evidence(found, curves), _layers(found, curves), _absent(found),
     ]  # fmt: skip
-    return ["\n".join(before), "\n".join(after)]
+    return "\n".join(before), "\n".join(after)
 
 
-def make_page(found: Examination, sections: list[str], detail: Detail) -> str:
+def make_page(found: Examination, sections: tuple[str, str], detail: Detail) -> str:
     """The document."""
     config, where = found.bundle.model.config, found.where
     data: dict[str, Any] = {
@@ -91,10 +91,11 @@ def make_page(found: Examination, sections: list[str], detail: Detail) -> str:
     return page(title, f"{found.name}: {config.parameters:,} parameters", body, script, style=style)
 
 
-def _least_bytes(found: Examination, detail: Detail) -> float:
-    """A page is at least so large: attention does not shrink below a third of a byte for each number."""
-    numbers_of_it = sum(weights.size for view in found.views for weights in view.attention.values())
-    return numbers_of_it / (3 if detail == "heads" else 3 * max(len(found.shown_heads), 1))
+def _is_worth_trying(found: Examination, detail: Detail) -> bool:
+    """Whether the page may be small enough: packing all of a large model's attention only to see that takes minutes.
+    A number of it takes most of a byte, and a tenth of one where almost all are zero."""
+    count = sum(weights.size for view in found.views for weights in view.attention.values())
+    return detail == "reads" or count / (1 if detail == "heads" else len(found.shown_heads)) <= 10 * LIMIT
 
 
 def _section(name: str, *parts: str) -> str:
