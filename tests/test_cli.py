@@ -136,6 +136,23 @@ def test_wrong_use_is_one_line(call, words, code, message):
     assert done.stderr.startswith("vitrail: ")
 
 
+def test_folders_that_are_no_bundles_are_called_what_they_are(call, tmp_path):
+    (tmp_path / "run" / "bundle").mkdir(parents=True)
+    (tmp_path / "run" / "bundle" / "config.json").write_text("{}")
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "inspect.json").write_text("{}")
+    for name, message in (
+        ("run", f"Did you mean '{tmp_path}/run/bundle'?"), ("timm", f"vitrail convert {tmp_path}/timm NEW"),
+        ("inside", "which `vitrail inspect` wrote"),
+    ):  # fmt: skip
+        done = call("predict", tmp_path / name, __file__)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert message in done.stderr
+    assert "Did you mean 'fashion'?" in call("predict", "fashon", __file__).stderr
+
+
 def test_an_edited_bundle_is_exit_1(call, tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     config = tmp_path / "bundle" / "config.json"

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import vitrail
@@ -520,3 +521,15 @@ def test_convert_from_the_command_line(tmp_path):
         done = run("convert", *words)
         assert done.returncode == code, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("to", ["vitrail", "timm"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(call, monkeypatch, tmp_path, to):
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("vitrail.weights.bundle.save_file", full)
+    done = call("convert", "fashion", tmp_path / "out", "--to", to, "--no-verify")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in done.stderr
+    assert list(tmp_path.iterdir()) == []

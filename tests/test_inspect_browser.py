@@ -89,20 +89,20 @@ def test_the_pointer_asks_and_a_click_holds(opened, found):
     page = opened()
     of_class = shown(page)
     page.locator("#stage").hover(position=point(page, 2, 3))
-    page.wait_for_function("$('asked').textContent.startsWith('(2, 3) · where it looks')")
+    page.wait_for_function("$('asked').textContent.startsWith('row 2, column 3 · where it looks')")
     weights = found.views[0].attention[4][0, 1 + 2 * 7 + 3, 1:]
     assert f"largest {weights.max() * 50:.1f}" in page.locator("#asked").inner_text()
     assert shown(page) != of_class
     page.locator("#stage").click(position=point(page, 5, 1))
     page.locator("h1").hover()
-    assert page.locator("#asked").inner_text().startswith("(5, 1)")
+    assert page.locator("#asked").inner_text().startswith("row 5, column 1")
     page.locator("input[value=to]").check()
-    page.wait_for_function("$('asked').textContent.startsWith('(5, 1) · who looks at it')")
+    page.wait_for_function("$('asked').textContent.startsWith('row 5, column 1 · who looks at it')")
     received = found.views[0].attention[4][0, 1:, 1 + 5 * 7 + 1]
-    told = float(page.locator("#asked").inner_text().split("largest ")[1].split()[0][:-1])
+    told = float(page.locator("#asked").inner_text().split("largest ")[1].split()[0])
     assert told == pytest.approx(received.max() * 50, abs=0.1, rel=0.02)
     page.locator("#stage").press("ArrowRight")
-    page.wait_for_function("$('asked').textContent.startsWith('(5, 2)')")
+    page.wait_for_function("$('asked').textContent.startsWith('row 5, column 2')")
     page.locator("#stage").press("Escape")
     page.wait_for_function("$('asked').textContent.startsWith('[CLS]')")
 
@@ -124,7 +124,7 @@ def test_another_picture_is_chosen(opened, found):
     page.wait_for_function("document.querySelector('.thumb[aria-pressed=true]').dataset.choose === '1'")
     assert not page.locator("[data-picture='0']").first.is_visible()
     assert page.locator("[data-picture='1']").first.is_visible()
-    page.wait_for_function("$('stage').className.includes('p1')")
+    page.wait_for_function("$('stage').firstChild.className.includes('p1')")
     assert shown(page) != before
     assert page.locator("#stage").get_attribute("aria-label") == found.views[1].name
 
@@ -205,7 +205,7 @@ def test_a_model_without_class_token(opened):
     page.wait_for_timeout(100)
     assert page.locator("#asked").inner_text().startswith("mean of patches · where it looks")
     page.locator("#stage").press("ArrowRight")
-    page.wait_for_function("$('asked').textContent.startsWith('(2, 2) · who looks at it')")
+    page.wait_for_function("$('asked').textContent.startsWith('row 2, column 2 · who looks at it')")
 
 
 def test_a_family_without_attention_has_a_page(browser, tmp_path):
@@ -230,5 +230,5 @@ def test_a_finger_asks_by_a_touch(browser, found, tmp_path):
     page.goto((tmp_path / "out" / "index.html").as_uri())
     page.wait_for_selector(".cell canvas")
     page.locator("#stage").tap(position=point(page, 3, 3))
-    page.wait_for_function("$('asked').textContent.startsWith('(3, 3)')")
+    page.wait_for_function("$('asked').textContent.startsWith('row 3, column 3')")
     context.close()

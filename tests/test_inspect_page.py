@@ -130,7 +130,7 @@ def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
     assert document["pictures"][0]["predictions"] == []
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
     assert "no answer" in reasons["evidence"]
-    assert "no answer" in reasons["reach"]
+    assert "one place later" in reasons["reach"]
     assert "no answer to ask about" in (tmp_path / "out" / "index.html").read_text()
 
 
@@ -213,6 +213,29 @@ def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
     assert "learned to see, not to name" in (tmp_path / "out" / "index.html").read_text()
 
 
+def test_one_patch_has_nothing_to_compare(tmp_path):
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10, resolution=7), std=0.05)
+    eye = Preprocess(resolution=(7, 7), mean=(0.5,), std=(0.5,))
+    found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
+    reasons = {row["panel"]: row["reason"] for row in write_page(found, tmp_path / "out")["absent"]}
+    for panel in ("attention", "maps", "distances", "positions", "walk"):
+        assert reasons[panel] == "The picture is one patch: there is nothing to compare."
+
+
+def test_a_picture_that_is_given_twice_counts_once():
+    found = examine(vitrail.load("fashion"), some(2), others=some(20))
+    assert found.comparison.pictures == 20
+    assert found.to_json()["measured_on"] == 20
+
+
+def test_only_steps_or_a_source_make_a_model_trained():
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05)
+    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    for provenance, trained in (({"data": "none yet"}, False), ({"steps": 2}, True)):
+        bundle = vitrail.Bundle(model=model, preprocess=eye, provenance=provenance)
+        assert examine(bundle, some(1)).is_trained == trained
+
+
 def test_observation_leaves_the_model_as_it_was():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, norm="batch"), std=0.05).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -276,6 +299,9 @@ def test_the_command_takes_it_all(call, tmp_path):
     assert document["cka"]["against"] == "fashion"
     assert document["faith"]["random"]["deletion"]["interval"] is None  # one picture
     assert document["absent"] == []
+    arrays = np.load(tmp_path / "out" / "arrays.npz")
+    assert arrays["picture-0-attention-4"].shape == (1, 50, 50)
+    assert arrays["positions"].shape == (49, 49)
     data = re.search(r'id="data">(.+?)</script>', (tmp_path / "out" / "index.html").read_text())[1]
     assert json.loads(data)["heads"] == [2]
     assert [layer["layer"] for layer in json.loads(data)["pictures"][0]["layers"]] == [0, 4]

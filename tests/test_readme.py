@@ -23,6 +23,12 @@ def test_python_blocks_run(tmp_path):
     assert (tmp_path / "my-bundle" / "manifest.json").exists()
 
 
+def test_python_blocks_of_the_docs_run(tmp_path):
+    script = "\n".join(blocks("docs/inspect.md", "python"))
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_commands_run(tmp_path):
     lines = [line for block in blocks("README.md", "bash") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("vitrail ")]
@@ -48,6 +54,7 @@ def test_both_languages_show_the_same_python():
         return re.sub(r"Constant\(value='.*?'\)", "Constant()", ast.dump(tree))
 
     assert shape("README.md") == shape("README.ko.md")
+    assert shape("docs/inspect.md") == shape("docs/inspect.ko.md")
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")], ids=lambda path: path.name)

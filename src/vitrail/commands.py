@@ -175,6 +175,10 @@ def train(
         Literal["classify", "masked", "next-pixel"] | None,
         arg(help="Classes; the paper's masked patches (ViT); the next pixel (iGPT)."),
     ] = None,
+    resolution: Annotated[
+        str | None,
+        arg(metavar="R", help="Input size, 224 or 224x384; else the model's own, or that of small pictures."),
+    ] = None,
     running: Flags = AS_USUAL,
 ) -> None:
     """Train a model on your pictures. Kill it whenever you like: --resume auto ends with the same bits.
@@ -187,6 +191,10 @@ def train(
     if objective is not None:
         chosen = chosen.replace(objective=objective)
     chosen = running.change(chosen)
+    if resolution is not None:
+        height, width = _parse_resolution(resolution)
+        sides = height if height == width else [height, width]
+        chosen = chosen.replace(model={**chosen.model, "resolution": sides})
     zoo.find(model)
     from vitrail.training.run import train as run  # torch, only now that nothing typed is wrong
 
@@ -351,19 +359,21 @@ def inspect(
     ] = False,
     data: Annotated[
         str | None,
-        arg(metavar="DATA", help="More pictures (64 of them) for what needs many: similarity of layers, distances."),
+        arg(metavar="DATA", help="More pictures (64 of them) for what needs many; a folder need not have classes."),
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
     layers: Annotated[
         tuple[int, ...], arg(metavar="L", help="Show the attention of these layers, from 0 or from the end (-1).")
     ] = (),
     heads: Annotated[tuple[int, ...], arg(metavar="H", help="Show the attention of these heads only.")] = (),
-    full: Annotated[bool, arg(help="Keep every head for every patch, however large the page becomes.")] = False,
+    full: Annotated[
+        bool, arg(help="Keep every head for every patch, however large the page becomes, and write arrays.npz.")
+    ] = False,
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
-    json: Json = False,
+    json: Annotated[bool, arg(help="Print what inspect.json holds.")] = False,
 ) -> None:
     """Look inside: where patches look, how far heads see, what positions know, which pixels count. One page."""
-    from vitrail.data.sources import find_pictures, open_data
+    from vitrail.data.sources import find_pictures
     from vitrail.storage import check_output
 
     check_output(output, force=force)
@@ -373,7 +383,7 @@ def inspect(
     from vitrail.inspection.page import LIMIT, write_page
     from vitrail.weights.bundle import load
 
-    others = () if data is None else list(open_data(data).for_evaluation(None).spread(64).pictures)
+    others = () if data is None else _some_pictures(data, 64)
     other = None if against is None else (against, load(against))
     found = examine(
         load(bundle), paths, name=bundle, evidence=evidence, others=others, against=other,
@@ -443,6 +453,15 @@ def demo(
     from vitrail.demo import run
 
     run(output, epochs=epochs, seed=seed, force=force, opens=open)
+
+
+def _some_pictures(data: str, count: int) -> list[Any]:
+    """At most so many pictures, evenly from all of a data set, or of a folder of any kind."""
+    from vitrail.data.sources import list_pictures, open_data
+
+    if Path(data).is_dir() and (files := list_pictures([data])):
+        return [files[index * len(files) // count] for index in range(count)] if len(files) > count else files
+    return list(open_data(data).for_evaluation(None).spread(count).pictures)
 
 
 def _find_config(model: str) -> ModelConfig:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.zoo import FAMILIES
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
 from vitrail.storage import MANIFEST, read_json, verify
 
 FORMAT = 1
@@ -19,6 +19,8 @@ EMBEDDED = ("fashion",)
 Format = Literal["vitrail", "google", "timm", "huggingface", "torchvision"]
 """What `convert` writes: ours, and other libraries'."""
 
+_OTHERS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
+
 
 def check_folder(bundle: str | Path) -> Path:
     """The folder of a bundle that is there to be read. The name of an embedded one wins over a path of that name."""
@@ -26,9 +28,13 @@ def check_folder(bundle: str | Path) -> Path:
         return Path(str(resources.files("vitrail").joinpath("embedded", bundle)))
     path = Path(bundle)
     if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
-        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.")
+        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{did_you_mean(str(path), EMBEDDED)}")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
+    if not (path / "config.json").exists() and (path / "bundle" / "config.json").exists():
+        raise UsageError(f"Bundle must be a bundle, got the run {str(path)!r}. Did you mean {str(path / 'bundle')!r}?")
+    if (path / "inspect.json").exists():
+        raise UsageError(f"Bundle must be a bundle, got {str(path)!r}, which `vitrail inspect` wrote.")
     if not (path / MANIFEST).exists() and not (path / "config.json").exists():
         raise UsageError(f"Bundle must be a folder that vitrail wrote, got {str(path)!r} without {MANIFEST}.")
     return path
@@ -39,6 +45,11 @@ def read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     fields = read_json(path)
     version = fields.pop("format", None) if isinstance(fields, dict) else None
+    if version is None and isinstance(fields, dict) and _OTHERS & fields.keys():
+        raise UsageError(
+            f"Bundle must be of vitrail's own format, got {str(folder)!r}, which is another library's. Make one of it:"
+            f" vitrail convert {folder} NEW"
+        )
     if type(version) is not int or version < 1:
         raise DamagedError(f"{str(path)!r} is damaged: it does not state its format. Restore it from a copy.")
     if version > FORMAT:

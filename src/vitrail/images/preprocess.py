@@ -83,6 +83,8 @@ class Preprocess(Settings):
         """Pictures (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
         from torch import from_numpy  # the only place: whoever wants arrays needs no torch
 
+        if isinstance(pictures, str | bytes | Path | Image.Image):
+            raise UsageError("Pictures must be a list of pictures, got one alone. Put it into a list.")
         return self.scale(from_numpy(np.stack([self.crop(picture) for picture in pictures])))
 
     def read(self, picture: Picture, *, name: str = "picture") -> Image.Image | np.ndarray:

@@ -1,7 +1,6 @@
 """Everything that `vitrail inspect` finds out about a bundle and some pictures, as plain arrays and JSON."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,7 @@ class Examination:
     @property
     def is_trained(self) -> bool:
         """Whether anything is known to have taught this model."""
-        return bool({"data", "steps", "converted_from"} & self.bundle.provenance.keys())
+        return bool({"steps", "converted_from"} & self.bundle.provenance.keys())
 
     @property
     def fields(self) -> dict[str, str]:
@@ -194,14 +193,20 @@ def examine(
 ) -> Examination:
     """Look at a bundle, called `name`, on some pictures, called `names` (default: their paths, or numbers).
 
-    `others` are more pictures for what needs many (CKA, distances). The views hold the attention of these `layers` and
+    `others` are more pictures for what needs many (CKA, distances); those that are among `pictures` do not count twice.
+    The views hold the attention of these `layers` and
     `heads`, from 0 or from the end (-1), default all. Numbers are of all of them.
     """
     model, where = bundle.model, layout(bundle.model)
+    if where is not None and where.grid == (1, 1):
+        where = None  # one patch looks at itself
     shown_layers, shown_heads = _choose(model, where, layers, heads)
     _check_room(len(pictures), len(shown_layers) * len(shown_heads), model)
     names = [_call(picture, index) for index, picture in enumerate(pictures)] if names is None else names
-    crops = [bundle.preprocess.crop(picture) for picture in itertools.chain(pictures, others)]
+    crops = [bundle.preprocess.crop(picture) for picture in pictures]
+    same = {crop.tobytes() for crop in crops}
+    more = [(picture, crop) for picture in others if (crop := bundle.preprocess.crop(picture)).tobytes() not in same]
+    crops += [crop for _, crop in more]
     images = _prepare(bundle, crops)
     answers = getattr(model.config, "output", "classes") == "classes"
     classifies = answers and bundle.provenance.get("objective", "classify") == "classify"
@@ -221,21 +226,21 @@ def examine(
                 kept = {layer: view.attention[layer][shown_heads] for layer in shown_layers}
                 views.append(dataclasses.replace(view, attention=kept))
                 _count_norms(norms, seen, 0 if where is None else where.prefix)
-        table = position_table(model) if isinstance(model, ViT) else None
+        table = None if where is None else position_table(model)
         probed = sorted({0, model.config.depth // 2, model.config.depth - 1})
         comparison = None
         if len(images) >= FEW:
-            comparison = _compare(model, images, against, [*pictures, *others])
+            comparison = _compare(model, images, against, [*pictures, *(picture for picture, _ in more)])
         return Examination(
             bundle=bundle, name=_speakable(name), views=views, where=where, shown_heads=shown_heads,
             heads={layer: Heads(*map(np.concatenate, zip(*found, strict=True))) for layer, found in measured.items()},
             norms={layer: _lengths(np.concatenate(found)) for layer, found in norms.items()},
             positions=None if table is None else similarity(table),
             structure=None if table is None else structure(table, model.config.grid),
-            filters=filters(model) if isinstance(model, ViT) and model.config.family == "vit" else None,
+            filters=filters(model),
             reach=reaches(model, images[: min(_PROBED, len(pictures))], probed, draws=4) if answers else {},
             comparison=comparison,
-            absent=_absent(model, len(images), answers=answers, classifies=classifies, evidence=evidence),
+            absent=_absent(model, where, len(images), answers=answers, classifies=classifies, evidence=evidence),
         )  # fmt: skip
 
 
@@ -263,7 +268,7 @@ def _check_room(pictures: int, maps_of_one: int, model: AnyModel) -> None:
     if not 1 <= pictures <= MOST:
         raise UsageError(
             f"Pictures on one page must be 1 to {MOST}, got {pictures:,}."
-            + (" Name some of them, and give the folder as data." if pictures else "")
+            + (" Name some of them, and give the folder by --data (in Python: others)." if pictures else "")
         )
     needed = pictures * maps_of_one * 4 * getattr(model.config, "tokens", 0) ** 2
     if needed > _ROOM:
@@ -377,19 +382,21 @@ def _rounded(table: np.ndarray) -> list[list[float]]:
     return [[round(float(value), 6) for value in row] for row in table]
 
 
-def _absent(model: AnyModel, count: int, *, answers: bool, classifies: bool, evidence: bool) -> list[tuple[str, str]]:
+def _absent(
+    model: AnyModel, where: Layout | None, count: int, *, answers: bool, classifies: bool, evidence: bool
+) -> list[tuple[str, str]]:
     reasons = []
-    if layout(model) is None:
-        reasons += [(panel, "no-attention") for panel in ("walk", "attention", "distances", "positions", "filters")]
-    elif not isinstance(model, ViT):
-        reasons += [(panel, "no-patches") for panel in ("walk", "positions", "filters")]
-    else:
-        if position_table(model) is None:
-            reasons.append(("positions", "no-table"))
-        if model.config.family != "vit":
-            reasons.append(("filters", "no-pixels"))
+    if where is None:
+        why = "no-attention" if layout(model) is None else "one-patch"
+        reasons += [(panel, why) for panel in ("attention", "maps", "distances")]
+    if where is None or not isinstance(model, ViT):
+        reasons.append(("walk", "no-walk" if layout(model) is None or where is not None else "one-patch"))
+    if where is None or position_table(model) is None:
+        reasons.append(("positions", "one-patch" if layout(model) is not None and where is None else "no-table"))
+    if filters(model) is None:
+        reasons.append(("filters", "no-pixels" if model.config.family == "hybrid" else "no-patches"))
     if not answers:
-        reasons += [(panel, "no-answer") for panel in ("answers", "reach", "evidence")]
+        reasons += [("answers", "no-answer"), ("reach", "shifted"), ("evidence", "no-answer")]
     elif not classifies:
         reasons += [(panel, "no-classes") for panel in ("answers", "evidence")]
     elif not evidence:

@@ -8,9 +8,13 @@ from vitrail.inspection.attention import attention_figure
 from vitrail.inspection.colours import heat, sequential, signed
 from vitrail.inspection.examine import Examination, View
 from vitrail.inspection.reach import reach_colours
-from vitrail.pages.page import Line, chart, matrix
+from vitrail.inspection.words import word
+from vitrail.pages.page import Html, Line, chart, escape, matrix
 
-_LAYER, _SHARE, _ANSWER = "layer / 층", "probability / 확률", "answer / 대답"
+
+def _label(name: str) -> Html:
+    """A word inside a drawing, in both languages."""
+    return word(name, "tspan")
 
 
 def draw_pictures(found: Examination) -> Iterator[tuple[str, np.ndarray]]:
@@ -47,11 +51,16 @@ def draw_curves(found: Examination) -> Iterator[tuple[str, str]]:
     if found.where is not None and found.where.prefix:
         layers = sorted(found.heads)
         masses = [float(found.heads[layer].prefix_mass.mean()) for layer in layers]
-        yield "prefix-mass", chart([Line("mean / 평균", layers, masses, 1)], _LAYER, "share / 몫", dots=True)
+        yield (
+            "prefix-mass",
+            chart([Line(_label("mean"), layers, masses, 1)], _label("layer"), _label("share"), dots=True),
+        )
     if (compared := found.comparison) is not None:
         names = [[name.removeprefix("blocks.") for name in side] for side in (compared.columns, compared.rows)]
-        across = f"{_LAYER}: {compared.against or found.name}"
-        yield "cka", matrix(sequential(compared.table), names[1], names[0], across, f"{_LAYER}: {found.name}")
+        across, up = (
+            Html(f"{_label('layer')}: {escape(name)}") for name in (compared.against or found.name, found.name)
+        )
+        yield "cka", matrix(sequential(compared.table), names[1], names[0], across, up)
     for number, view in enumerate(found.views):
         if view.path:
             yield f"picture-{number}-path", _path(view)
@@ -64,20 +73,20 @@ def _distances(found: Examination) -> str:
     means = [found.heads[layer].of_uniform.mean(axis=0) for layer in layers]
     points = [(layer, float(value)) for layer, row in zip(layers, means, strict=True) for value in row]
     lines = [
-        Line("heads / 헤드", [x for x, _ in points], [y for _, y in points], 0, joined=False),
-        Line("mean / 평균", layers, [float(row.mean()) for row in means], 1),
-        Line("uniform / 균등", [layers[0], layers[-1]], [1.0, 1.0], 7),
+        Line(_label("heads"), [x for x, _ in points], [y for _, y in points], 0, joined=False),
+        Line(_label("mean"), layers, [float(row.mean()) for row in means], 1),
+        Line(_label("uniform"), [layers[0], layers[-1]], [1.0, 1.0], 7),
     ]
-    return chart(lines, _LAYER, "distance, of uniform / 거리, 균등의 몫")
+    return chart(lines, _label("layer"), _label("of-uniform"))
 
 
 def _path(view: View) -> str:
     layers = [row["layer"] for row in view.path]
     lines = [
-        Line(_ANSWER, layers, [row["probability"] for row in view.path], 0),
-        Line("cosine / 코사인", layers, [row["cosine"] for row in view.path], 1),
+        Line(_label("answer"), layers, [row["probability"] for row in view.path], 0),
+        Line(_label("cosine"), layers, [row["cosine"] for row in view.path], 1),
     ]
-    return chart(lines, _LAYER, "probability, cosine / 확률, 코사인", dots=True)
+    return chart(lines, _label("layer"), _label("probability-cosine"), dots=True)
 
 
 def _dropped(view: View) -> str:
@@ -85,10 +94,10 @@ def _dropped(view: View) -> str:
     rows = view.evidence["patch_drop"]
     start = view.answers[0]["score"]
     xs = [0.0, *(row["share"] for row in rows)]
-    lines = [Line(_ANSWER, xs, [start, *(row["probability"] for row in rows)], 0)]
+    lines = [Line(_label("answer"), xs, [start, *(row["probability"] for row in rows)], 0)]
     ends = [[start, *(min(max(row["interval"][end], 0), 1) for row in rows)] for end in (0, 1)]
     lines += [Line(name, xs, ys, 7) for name, ys in zip(("95 %", ""), ends, strict=True)]
-    return chart(lines, "share of cells gone / 지운 칸의 몫", _SHARE, dots=True)
+    return chart(lines, _label("gone"), _label("probability"), dots=True)
 
 
 def similarity_tiles(table_NN: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

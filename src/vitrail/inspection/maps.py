@@ -26,6 +26,8 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
     """
     where = _where(model)
     seen = look(model, images) if seen is None else seen
+    if len(seen.logits) != len(images):
+        raise UsageError(f"Seen must be of these {len(images)} images, got {len(seen.logits)}.")
     shares_BT = reading(seen, where)
     last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
     flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])

@@ -2,10 +2,12 @@
 
 DIR/index.html      everything, for people; no network
 DIR/figures/        the same pictures (PNG) and curves (SVG), one by one
-DIR/inspect.json    every number
+DIR/inspect.json    every number of its tables, curves and maps
+DIR/arrays.npz      if asked for: attention and all other arrays
 """
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from PIL import Image
 
+from vitrail.evaluation.metrics import mean_interval
 from vitrail.inspection.colours import heat, sequential, signed
 from vitrail.inspection.examine import DRAWS, HELD, Examination, View
 from vitrail.inspection.figures import draw_curves, draw_pictures, enlarge, rgb
@@ -29,8 +32,11 @@ Detail = Literal["heads", "means", "reads"]
 """What follows the pointer: every head of every patch; head means of every patch; only what the head reads."""
 
 _LEVELS = 127  # of attention: 17 % less to carry than with 255, and entropies are right to 0.01
-_SCRIPTED = ("layer", "head", "from", "to", "on-patches", "largest")  # words that the script needs, too
+_SCRIPTED = (  # words that the script needs, too
+    "layer", "head", "from", "to", "on-patches", "largest", "uniform", "entropy-column", "row", "column",
+)  # fmt: skip
 _FAITH = ("deletion", "insertion")
+_SEVERAL = 5  # pictures, of which an interval says something
 
 
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
@@ -49,9 +55,21 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
             Image.fromarray(enlarge(pixels)).save(folder / "figures" / f"{name}.png")
         for name, curve in curves.items():
             (folder / "figures" / f"{name}.svg").write_text(stand_alone(curve), encoding="utf-8")
+        if full:
+            np.savez_compressed(folder / "arrays.npz", **_arrays(found))
         (folder / "index.html").write_text(text, encoding="utf-8")
         write_json(folder / "inspect.json", document)
     return document
+
+
+def _arrays(found: Examination) -> dict[str, Any]:
+    """Everything that is an array, by the names of the figures."""
+    arrays = {"positions": found.positions, "filters": None if found.filters is None else found.filters[0]}
+    arrays |= {f"reach-{layer}": one.heard for layer, one in found.reach.items()}
+    for number, view in enumerate(found.views):
+        arrays |= {f"picture-{number}-{name.replace(' ', '-')}": values for name, values in view.maps.items()}
+        arrays |= {f"picture-{number}-attention-{layer}": weights for layer, weights in view.attention.items()}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def make_sections(found: Examination, pictures: dict[str, np.ndarray], curves: dict[str, str]) -> tuple[str, str]:
@@ -80,15 +98,16 @@ def make_page(found: Examination, sections: tuple[str, str], detail: Detail) -> 
     # Inside a script, only this one character could end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     before, after = sections
-    body = f'{before}{_attention(found, detail)}{after}<script type="application/json" id="data">{embedded}</script>'
+    content = f"{before}{_attention(found, detail)}{after}"
+    body = f'{_top(found, content)}{content}<script type="application/json" id="data">{embedded}</script>'
     # Each picture is in the page once, as the background of whatever shows it.
     style = "".join(
         f'.p{number} {{ background-image: url("{data_image(rgb(view.pixels), photo=True)}"); }}'
         for number, view in enumerate(found.views)
     )
     script = resources.files("vitrail.pages").joinpath("inspect.js").read_text(encoding="utf-8")
-    title = f"Inside {config.name or config.family}"
-    return page(title, f"{found.name}: {config.parameters:,} parameters", body, script, style=style)
+    title = word("inside", model=config.name or config.family)
+    return page(title, word("parameters", bundle=found.name, count=f"{config.parameters:,}"), body, script, style=style)
 
 
 def _is_worth_trying(found: Examination, detail: Detail) -> bool:
@@ -107,19 +126,26 @@ def _each(number: int, content: str) -> str:
     return f'<div data-picture="{number}">{content}</div>'
 
 
-def _photo(number: int, view: View, inside: str = "", *, attributes: str = 'role="img"') -> Html:
+def _photo(number: int, view: View, inside: str = "", *, attributes: str = 'class="photo" role="img"') -> Html:
     """The picture, with things laid over it."""
     height, width = view.pixels.shape[:2]
     return Html(
-        f'<div class="photo p{number}" style="aspect-ratio: {width} / {height}" aria-label="{escape(view.name)}"'
-        f" {attributes}>{inside}</div>"
+        f'<div style="aspect-ratio: {width} / {height}" aria-label="{escape(view.name)}" {attributes}>'
+        f'<div class="under p{number}"></div>{inside}</div>'
     )
 
 
+def _top(found: Examination, content: str) -> str:
+    """The language, the way to each section, and what must be known before any of them."""
+    links = " · ".join(
+        f'<a href="#{name}">{word(f"head-{name}")}</a>' for name in re.findall(r'<section id="(\w+)">', content)
+    )
+    warning = "" if found.is_trained else f'<div class="warn">{say("untrained")}</div>'
+    return f'<nav><button id="language" type="button">English / 한국어</button> {links}</nav>{warning}'
+
+
 def _summary(found: Examination) -> str:
-    parts = ['<p><button id="language" type="button">English / 한국어</button></p>']
-    if not found.is_trained:
-        parts.append(f'<div class="warn">{say("untrained")}</div>')
+    parts = []
     if len(found.views) > 1:
         thumbs = "".join(
             f'<button type="button" class="thumb" data-choose="{number}">{_photo(number, view)}'
@@ -171,7 +197,7 @@ def _station(number: int, view: View, panel: Panel, found: Examination) -> Html:
             f"background-size: {100 * columns}% {100 * rows}%; background-position:"
             f" {100 * column / max(columns - 1, 1):.3f}% {100 * row / max(rows - 1, 1):.3f}%"
         )
-        shown = f'<div class="photo patch p{number}" style="{zoom}"></div>'
+        shown = f'<div class="patch p{number}" style="{zoom}"></div>'
     elif panel.colours is not None:
         images = [panel.colours] if panel.norms is None else [panel.colours, heat(panel.norms)]
         shown = "".join(f'<img src="{data_image(image)}" alt="{escape(panel.key)}">' for image in images)
@@ -179,10 +205,11 @@ def _station(number: int, view: View, panel: Panel, found: Examination) -> Html:
     shape = " x ".join(map(str, panel.shape))
     strip = ""
     if panel.vector.size:
+        rest = ", ..." if panel.vector.size > len(panel.values) else ""
         low, high = panel.vector.min(), panel.vector.max()
         greys = (255 * (panel.vector - low) / max(high - low, 1e-12)).round().astype(np.uint8)
         values = ", ".join(f"{value:.3g}" for value in panel.values)
-        strip = f'<img class="strip" src="{data_image(greys[None, :, None])}" alt=""><code>{values}, ...</code>'
+        strip = f'<img class="strip" src="{data_image(greys[None, :, None])}" alt=""><code>{values}{rest}</code>'
     sentence = say(panel.sentence or panel.key, **panel.words)
     return figure(panel.equation, shape, f"{shown}{sentence}{strip}")
 
@@ -192,7 +219,9 @@ def _attention(found: Examination, detail: Detail) -> str:
         return ""
     intro = say("attention") + ("" if detail == "heads" else say(detail))
     overlay = '<canvas id="laid"></canvas><div id="mark" class="mark" hidden></div>'
-    stage = _photo(0, found.views[0], overlay, attributes='id="stage" tabindex="0" role="application"')
+    stage = _photo(
+        0, found.views[0], overlay, attributes='id="stage" class="photo laid" tabindex="0" role="application"'
+    )
     who = word(f"reads-{found.where.reads.strip('[]').lower()}")
     return _section(
         "attention", intro,
@@ -230,7 +259,7 @@ def _packed(weights_HQT: np.ndarray, prefix: int) -> dict[str, Any]:
     for part in (rows[:, :prefix], rows[:, prefix:]):
         largest = part.max(axis=1, initial=0)
         parts.append(np.round(_LEVELS * np.sqrt(part / np.maximum(largest, 1e-30)[:, None])).astype(np.uint8))
-        peaks.append([float(f"{peak:.3g}") for peak in largest])
+        peaks.append([float(f"{peak:.4g}") for peak in largest])
     image = data_image(np.concatenate(parts, axis=1)[..., None])
     return {"heads": heads, "rows": queries, "image": image, "peaks": peaks}
 
@@ -255,7 +284,12 @@ def _entropy(values: np.ndarray) -> Html:
 
 def _laid(number: int, view: View, colours: np.ndarray) -> Html:
     """A map over its picture."""
-    return _photo(number, view, f'<img class="heat" src="{data_image(colours)}" alt="">')
+    return _photo(
+        number,
+        view,
+        f'<img class="heat" src="{data_image(colours)}" alt="">',
+        attributes='class="photo laid" role="img"',
+    )
 
 
 def _distances(found: Examination, curves: dict[str, str]) -> str:
@@ -265,11 +299,13 @@ def _distances(found: Examination, curves: dict[str, str]) -> str:
     for layer in sorted(found.heads):
         one = found.heads[layer]
         distance = one.distance.mean(axis=0)
-        rows.append((
-            layer, f"{distance.min():.1f}", f"{distance.max():.1f}", f"{one.of_uniform.mean():.2f}",
-            f"{one.entropy.mean():.2f}", f"{one.prefix_mass.mean():.2f}",
-        ))  # fmt: skip
+        rows.append([
+            layer, _spread(one.distance[:, distance.argmin()]), _spread(one.distance[:, distance.argmax()]),
+            f"{one.of_uniform.mean():.2f}", f"{one.entropy.mean():.2f}", f"{one.prefix_mass.mean():.2f}",
+        ])  # fmt: skip
     headers = [word(name) for name in ("layer", "nearest", "farthest", "of-uniform", "entropy-column", "mass")]
+    if found.where is not None and not found.where.prefix:
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
     drawings = figure(word("distance-title"), word("distance-note"), curves["distances"])
     if "prefix-mass" in curves:
         drawings = Html(drawings + figure(word("mass-title"), word("mass-note"), curves["prefix-mass"]))
@@ -277,6 +313,12 @@ def _distances(found: Examination, curves: dict[str, str]) -> str:
     return _section(
         "distances", intro, f'<div class="panes">{drawings}</div>', table(headers, rows, frozenset(range(6)))
     )
+
+
+def _spread(values: np.ndarray) -> str:
+    """A mean over pictures, with its interval if there are several."""
+    ends = mean_interval(values.tolist())
+    return f"{values.mean():.1f}" if ends is None else f"{values.mean():.1f} ({ends[0]:.1f} .. {ends[1]:.1f})"
 
 
 def _positions(found: Examination, pictures: dict[str, np.ndarray]) -> str:
@@ -289,8 +331,9 @@ def _positions(found: Examination, pictures: dict[str, np.ndarray]) -> str:
         (word("column-told"), f"{known.column:.2f}"),
     ]
     config = found.bundle.model.config
-    intro = {"learned-1d": "table", "learned-2d": "table-built-in"}.get(config.position, "table-fixed")
-    every = say("table-first") if config.placement == "every" else ""
+    kind = getattr(config, "position", "learned-1d")
+    intro = {"learned-1d": "table", "learned-2d": "table-built-in"}.get(kind, "table-fixed")
+    every = say("table-first") if getattr(config, "placement", "once") == "every" else ""
     return _section(
         "positions", say(intro), every, numbers(pairs),
         figure(word("similarity"), word("similarity-note"), _image(pictures["positions"], "position embeddings")),
@@ -316,8 +359,8 @@ def _filters(found: Examination, pictures: dict[str, np.ndarray]) -> str:
 def _reach(found: Examination, pictures: dict[str, np.ndarray]) -> str:
     tiles = []
     for layer, one in found.reach.items():
-        squares = ", ".join(f"{share:.0%}: {area:.1%}" for share, area in one.areas(HELD).items())
-        note = word("squares", squares=squares)
+        held = one.areas(HELD).items()
+        note = Html("; ".join(word("square", share=f"{share:.0%}", area=f"{area:.1%}") for share, area in held))
         tiles.append(figure(word("after", layer=layer), note, _image(pictures[f"reach-{layer}"], f"reach {layer}")))
     intro = "reach-all" if found.bundle.model.config.family == "mlp" else "reach"
     return _section("reach", say(intro), f'<div class="tiles">{"".join(tiles)}</div>') if tiles else ""
@@ -334,7 +377,7 @@ def _evidence(found: Examination, curves: dict[str, str]) -> str:
             (word(f"map-{name}"), *(f"{one[key]:.2f}" for key in _FAITH))
             for name, one in sorted(view.evidence["faith"].items(), key=lambda row: row[1]["deletion"])
         ]
-        note = word("occlusion-note", most=f"{worth.max():.2f}", least=f"{max(-worth.min(), 0):.2f}")
+        note = word("occlusion-note", most=f"{max(worth.max(), 0):.2g}", least=f"{max(-worth.min(), 0):.2g}")
         panes = (
             figure(word("map-occlusion"), note, _laid(number, view, signed(worth)))
             + figure(
@@ -350,7 +393,7 @@ def _evidence(found: Examination, curves: dict[str, str]) -> str:
 def _faith(found: Examination) -> str:
     """All pictures together, which say more than one."""
     means = found.faith()
-    if means is None or len(found.views) == 1:
+    if means is None or len(found.views) < _SEVERAL:
         return ""
 
     def cell(one: dict[str, Any]) -> str:

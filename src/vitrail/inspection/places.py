@@ -6,6 +6,9 @@ import numpy as np
 import torch
 
 from vitrail.evaluation.transfer import Ridge
+from vitrail.models.base import AnyModel
+from vitrail.models.igpt import IGPT
+from vitrail.models.layers import PatchEmbed
 from vitrail.models.vit import ViT
 from vitrail.settings import Pair
 
@@ -23,9 +26,11 @@ class Structure(NamedTuple):
     """The same for the column; a table that knows only the raster order fails here."""
 
 
-def position_table(model: ViT) -> np.ndarray | None:
-    """What is added to each patch, (N, D); None for kinds that act inside attention."""
-    table = model.position(0)
+def position_table(model: AnyModel) -> np.ndarray | None:
+    """What is added to each patch (or pixel), (N, D); None for kinds that act inside attention, and other families."""
+    if isinstance(model, IGPT):
+        return model.pos_embed[0].detach().cpu().double().numpy()
+    table = model.position(0) if isinstance(model, ViT) else None
     return None if table is None else table[-model.config.patches :].detach().cpu().double().numpy()
 
 
@@ -59,10 +64,13 @@ def _decode(table_ND: np.ndarray, place: np.ndarray) -> float:
     return float(1 - np.square(system.left_out(system.choose())).sum() / spread)
 
 
-def filters(model: ViT, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
+def filters(model: AnyModel, count: int = 28) -> tuple[np.ndarray, np.ndarray] | None:
     """The first principal components of the patch embedding's kernels, (count, P, P, C) from 0 to 1, and the share of
-    their variance that each has (Figure 7, left)."""
-    kernel = model.patch_embed.proj.weight.detach().cpu().double()
+    their variance that each has (Figure 7, left); None for families that project no patches of pixels."""
+    embed = next((module for module in model.modules() if isinstance(module, PatchEmbed)), None)
+    if embed is None or model.config.family == "hybrid":
+        return None
+    kernel = embed.proj.weight.detach().cpu().double()
     flat = kernel.flatten(1)
     _, spread, parts = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     shown = parts[:count].unflatten(1, kernel.shape[1:]).permute(0, 2, 3, 1).numpy()

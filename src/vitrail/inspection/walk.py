@@ -33,7 +33,7 @@ class Panel(NamedTuple):
     @property
     def values(self) -> list[float]:
         """The first few numbers of what is followed."""
-        return [round(float(value), 5) for value in self.vector[:_NUMBERS]]
+        return [float(f"{value:.5g}") for value in self.vector[:_NUMBERS]]
 
     def to_json(self) -> dict[str, Any]:
         """What a program would want to know of it."""
@@ -75,9 +75,9 @@ def walk(model: ViT, seen: Seen, patch: int) -> list[Panel]:
     if position is not None:
         table = _array(position)[c.prefix :]
         panels.append(Panel(
-            "positions", "z_0 = [...] + E_pos", tuple(position.shape), table[patch], colours_of(table, c.grid)
+            "positions", "E_pos", tuple(position.shape), table[patch], colours_of(table, c.grid)
         ))  # fmt: skip
-    panels.append(_station("tokens", "z_0", tokens, c, patch))
+    panels.append(_station("tokens", "z_0 = [...]" if position is None else "z_0 = [...] + E_pos", tokens, c, patch))
     panels += [
         _station(f"blocks.{layer}", _block(c, layer), steps[f"blocks.{layer}"], c, patch, layer)
         for layer in sorted(seen.layers)

@@ -102,4 +102,4 @@ def entropy(shares: np.ndarray) -> float | None:
     if not values.sum():
         return None
     values = values / values.sum()
-    return float(-(values * np.log(np.maximum(values, 1e-300))).sum() / np.log(max(len(values), 2)))
+    return abs(float((values * np.log(np.maximum(values, 1e-300))).sum() / np.log(max(len(values), 2))))

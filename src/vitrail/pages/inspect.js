@@ -110,14 +110,15 @@ async function draw() {
     paint(canvas, map.values);
     words.textContent = entropy(map).toFixed(2);
     button.title = call(n, head, map.isMean);
-    button.setAttribute("aria-label", `${button.title}, H ${words.textContent}`);
+    button.setAttribute("aria-label", `${button.title}, ${say("entropy-column")} ${words.textContent}`);
     button.setAttribute("aria-pressed", String(n === state.layer && head === chosen));
   }));
   const map = found[state.layer][chosen], wide = data.grid[1];
   const peak = paint($("laid"), map.values), sum = map.values.reduce((a, b) => a + b, 0);
-  const who = state.patch === null ? spoken($("class")) : `(${Math.floor(state.patch / wide)}, ${state.patch % wide})`;
+  const row = Math.floor(state.patch / wide), column = state.patch % wide;
+  const who = state.patch === null ? spoken($("class")) : `${say("row")} ${row}, ${say("column")} ${column}`;
   $("asked").textContent = `${who} · ${say(way())} · ${call(state.layer, chosen, map.isMean)}`
-    + ` · ${say("largest")} ${(peak * map.tokens).toFixed(1)}× · H ${entropy(map).toFixed(2)}`
+    + ` · ${say("largest")} ${(peak * map.tokens).toFixed(1)} × ${say("uniform")} · ${say("entropy-column")} ${entropy(map).toFixed(2)}`
     + (way() === "from" ? ` · ${say("on-patches")} ${(100 * sum).toFixed(0)} %` : "");
   outline();
 }
@@ -147,7 +148,7 @@ function choose(number) {
   for (const thumb of document.querySelectorAll("[data-choose]")) thumb.setAttribute("aria-pressed", String(Number(thumb.dataset.choose) === number));
   const stage = $("stage");
   if (!stage) return;
-  stage.className = `photo p${number}`;
+  stage.querySelector(".under").className = `under p${number}`;
   stage.setAttribute("aria-label", data.pictures[number].name);
   state.patch = null; state.held = false;
   draw();
@@ -178,7 +179,7 @@ if (stage) {
   state.layer = data.pictures[0].layers.length - 1;
 }
 for (const thumb of document.querySelectorAll("[data-choose]")) thumb.onclick = () => choose(Number(thumb.dataset.choose));
-function speak(language) { root.lang = language; if (stage) draw(); }
+function speak(language) { root.lang = language; history.replaceState(null, "", `#${language}`); if (stage) draw(); }
 $("language").onclick = () => speak(root.lang === "ko" ? "en" : "ko");
 choose(0);
-if (navigator.language.startsWith("ko")) speak("ko");
+if (location.hash === "#ko" || (location.hash !== "#en" && navigator.language.startsWith("ko"))) speak("ko");

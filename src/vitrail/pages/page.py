@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 WIDTH, HEIGHT = 460, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 88, 30, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 92, 30, 40
 
 
 class Html(str):
@@ -30,7 +30,7 @@ def escape(text: object) -> Html:
 
 
 def page(title: str, subtitle: str, body: str, script: str = "", *, style: str = "") -> str:
-    """A whole document, with `style` after the common one.
+    """A whole document, with `style` after the common one; the heading may be markup.
 
     Of scripts, only the given one may run: the policy names it by its hash.
     """
@@ -42,7 +42,7 @@ def page(title: str, subtitle: str, body: str, script: str = "", *, style: str =
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy"'
         f" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{runs}\">"
-        f"<title>{escape(title)}</title><style>{_style()}{style}</style></head><body>\n"
+        f"<title>{_plain(title)}</title><style>{_style()}{style}</style></head><body>\n"
         f'<header><h1>{escape(title)}</h1><p class="quiet">{escape(subtitle)}</p></header>\n<main>{body}</main>\n'
         + (f"<script>{script}</script>" if script else "")
         + "</body></html>\n"
@@ -52,6 +52,13 @@ def page(title: str, subtitle: str, body: str, script: str = "", *, style: str =
 @functools.cache
 def _style() -> str:
     return resources.files("vitrail.pages").joinpath("style.css").read_text(encoding="utf-8")
+
+
+def _plain(text: str) -> Html:
+    """Words for an attribute or a title: of markup, the English part."""
+    if isinstance(text, Html):
+        text = html.unescape(re.sub(r"<[^>]*>", "", re.sub(r'<(\w+) class="ko".*?</\1>', "", text)))
+    return Html(html.escape(text, quote=True))
 
 
 def numbers(pairs: Sequence[tuple[str, str]]) -> Html:
@@ -128,12 +135,15 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
             _TOP + down * (1 - (scale(y) - y_ends[0]) / (y_ends[1] - y_ends[0])),
         )
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}">']
-    for tick in _ticks(*y_ends):
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">']
+    y_ticks = _ticks(*y_ends)
+    digits = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9)) if len(y_ticks) > 1 else 3
+    for tick in y_ticks:
         value = 10**tick if log else tick
         _, y = place(x_ends[0], value)
+        label = f"{value:.3g}" if log or digits > 6 or abs(value) >= 1e5 else f"{value:.{digits}f}"
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
     is_whole = all(float(x).is_integer() for x, _ in every)
     for tick in _ticks(*x_ends, whole=is_whole):
@@ -165,7 +175,7 @@ def matrix(colours: np.ndarray, rows: Sequence[str], columns: Sequence[str], x_l
     """A table of colours (rows, columns, 3) as squares, its first row at the bottom, with the names of both sides."""
     side = min((WIDTH - _LEFT - _RIGHT) / len(columns), (HEIGHT - _TOP - _BOTTOM) / len(rows))
     top, high = _TOP, side * len(rows)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">']
     for row, some in enumerate(colours):
         y = top + high - (row + 1) * side
         for column, (red, green, blue) in enumerate(some):
@@ -193,6 +203,7 @@ def stand_alone(svg: str) -> str:
         f"svg {{ background: {colours['--panel']}; }} text {{ fill: {colours['--ink']}; font: 13px sans-serif; }}"
         f" text.soft {{ fill: {colours['--lead']}; }} .axis {{ stroke: {colours['--line']}; }}"
     )
+    svg = re.sub(r'<tspan class="ko".*?</tspan>', "", svg)
     size = f'xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{2 * HEIGHT}"'
     head, body = svg.split(">", 1)
     return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{style}</style>{body}\n"

@@ -269,6 +269,11 @@ def _check_claim(output: Path, *, resumes: bool, force: bool) -> None:
             raise UsageError(
                 f"Output to be overwritten must be a run of vitrail, got {str(output)!r}. Move it away yourself."
             )
+        if is_run and not force:
+            raise UsageError(
+                f"Output must not exist yet, got the run {str(output)!r}. Go on with it by --resume auto, choose"
+                " another path, or overwrite it with --force (in Python: resumes=True, force=True)."
+            )
         check_output(output, force=force)
     check_output(output, force=True)
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitrail.configs.bundle import FORMAT, check_folder
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
@@ -73,10 +73,15 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         write_json(folder / "labels.json", bundle.labels)
         write_json(folder / "provenance.json", bundle.provenance)
         (folder / "README.md").write_text(_model_card(bundle), encoding="utf-8")
-        try:
-            save_file(tensors, folder / "model.safetensors")
-        except SafetensorError as error:
-            raise VitrailError(f"Writing {str(path)!r} failed ({error}); what was there before is unchanged.") from None
+        save_tensors(tensors, folder / "model.safetensors")
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file; what goes wrong is an OSError, as for other files."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(None, str(error).removeprefix("Error while serializing: "), str(path)) from None
 
 
 def load(path: str | Path) -> Bundle:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.configs import zoo
@@ -22,7 +21,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
 from vitrail.storage import check_output, verify, whole_folder, write_json
-from vitrail.weights.bundle import Bundle, load, save
+from vitrail.weights.bundle import Bundle, load, save, save_tensors
 from vitrail.weights.dino import Dino
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.google import Google
@@ -225,8 +224,8 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
         return None, None
     try:
         verify(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
-    except DamagedError:
-        return None, "vitrail.json is of another state of these files: it is not believed"
+    except DamagedError as error:
+        return None, f"vitrail.json is not believed, for files were changed since: {error}"
     try:
         settings = dict(stated["config"])
         config = FAMILIES[settings.pop("family")].from_json(settings)
@@ -301,7 +300,7 @@ def _write(
             np.savez(folder / vocabulary.file, **arrays)
         else:
             # transformers asks for this word in the file's metadata.
-            save_file(theirs, folder / vocabulary.file, metadata={"format": "pt"})
+            save_tensors(theirs, folder / vocabulary.file, metadata={"format": "pt"})
         for name, document in vocabulary.documents(bundle).items():
             write_json(folder / name, document)
         proof: dict[str, Any] = {"library": to, "not_verified": "not asked for"}
