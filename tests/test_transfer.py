@@ -495,6 +495,7 @@ def test_a_damaged_picture_stops_with_its_name(bundle, tmp_path):
         evaluate(bundle, str(tmp_path / "data"), protocol="knn", neighbours=2, cache=tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_deit_on_ants_and_bees(shared, tmp_path):
     """243 photos to learn from, 153 to be judged by. Both insects are among ImageNet's classes, which DeiT knows."""
     model = vitrail.create("ViT-Ti/16")
