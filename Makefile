@@ -24,6 +24,7 @@ lint: $(VENV)/.ready-test
 bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/pages.py
 	$(BIN)/python benchmarks/pictures.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/train.py

@@ -144,11 +144,14 @@ def test_every_word_is_in_both_languages():
 def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path):
     sizes = [len(page_of(found, detail).encode()) for detail in ("heads", "means", "reads")]
     assert sizes == sorted(sizes, reverse=True)
-    for limit, words_of_it in ((sizes[0], None), (sizes[1], "the mean over heads"), (1000, "patches cannot be asked")):
+    for limit, words_of_it in (
+        (sizes[0], None), (sizes[0] - 1, None), (sizes[1], "the mean over heads"), (1000, "patches cannot be asked"),
+    ):  # fmt: skip
         monkeypatch.setattr("vitrail.inspection.page.LIMIT", limit)
         write_page(found, tmp_path / "out", force=True)
         text = (tmp_path / "out" / "index.html").read_text()
         assert ("--full" in text) == (words_of_it is not None)
+        assert f'"levels":{63 if limit == sizes[0] - 1 else 127}' in text
         assert words_of_it is None or words_of_it in text
     write_page(found, tmp_path / "full", full=True)
     assert len((tmp_path / "full" / "index.html").read_bytes()) == sizes[0]

@@ -10,7 +10,7 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -31,7 +31,9 @@ LIMIT = 6_000_000
 Detail = Literal["heads", "means", "reads"]
 """What follows the pointer: every head of every patch; head means of every patch; only what the head reads."""
 
-_LEVELS = 127  # of attention: 17 % less to carry than with 255, and entropies are right to 0.01
+# What a page keeps, if the choice before it is too large. The levels are those of attention: with 127, entropies are
+# right to 0.01; with 63, to 0.02, at 20 % less to carry.
+_CHOICES: tuple[tuple[Detail, int], ...] = (("heads", 127), ("heads", 63), ("means", 127), ("reads", 127))
 _SCRIPTED = (  # words that the script needs, too
     "layer", "head", "from", "to", "on-patches", "largest", "uniform", "entropy-column", "row", "column",
 )  # fmt: skip
@@ -44,9 +46,9 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
     document = found.to_json()
     pictures, curves = dict(draw_pictures(found)), dict(draw_curves(found))
     sections, text = make_sections(found, pictures, curves), ""
-    for detail in get_args(Detail):
+    for detail, levels in _CHOICES:
         if full or _is_worth_trying(found, detail):
-            text = make_page(found, sections, detail)
+            text = make_page(found, sections, detail, levels)
             if full or len(text.encode()) <= LIMIT:
                 break
     with whole_folder(output, force=force) as folder:
@@ -82,19 +84,19 @@ def make_sections(found: Examination, pictures: dict[str, np.ndarray], curves: d
     return "\n".join(before), "\n".join(after)
 
 
-def make_page(found: Examination, sections: tuple[str, str], detail: Detail) -> str:
-    """The document."""
+def make_page(found: Examination, sections: tuple[str, str], detail: Detail, levels: int = 127) -> str:
+    """The document; attention is carried in so many levels."""
     config, where = found.bundle.model.config, found.where
     data: dict[str, Any] = {
         "words": {language: {name: words()[name][language] for name in _SCRIPTED} for language in ("en", "ko")},
-        "heads": found.shown_heads, "levels": _LEVELS,
+        "heads": found.shown_heads, "levels": levels,
         "ramp": sequential(np.linspace(0, 1, 256)).tolist(), "pictures": [],
     }  # fmt: skip
     if where is not None:
         data["grid"], data["prefix"], data["reads"] = where.grid, where.prefix, where.reads
         if where.allowed is not None:  # how many patches each one may look at, and is looked at by
             data["allowed"] = {"from": where.allowed.sum(axis=1).tolist(), "to": where.allowed.sum(axis=0).tolist()}
-        data["pictures"] = [_packed_view(view, where, detail) for view in found.views]
+        data["pictures"] = [_packed_view(view, where, detail, levels) for view in found.views]
     # Inside a script, only this one character could end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     before, after = sections
@@ -234,20 +236,20 @@ def _attention(found: Examination, detail: Detail) -> str:
     )  # fmt: skip
 
 
-def _packed_view(view: View, where: Layout, detail: Detail) -> dict[str, Any]:
+def _packed_view(view: View, where: Layout, detail: Detail, levels: int) -> dict[str, Any]:
     """What the script reads: 8-bit images of each layer's attention."""
     layers = []
     for layer, weights in view.attention.items():
-        entry = {"layer": layer, "read": _packed(view.read(layer)[:, None], where.prefix)}
+        entry = {"layer": layer, "read": _packed(view.read(layer)[:, None], where.prefix, levels)}
         if detail == "heads":
-            entry["all"] = _packed(weights, where.prefix)
+            entry["all"] = _packed(weights, where.prefix, levels)
         elif detail == "means":
-            entry["all"] = _packed(weights.mean(axis=0, keepdims=True), where.prefix)
+            entry["all"] = _packed(weights.mean(axis=0, keepdims=True), where.prefix, levels)
         layers.append(entry)
     return {"name": view.name, "layers": layers}
 
 
-def _packed(weights_HQT: np.ndarray, prefix: int) -> dict[str, Any]:
+def _packed(weights_HQT: np.ndarray, prefix: int, levels: int) -> dict[str, Any]:
     """Attention as an 8-bit image of rows h*Q+q: square roots of shares of the row's largest value, in levels.
 
     The square root keeps what is small, of which there is much. [CLS] and registers, which often take most, have a
@@ -258,7 +260,7 @@ def _packed(weights_HQT: np.ndarray, prefix: int) -> dict[str, Any]:
     parts, peaks = [], []
     for part in (rows[:, :prefix], rows[:, prefix:]):
         largest = part.max(axis=1, initial=0)
-        parts.append(np.round(_LEVELS * np.sqrt(part / np.maximum(largest, 1e-30)[:, None])).astype(np.uint8))
+        parts.append(np.round(levels * np.sqrt(part / np.maximum(largest, 1e-30)[:, None])).astype(np.uint8))
         peaks.append([float(f"{peak:.4g}") for peak in largest])
     image = data_image(np.concatenate(parts, axis=1)[..., None])
     return {"heads": heads, "rows": queries, "image": image, "peaks": peaks}
