@@ -457,11 +457,16 @@ def demo(
 
 def _some_pictures(data: str, count: int) -> list[Any]:
     """At most so many pictures, evenly from all of a data set, or of a folder of any kind."""
+    import numpy as np
+
+    from vitrail.data.dataset import Split
     from vitrail.data.sources import list_pictures, open_data
 
     if Path(data).is_dir() and (files := list_pictures([data])):
-        return [files[index * len(files) // count] for index in range(count)] if len(files) > count else files
-    return list(open_data(data).for_evaluation(None).spread(count).pictures)
+        split = Split("pictures", files, np.zeros(len(files), np.int64))
+    else:
+        split = open_data(data).for_evaluation(None)
+    return list(split.spread(count).pictures)
 
 
 def _find_config(model: str) -> ModelConfig:

@@ -194,8 +194,8 @@ def examine(
     """Look at a bundle, called `name`, on some pictures, called `names` (default: their paths, or numbers).
 
     `others` are more pictures for what needs many (CKA, distances); those that are among `pictures` do not count twice.
-    The views hold the attention of these `layers` and
-    `heads`, from 0 or from the end (-1), default all. Numbers are of all of them.
+    The views hold the attention of these `layers` and `heads`, from 0 or from the end (-1), default all. Numbers are of
+    all of them.
     """
     model, where = bundle.model, layout(bundle.model)
     if where is not None and where.grid == (1, 1):
@@ -226,21 +226,25 @@ def examine(
                 kept = {layer: view.attention[layer][shown_heads] for layer in shown_layers}
                 views.append(dataclasses.replace(view, attention=kept))
                 _count_norms(norms, seen, 0 if where is None else where.prefix)
-        table = None if where is None else position_table(model)
+        table, components = None if where is None else position_table(model), filters(model)
         probed = sorted({0, model.config.depth // 2, model.config.depth - 1})
         comparison = None
         if len(images) >= FEW:
             comparison = _compare(model, images, against, [*pictures, *(picture for picture, _ in more)])
+        absent = _absent(model, where, len(images), answers=answers, classifies=classifies, evidence=evidence)
+        if table is None:
+            absent.append(("positions", "one-patch" if where is None and layout(model) is not None else "no-table"))
+        if components is None:
+            absent.append(("filters", "no-pixels" if model.config.family == "hybrid" else "no-patches"))
         return Examination(
             bundle=bundle, name=_speakable(name), views=views, where=where, shown_heads=shown_heads,
             heads={layer: Heads(*map(np.concatenate, zip(*found, strict=True))) for layer, found in measured.items()},
             norms={layer: _lengths(np.concatenate(found)) for layer, found in norms.items()},
             positions=None if table is None else similarity(table),
             structure=None if table is None else structure(table, model.config.grid),
-            filters=filters(model),
+            filters=components,
             reach=reaches(model, images[: min(_PROBED, len(pictures))], probed, draws=4) if answers else {},
-            comparison=comparison,
-            absent=_absent(model, where, len(images), answers=answers, classifies=classifies, evidence=evidence),
+            comparison=comparison, absent=absent,
         )  # fmt: skip
 
 
@@ -391,10 +395,6 @@ def _absent(
         reasons += [(panel, why) for panel in ("attention", "maps", "distances")]
     if where is None or not isinstance(model, ViT):
         reasons.append(("walk", "no-walk" if layout(model) is None or where is not None else "one-patch"))
-    if where is None or position_table(model) is None:
-        reasons.append(("positions", "one-patch" if layout(model) is not None and where is None else "no-table"))
-    if filters(model) is None:
-        reasons.append(("filters", "no-pixels" if model.config.family == "hybrid" else "no-patches"))
     if not answers:
         reasons += [("answers", "no-answer"), ("reach", "shifted"), ("evidence", "no-answer")]
     elif not classifies:
