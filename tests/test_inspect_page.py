@@ -317,7 +317,7 @@ def test_bad_input_is_one_line(call, tmp_path):
         ((broken,), (1, "broken.png")),
         ((broken, "--layers", "5"), (2, "from 0 to 4")),
         ((broken, "--heads", "7"), (2, "from 0 to 2")),
-        ((broken, "--heads", "one"), (2, "one")),
+        ((broken, "--heads", "one"), (2, "--heads must be whole numbers, got 'one'")),
         ((tmp_path / "none.png",), (2, "none.png")),
     ):
         done = call("inspect", "fashion", *given, "--output", tmp_path / "out")

@@ -105,6 +105,8 @@ def _in_one_line(box: str) -> str:
     words = re.split(r"For full helptext|Argument helptext|Arguments similar to|Perhaps you meant", words)[0]
     if wrong := re.match(r"Error parsing (\S+): .*?(?:instantiated from \[|base 10: )(.+?)\]?(?:\. |\s*$)", words):
         words = f"{wrong[1]} must be a whole number, got {wrong[2]}"
+    elif wrong := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+?)\]", words):
+        words = f"{wrong[1]} must be whole numbers, got {wrong[2]}"
     elif missing := re.match(r"Missing from (.+?): (\S+)", words):
         words = f"{missing[1]} needs {missing[2]}"
     return re.sub(r"\s+", " ", words).strip().rstrip(".:") + ". See --help."
