@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitrail import chance
 from vitrail.configs.recipe import Recipe
+from vitrail.configs.zoo import FAMILIES
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
@@ -479,16 +480,30 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
         if complaints:
             raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints.popitem()[1]}")
         return None, []
+    before = _filled(checkpoint.state)
     for name, value in agreed.items():
-        if checkpoint.state[name] != value:
+        if before[name] != value:
             raise UsageError(
-                f"Resumed run must have the {name} it began with, got {_difference(checkpoint.state[name], value)}."
+                f"Resumed run must have the {name} it began with, got {_difference(before[name], value)}."
                 " Choose another --output for another run."
             )
     trainer.restore(checkpoint)
     if trainer.ranks.is_first:
         set_aside(folder / "checkpoints", complaints)
     return checkpoint, list(complaints.values())
+
+
+def _filled(state: dict[str, Any]) -> dict[str, Any]:
+    """The same state, where settings that are newer than the run have their defaults."""
+    settings = dict(state)
+    if "recipe" in state:
+        settings["recipe"] = Recipe.from_json(state["recipe"]).to_json()
+    if "preprocess" in state:
+        settings["preprocess"] = Preprocess.from_json(state["preprocess"]).to_json()
+    if "model" in state:
+        family, fields = state["model"]["family"], {k: v for k, v in state["model"].items() if k != "family"}
+        settings["model"] = {"family": family, **FAMILIES[family].from_json(fields).to_json()}
+    return settings
 
 
 def _difference(before: Any, now: Any) -> str:
