@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import vitrail
 from redraw import redraw
+from vitrail.console import print_json
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import create
@@ -166,7 +168,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(copy):
     message = refusal(copy)
     assert "cls_token is missing" in message
     assert "extra is unknown" in message
-    assert "norm.bias has numbers of kind torch.int64" in message
+    assert "norm.bias has numbers of type torch.int64 instead of torch.float32" in message
     assert "head.bias has shape (4,) instead of (3,)" in message
 
 
@@ -315,6 +317,60 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         bundle.model.head.bias[1] = torch.nan
     with pytest.raises(UsageError, match=r"finite weights, got others in head\.bias"):
         vitrail.save(bundle, tmp_path / "one")
+
+
+def put(folder, name, change):
+    """Change one tensor of a bundle and mend the manifest."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = change(tensors[name])
+    save_file(tensors, folder / "model.safetensors")
+    remake_manifest(folder)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    (tmp_path / "pictures" / "cat").mkdir(parents=True)
+    Image.new("L", (8, 8), 200).save(tmp_path / "pictures" / "cat" / "a.png")
+    return tmp_path / "pictures" / "cat" / "a.png"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_weights_that_are_not_finite_are_not_loaded(copy, picture, call, number):
+    """`predict --json` would print NaN, which is no JSON."""
+    put(copy, "blocks.0.mlp.fc1.weight", lambda weight: weight.index_fill(0, torch.tensor([2]), float(number)))
+    assert "must hold finite numbers, got others in blocks.0.mlp.fc1.weight" in refusal(copy)
+    done = call("predict", copy, picture, "--json")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+
+
+def test_answers_of_weights_that_are_too_large_are_errors(copy, picture, call, tmp_path):
+    put(copy, "head.weight", lambda weight: torch.full_like(weight, 2e38))
+    put(copy, "norm.weight", lambda weight: torch.full_like(weight, 1e30))
+    vitrail.load(copy)  # every number of it is finite, though their sum is not
+    done = call("predict", copy, picture, "--json")
+    assert done.returncode == 1
+    assert "must be finite numbers" in json.loads(done.stdout)["error"]
+    for words in (("inspect", copy, picture, "--output", tmp_path / "page"), ("evaluate", copy, tmp_path / "pictures")):
+        done = call(*words)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+        assert "must be finite numbers" in done.stderr
+    with pytest.raises(DamagedError, match="must be finite numbers"):
+        vitrail.Classifier(copy).predict([np.zeros((8, 8), np.uint8)])
+
+
+def test_json_holds_no_word_that_is_none(capsys):
+    print_json({"a": [float("nan"), {"b": float("-inf")}], "c": (1.5, "NaN")})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [None, {"b": None}],
+        "c": [1.5, "NaN"],
+    }
+
+
+def test_weights_of_one_precision_and_of_types_that_models_compute_with(copy):
+    put(copy, "norm.weight", lambda weight: weight.half())
+    assert "norm.weight has numbers of type torch.float16 instead of torch.float32" in refusal(copy)
+    put(copy, "norm.weight", lambda weight: weight.to(torch.float8_e4m3fn))
+    assert "norm.weight has numbers of type unknown instead of torch.float32" in refusal(copy)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Picture
 from vitrail.settings import check_whole
 from vitrail.storage import check_output, refuse_existing, whole_file
+from vitrail.weights.parts import OVERFLOWS
 
 if TYPE_CHECKING:
     from vitrail.weights.bundle import Bundle
@@ -60,8 +61,10 @@ class Classifier:
         waiting = iter(pictures)
         with self._engine.running(self.threads) as run:
             while batch := list(islice(waiting, batch_size)):
-                pixels = np.stack([self.preprocess.crop(picture) for picture in batch])
-                answers += self._name(run(pixels).logits, top_k)
+                logits_BK = run(np.stack([self.preprocess.crop(picture) for picture in batch])).logits
+                if not np.isfinite(logits_BK).all():
+                    raise DamagedError(OVERFLOWS)
+                answers += self._name(logits_BK, top_k)
         return answers
 
     def stream(
@@ -102,8 +105,11 @@ class Classifier:
         if crops:
             outputs = run(np.stack(crops))
             good = [answer for answer in answers if "error" not in answer]
-            for answer, named, row in zip(good, self._name(outputs.logits, top_k), outputs.features, strict=True):
-                answer["predictions"] = named
+            for answer, logits_K, row in zip(good, outputs.logits, outputs.features, strict=True):
+                if not np.isfinite(logits_K).all():
+                    answer["error"] = OVERFLOWS
+                    continue
+                answer["predictions"] = self._name(logits_K[None], top_k)[0]
                 if features:
                     answer["features"] = row
         return answers

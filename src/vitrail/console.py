@@ -1,6 +1,7 @@
 """What commands print: one JSON document, or tables for people. Data goes to stdout, words about it to stderr."""
 
 import json
+import math
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -8,8 +9,24 @@ from typing import Any
 
 
 def print_json(document: object) -> None:
-    """One document, in one line."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    """One document, in one line. What JSON has no word for, NaN and infinities, becomes null."""
+    try:
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(document), ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(text + "\n")
+
+
+def finite(document: Any) -> Any:
+    """The same document with null in place of every number that is not finite."""
+    match document:
+        case dict():
+            return {key: finite(value) for key, value in document.items()}
+        case list() | tuple():
+            return [finite(value) for value in document]
+        case float() if not math.isfinite(document):
+            return None
+    return document
 
 
 def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:

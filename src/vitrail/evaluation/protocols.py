@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
@@ -19,6 +19,7 @@ from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, draw_sho
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_whole
 from vitrail.weights.bundle import Bundle, load
+from vitrail.weights.parts import OVERFLOWS
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
 
@@ -72,6 +73,8 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
     answers: Answers = answer(
         bundle.model, Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers)
     )
+    if not np.isfinite(answers.probabilities).all():
+        raise DamagedError(OVERFLOWS)
     return {
         "protocol": "classify", "data": data, "split": chosen.name, "labels_matched": how,
         **score(answers.probabilities, answers.labels, names),

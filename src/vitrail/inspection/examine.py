@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import UsageError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.images.preprocess import Picture
 from vitrail.inspection.evidence import evidence_grid, faith, occlusion, patch_drop, to_cells
@@ -24,6 +24,7 @@ from vitrail.models.base import AnyModel, Seen
 from vitrail.models.look import count_from, evaluating, look
 from vitrail.models.vit import ViT
 from vitrail.weights.bundle import Bundle
+from vitrail.weights.parts import OVERFLOWS
 
 HELD = (0.2, 0.5, 0.8)
 """Shares of the gradient, whose squares are reported for the reach."""
@@ -216,6 +217,8 @@ def examine(
             if index >= len(pictures) and where is None:
                 break
             seen = look(model, image[None])
+            if not seen.logits.isfinite().all():
+                raise DamagedError(OVERFLOWS)
             if where is not None:
                 for layer, weights in seen.attention.items():
                     measured.setdefault(layer, []).append(measure_heads(weights.float().cpu(), where))

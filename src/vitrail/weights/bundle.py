@@ -11,12 +11,14 @@ manifest.json       SHA-256 of every file above
 
 import dataclasses
 import json
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.configs.bundle import FORMAT, check_folder
@@ -60,11 +62,11 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     # What is written must be what can be read: a model that was changed by hand no longer is what its settings say.
     with torch.device("meta"):
         expected = build(config)
-    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+    if broken := not_finite(tensors):
         raise UsageError(
             f"Model must have finite weights, got others in {', '.join(broken[:5])}. Did training diverge?"
         )
-    if problems := _mismatch(expected, tensors):
+    if problems := _mismatch(expected, {name: Header(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}):
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
     check_provenance(bundle.provenance)
     with whole_folder(Path(path), force=force) as folder:
@@ -87,38 +89,72 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 def load(path: str | Path) -> Bundle:
     """Read a bundle back: a folder, or an embedded one by its name ("fashion").
 
-    Every file is checked against the manifest, every tensor against the model.
+    Every file is checked against the manifest, every tensor against the model. The header of the weights is compared
+    with the model's shapes before anything of the size that the configuration asks for is allocated.
     """
     parts, folder = read_parts(path), check_folder(path)
     with torch.device("meta"):
         model = build(parts.config)
     weights = folder / "model.safetensors"
     try:
-        tensors = load_file(weights)
+        with safe_open(weights, framework="pt") as file:
+            if problems := _mismatch(model, _read_header(file)):
+                name = parts.config.name or parts.config.family
+                raise DamagedError(f"{str(weights)!r} does not fit {name}: {problems}.")
+            # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer
+            # with other last bits than the model that was saved.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{str(weights)!r} cannot be read ({error}).") from None
-    if problems := _mismatch(model, tensors):
-        raise DamagedError(f"{str(weights)!r} does not fit {parts.config.name or parts.config.family}: {problems}.")
-    # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer with other
-    # last bits than the model that was saved.
-    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    if broken := not_finite(tensors):
+        raise DamagedError(f"{str(weights)!r} must hold finite numbers, got others in {', '.join(broken[:5])}.")
+    model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     return Bundle(model=model.eval(), preprocess=parts.preprocess, labels=parts.labels, provenance=parts.provenance)
 
 
-def _mismatch(model: AnyModel, tensors: dict[str, Tensor]) -> str:
-    """Which tensors are missing, left over, or of another shape or kind than the model's; empty where all fit."""
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of tensors that hold NaN or an infinity. A sum that is finite proves that there is none, at a twentieth
+    of the cost of asking every number; one that is not may also have overflowed."""
+    return [name for name, tensor in tensors.items() if not tensor.sum().isfinite() and not tensor.isfinite().all()]
+
+
+class Header(NamedTuple):
+    """What a file says of a tensor before its numbers are read."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype | None
+    """None is a type that no model of ours computes with."""
+
+
+# What the header of a safetensors file calls the types of our tensors.
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+}  # fmt: skip
+
+
+def _read_header(file: safe_open) -> dict[str, Header]:
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    return {name: Header(part.get_shape(), _DTYPES.get(part.get_dtype())) for name, part in slices.items()}
+
+
+def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
+    """Which tensors are missing, left over, or of another shape or type than the model's; empty where all fit."""
     expected = model.state_dict()
     problems = [
-        *(f"{name} is missing" for name in expected.keys() - tensors.keys()),
-        *(f"{name} is unknown" for name in tensors.keys() - expected.keys()),
+        *(f"{name} is missing" for name in expected.keys() - found.keys()),
+        *(f"{name} is unknown" for name in found.keys() - expected.keys()),
     ]
-    for name in expected.keys() & tensors.keys():
-        theirs, ours = tensors[name], expected[name]
-        if theirs.shape != ours.shape:
-            problems.append(f"{name} has shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
-        elif theirs.is_floating_point() != ours.is_floating_point():
-            problems.append(f"{name} has numbers of kind {theirs.dtype} instead of {ours.dtype}")
+    # Weights may be of any precision, but all of the same.
+    reals = [dtype for _, dtype in found.values() if dtype is not None and dtype.is_floating_point]
+    precision = statistics.mode(reals) if reals else torch.float32
+    for name in expected.keys() & found.keys():
+        (shape, dtype), ours = found[name], expected[name]
+        wanted = precision if ours.is_floating_point() else ours.dtype
+        if tuple(shape) != tuple(ours.shape):
+            problems.append(f"{name} has shape {tuple(shape)} instead of {tuple(ours.shape)}")
+        elif dtype != wanted:
+            problems.append(f"{name} has numbers of type {dtype or 'unknown'} instead of {wanted}")
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     return "; ".join(sorted(problems)[:5]) + more
 

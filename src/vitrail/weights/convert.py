@@ -21,7 +21,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
 from vitrail.storage import check_output, verify, whole_folder, write_json
-from vitrail.weights.bundle import Bundle, load, save, save_tensors
+from vitrail.weights.bundle import Bundle, load, not_finite, save, save_tensors
 from vitrail.weights.dino import Dino
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.google import Google
@@ -265,8 +265,8 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
                 f"{name} must have the shape {tuple(expected[name].shape)} in {config.name or config.family}, got"
                 f" {tuple(tensor.shape)}."
             )
-        if not tensor.isfinite().all():
-            raise DamagedError(f"Weights must be finite numbers, got others in {name}.")
+    if broken := not_finite(tensors):
+        raise DamagedError(f"Weights must be finite numbers, got others in {', '.join(broken[:5])}.")
     model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
     model.fill_tables()
     return model.eval()

@@ -12,6 +12,9 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.storage import read_json, verify
 
+OVERFLOWS = "Answer of a model must be finite numbers, got others: its weights are too large. Train or convert it anew."
+"""Said of weights that are finite, but too large to compute with."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
