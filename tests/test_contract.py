@@ -78,6 +78,21 @@ def test_any_channels_and_classes(name):
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_a_model_without_a_head_returns_what_a_head_would_read(name):
+    model = redraw(create(name))
+    images = pictures(model.config)
+    headless = model.changed(drop=("head.",), classes=0).eval()
+    seen = look(model, images)
+    with torch.no_grad():
+        assert torch.equal(headless(images), seen.steps["pooled"])
+    assert torch.equal(look(headless, images).logits, seen.steps["pooled"])
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in build(headless.config).parameters())
+    assert parameters == headless.config.parameters < model.config.parameters
+    assert (headless.config.predicts, headless.config.classifies) == ("features", False)
+
+
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_looking_changes_nothing(name):
     model = redraw(create(name))
     images = pictures(model.config)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from peers import import_peer
 from vitrail.configs.vit import ViTConfig
 from vitrail.models.positions import (
+    SinCos2D,
     attention_mask,
     relative_index,
     resize_grid,
     rope_table,
     sincos_1d,
-    sincos_grid,
 )
 
 grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -45,7 +45,8 @@ def test_equal_offsets_are_equally_far_apart(width, start, other, offset):
 
 @given(grid=grids, width=widths)
 def test_two_dimensional_sinusoids_are_row_and_column_apart(grid, width):
-    table = sincos_grid("sincos-2d", grid, width).unflatten(0, grid)
+    config = ViTConfig(resolution=grid, patch=(1, 1), width=width, heads=1, position="sincos-2d")
+    table = SinCos2D(config).grid_table().unflatten(0, grid)
     assert torch.equal(table[..., : width // 2], table[:, :1, : width // 2].expand(-1, grid[1], -1))
     assert torch.equal(table[..., width // 2 :], table[:1, :, width // 2 :].expand(grid[0], -1, -1))
     assert torch.equal(table[:, 0, : width // 2], sincos_1d(torch.arange(grid[0]), width // 2))
@@ -58,7 +59,7 @@ def test_relative_index_is_the_offset():
     assert index[0, 0, 1, 2] != index[1, 2, 0, 0]
     assert index.unique().numel() == 7 * 11
     whole = relative_index(config)
-    assert whole.max() == config.relative_offsets - 1
+    assert whole.max() == config.position_rules.offsets - 1
     assert whole[0, 1:].unique().numel() == whole[1:, 0].unique().numel() == 1
     assert len({whole[0, 0].item(), whole[0, 1].item(), whole[1, 0].item()}) == 3
     wrapped = relative_index(small(position="relative", wrap=True, pool="gap")).reshape(4, 6, 4, 6)

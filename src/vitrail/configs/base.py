@@ -1,7 +1,7 @@
 """What every model configuration shares: a name, the input, the classes, and what `vitrail info` tells."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from vitrail.errors import UsageError
 from vitrail.settings import Pair, Settings, check_whole, jsonable
@@ -11,6 +11,10 @@ INFO_KEYS = (
     "width", "depth", "heads", "classes", "channels",
 )  # fmt: skip
 
+Output = Literal["classes", "pixels", "features"]
+
+_SMALL = 64  # pixels: presets up to this size take the resolution of small images
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
@@ -18,11 +22,13 @@ class ModelConfig(Settings):
 
     title: ClassVar[str] = "Model configuration"
     family: ClassVar[str]
+    model: ClassVar[str]
+    """Where the family's module is: `package.module:Class`."""
 
     name: str = ""
     """The name that `vitrail models` lists; it stays when settings change."""
     classes: int = 1000
-    """Number of classes of the head."""
+    """Number of classes of the head. 0: no head, the model returns the features that a head would read."""
     channels: int = 3
     """Input channels: 3 for colour, 1 for grey, any number of bands."""
     resolution: Pair = (224, 224)
@@ -32,7 +38,7 @@ class ModelConfig(Settings):
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise UsageError(f"Name must be a printable text, got {self.name!r}.")
         self._set_pair("resolution", low=1, high=65_536)
-        check_whole("classes", self.classes, low=1, high=10_000_000)
+        check_whole("classes", self.classes, low=0, high=10_000_000)
         check_whole("channels", self.channels, low=1, high=4096)
 
     @property
@@ -45,6 +51,71 @@ class ModelConfig(Settings):
         """Multiply-accumulates of one image, counted as the literature does: matrix products and convolutions."""
         raise NotImplementedError
 
+    # What a family may have: a field or a property of its own takes the place of these.
+
+    @property
+    def tokens(self) -> int | None:
+        """Length of the sequence."""
+        return None
+
+    @property
+    def grid(self) -> Pair | None:
+        """Rows and columns of places in what leaves the last layer."""
+        return None
+
+    @property
+    def patch(self) -> Pair | None:
+        """Height and width of a patch in pixels."""
+        return None
+
+    @property
+    def padding(self) -> Pair:
+        """Zeros added on each side before an image is cut into patches."""
+        return 0, 0
+
+    @property
+    def width(self) -> int | None:
+        """Features of a token, or those that the head reads."""
+        return None
+
+    @property
+    def depth(self) -> int:
+        """Number of layers that `look` can watch."""
+        return 1
+
+    @property
+    def heads(self) -> int | None:
+        """Attention heads of a layer."""
+        return None
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that stand before those of places: [CLS] and registers."""
+        return 0
+
+    @property
+    def predicts(self) -> Output:
+        """What the model's output is: logits of classes, logits of each pixel's colour, or features."""
+        return "classes" if self.classes else "features"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the output is logits of classes."""
+        return self.predicts == "classes"
+
+    def predicting(self, what: Output) -> Self:
+        """The same model with another output; refused where the family cannot have it."""
+        if what == "pixels":
+            raise UsageError(f"Model must be of a family that predicts pixels (igpt), got family {self.family}.")
+        return self
+
+    def for_data(self, *, classes: int, channels: int, resolution: Pair | None) -> Self:
+        """The model for a data set. Presets for small images take the resolution of the data, if all of it has one."""
+        changes: dict[str, Any] = {"classes": classes, "channels": channels}
+        if resolution is not None and max(self.resolution) <= _SMALL:
+            changes["resolution"] = resolution
+        return self.replace(**changes)
+
     def info(self) -> dict[str, Any]:
         """The row of `vitrail info`, in the contract's keys and order; what a family lacks is null."""
-        return jsonable({key: getattr(self, key, None) for key in INFO_KEYS})
+        return jsonable({key: getattr(self, key) for key in INFO_KEYS})

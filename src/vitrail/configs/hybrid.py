@@ -15,6 +15,7 @@ class HybridConfig(ViTConfig):
     """A ViT whose patches are cut from a feature map instead of from pixels (section 3.1, "Hybrid Architecture")."""
 
     family: ClassVar[str] = "hybrid"
+    model: ClassVar[str] = "vitrail.models.hybrid:Hybrid"
 
     stem: Literal["resnet", "light"] = "resnet"
     """The ResNet of the paper (weight-standardised convolutions, GroupNorm), or a few 3x3 convolutions with BatchNorm

@@ -1,9 +1,9 @@
 """The Transformer on pixels in numbers: iGPT ("Generative Pretraining from Pixels", Chen et al. 2020)."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from vitrail.configs.base import ModelConfig
+from vitrail.configs.base import ModelConfig, Output
 from vitrail.errors import UsageError
 from vitrail.settings import Pair, check_number, check_whole
 
@@ -13,6 +13,7 @@ class IGPTConfig(ModelConfig):
     """Every pixel is a token: its colour, rounded to a palette, in raster order."""
 
     family: ClassVar[str] = "igpt"
+    model: ClassVar[str] = "vitrail.models.igpt:IGPT"
 
     palette: int = 512
     """Number of colours; the colours themselves are a tensor of the model."""
@@ -58,6 +59,20 @@ class IGPTConfig(ModelConfig):
                 f"Classes must be the palette's {self.palette} colours where pixels are predicted, got {self.classes}."
                 " Set output to classes for labels."
             )
+
+    @property
+    def predicts(self) -> Output:
+        return "pixels" if self.output == "pixels" else super().predicts
+
+    def predicting(self, what: Output) -> Self:
+        if what == "pixels":
+            return self.replace(output="pixels", causal=True, classes=self.palette)
+        return self.replace(output="classes")
+
+    def for_data(self, *, classes: int, channels: int, resolution: Pair | None) -> Self:
+        """Every pixel is a token, and tokens are dear: the resolution stays the model's own."""
+        classes = self.palette if self.predicts == "pixels" else classes
+        return super().for_data(classes=classes, channels=channels, resolution=None)
 
     @property
     def grid(self) -> Pair:

@@ -12,6 +12,7 @@ class LSTMConfig(PatchedConfig):
     """Patches one after the other into a recurrent network; the head reads its last state."""
 
     family: ClassVar[str] = "lstm"
+    model: ClassVar[str] = "vitrail.models.lstm:LSTM"
 
     hidden: int = 512
     """Width of the recurrent state."""

@@ -12,6 +12,7 @@ class MixerConfig(PatchedConfig):
     """MLPs that alternate between mixing patches and mixing features."""
 
     family: ClassVar[str] = "mixer"
+    model: ClassVar[str] = "vitrail.models.mixer:Mixer"
 
     depth: int = 12
     """Number of blocks."""

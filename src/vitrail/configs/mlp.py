@@ -12,6 +12,7 @@ class MLPConfig(ModelConfig):
     """All pixels into one vector, some hidden layers, a linear head."""
 
     family: ClassVar[str] = "mlp"
+    model: ClassVar[str] = "vitrail.models.mlp:PixelMLP"
 
     width: int = 1024
     """Width of each hidden layer."""

@@ -14,6 +14,7 @@ class ResNetConfig(ModelConfig):
     """A residual network: a first convolution, stages of units, global average pooling, a linear head."""
 
     family: ClassVar[str] = "resnet"
+    model: ClassVar[str] = "vitrail.models.resnet:ResNet"
 
     kind: Literal["bit", "plain"] = "bit"
     """BiT: pre-activation bottlenecks, weight-standardised convolutions, GroupNorm. Plain: two 3x3 convolutions a unit,

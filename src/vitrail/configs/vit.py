@@ -4,11 +4,10 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from vitrail.configs.patches import PatchedConfig
+from vitrail.configs.positions import POSITIONS, Placement, PositionRules
 from vitrail.errors import UsageError
 from vitrail.settings import check_number, check_whole
 
-Position = Literal["none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d"]
-Placement = Literal["once", "every", "shared"]
 ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
 
 
@@ -17,6 +16,7 @@ class ViTConfig(PatchedConfig):
     """A Vision Transformer. The defaults are ViT-B/16 as the paper describes it."""
 
     family: ClassVar[str] = "vit"
+    model: ClassVar[str] = "vitrail.models.vit:ViT"
 
     depth: int = 12
     """Number L of encoder blocks."""
@@ -30,8 +30,8 @@ class ViTConfig(PatchedConfig):
     """What the head reads: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
     representation: Literal["none", "tanh", "gelu"] = "none"
     """Hidden layer of the head, for pre-training; fine-tuning drops it (section 3.1)."""
-    position: Position = "learned-1d"
-    """How a token knows where its patch was."""
+    position: str = "learned-1d"
+    """How a token knows where its patch was: none, learned-1d, learned-2d, sincos-1d, sincos-2d, relative, rope-2d."""
     position_at: Placement | None = None
     """Where position enters (Table 8): once at the input, in every layer, or in every layer with one shared table.
     None means the usual place: once for tables that are added, every layer for relative and rope-2d."""
@@ -69,8 +69,8 @@ class ViTConfig(PatchedConfig):
         super().__post_init__()
         self._check_choices(
             (
-                "pool", "representation", "position", "position_at", "resize_rule",
-                "attention", "norm", "norm_order", "activation",
+                "pool", "representation", "position_at", "resize_rule", "attention",
+                "norm", "norm_order", "activation",
             )
         )  # fmt: skip
         self._check_flags(("class_position", "wrap", "qkv_bias"))
@@ -107,7 +107,12 @@ class ViTConfig(PatchedConfig):
     @property
     def placement(self) -> Placement:
         """`position_at`, with the usual place filled in."""
-        return self.position_at or ("every" if self.position in ("relative", "rope-2d") else "once")
+        return self.position_at or self.position_rules.placements[0]
+
+    @property
+    def position_rules(self) -> PositionRules:
+        """The rules and costs of this kind of position."""
+        return POSITIONS[self.position](self)
 
     @property
     def span(self) -> int:
@@ -137,7 +142,7 @@ class ViTConfig(PatchedConfig):
         return (
             self._embed_parameters
             + prefix
-            + self._position_parameters
+            + self.position_rules.parameters
             + blocks
             + final_norm
             + pool
@@ -153,26 +158,6 @@ class ViTConfig(PatchedConfig):
         representation = 0 if self.representation == "none" else d * d
         return self._embed_macs + self.depth * block + pool + representation + d * self.classes
 
-    @property
-    def _position_parameters(self) -> int:
-        rows, columns = self.grid
-        tables = self.depth if self.placement == "every" else 1
-        if self.position == "learned-1d":
-            return tables * (self.patches + self.positioned_class) * self.width
-        if self.position == "learned-2d":
-            return tables * ((rows + columns) * self.width // 2 + self.positioned_class * self.width)
-        if self.position == "relative":
-            return tables * self.heads * self.relative_offsets
-        return 0
-
-    @property
-    def relative_offsets(self) -> int:
-        """Entries of a relative table per head: every offset between two patches, and three for the prefix tokens
-        (from a patch to them, from them to a patch, among them)."""
-        rows, columns = self.grid
-        offsets = rows * columns if self.wrap else (2 * rows - 1) * (2 * columns - 1)
-        return offsets + (3 if self.prefix else 0)
-
     # Rules
 
     def _check_width(self) -> None:
@@ -181,25 +166,14 @@ class ViTConfig(PatchedConfig):
                 f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
                 " Change one of the two."
             )
-        divisor = {"learned-2d": 2, "sincos-1d": 2, "sincos-2d": 4}.get(self.position, 1)
-        if self.width % divisor:
-            raise UsageError(f"Width must be a multiple of {divisor} for position {self.position}, got {self.width}.")
-        if self.position == "rope-2d" and self.width // self.heads % 4:
-            raise UsageError(
-                f"Width / heads must be a multiple of 4 for position rope-2d, got {self.width} / {self.heads}"
-                f" = {self.width // self.heads}."
-            )
 
     def _check_position(self) -> None:
-        inside = self.position in ("relative", "rope-2d")
-        allowed = {"none": ("once",), "relative": ("every", "shared"), "rope-2d": ("every",)}.get(
-            self.position, ("once", "every", "shared")
-        )
-        if self.placement not in allowed:
-            raise UsageError(
-                f"Position at must be {' or '.join(allowed)} for position {self.position}, got {self.position_at!r}."
-            )
-        if self.wrap and not inside:
+        rules = self.position_rules
+        rules.check()
+        if self.placement not in rules.placements:
+            allowed = " or ".join(rules.placements)
+            raise UsageError(f"Position at must be {allowed} for position {self.position}, got {self.position_at!r}.")
+        if self.wrap and not rules.can_wrap:
             raise UsageError(f"Wrap must go with position relative or rope-2d, got position {self.position}.")
         if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
             raise UsageError(

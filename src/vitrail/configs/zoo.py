@@ -12,6 +12,7 @@ from vitrail.configs.mlp import MLPConfig
 from vitrail.configs.resnet import ResNetConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError, did_you_mean
+from vitrail.extensions import Registry
 
 # width, depth, heads, MLP width. B, L, H: the paper's Table 1; Ti, S: arXiv 2012.12877 (DeiT) and 2106.10270 (AugReg);
 # g, G: arXiv 2106.04560, Table 2.
@@ -59,10 +60,18 @@ _MIXERS = {
 # Width, depth, heads: Chen et al. 2020, section 3.3, on 32 x 32 pixels.
 _IGPTS = {"S": (512, 24, 8), "M": (1024, 36, 8), "L": (1536, 48, 16)}
 
-FAMILIES: dict[str, type[ModelConfig]] = {
-    config.family: config
-    for config in (ViTConfig, HybridConfig, ResNetConfig, MixerConfig, LSTMConfig, IGPTConfig, MLPConfig)
-}
+FAMILIES: Registry[type[ModelConfig]] = Registry(
+    "family",
+    {
+        "vit": "vitrail.configs.vit:ViTConfig",
+        "hybrid": "vitrail.configs.hybrid:HybridConfig",
+        "resnet": "vitrail.configs.resnet:ResNetConfig",
+        "mixer": "vitrail.configs.mixer:MixerConfig",
+        "lstm": "vitrail.configs.lstm:LSTMConfig",
+        "igpt": "vitrail.configs.igpt:IGPTConfig",
+        "mlp": "vitrail.configs.mlp:MLPConfig",
+    },
+)
 
 
 def _published() -> Iterator[ModelConfig]:
@@ -140,10 +149,17 @@ def _small() -> Iterator[ModelConfig]:
 MODELS: dict[str, ModelConfig] = {config.name: config for config in chain(_published(), _small())}
 
 
+def model_names() -> list[str]:
+    """Every model by name: ours, and one for each family that another package adds."""
+    return [*MODELS, *FAMILIES.added]
+
+
 def find(name: str) -> ModelConfig:
-    """The configuration behind a model name."""
-    if name not in MODELS:
-        raise UsageError(
-            f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), MODELS)}"
-        )
-    return MODELS[name]
+    """The configuration behind a model name. A family of another package has one name, its own, with its defaults."""
+    if name in MODELS:
+        return MODELS[name]
+    if name in FAMILIES.added:
+        return FAMILIES[name](name=name)
+    raise UsageError(
+        f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), model_names())}"
+    )

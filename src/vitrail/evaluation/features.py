@@ -15,7 +15,6 @@ import PIL
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
 from vitrail.configs.bundle import check_folder
 from vitrail.data.dataset import Split
@@ -51,7 +50,7 @@ def extract(
     for part in loader.epoch():
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
         seen = look(model, images, [] if layer is None else [layer], attention=False)
-        output = seen.steps["pooled"] if layer is None else _pool(seen.steps[f"blocks.{layer}"], model)
+        output = seen.steps["pooled"] if layer is None else model.pool_layer(seen.steps[f"blocks.{layer}"])
         if output.ndim == 3:  # a model that predicts pixels reads every one of them
             output = output.mean(dim=1)
         found.append(output.float().cpu().numpy())
@@ -69,7 +68,7 @@ def pooling(model: AnyModel, layer: int | None) -> str:
     """How the outputs of a layer become the features of a picture, in a word."""
     if layer is None:
         return "as the head reads"
-    return "[CLS] token" if getattr(model.config, "pool", None) == "cls" else "mean"
+    return model.layer_pooling
 
 
 class FeatureStore:
@@ -133,17 +132,6 @@ class FeatureStore:
             "pillow": PIL.__version__,
             "torch": str(torch.__version__),
         }
-
-
-def _pool(output: Tensor, model: AnyModel) -> Tensor:
-    config = model.config
-    if getattr(config, "pool", None) == "cls":
-        return output[:, 0]
-    if output.ndim == 4:  # places of a feature map
-        return output.mean(dim=(2, 3))
-    if output.ndim == 3:  # tokens, after registers
-        return output[:, getattr(config, "prefix", 0) :].mean(dim=1)
-    return output
 
 
 def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:

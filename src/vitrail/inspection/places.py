@@ -7,9 +7,6 @@ import torch
 
 from vitrail.evaluation.transfer import Ridge
 from vitrail.models.base import AnyModel
-from vitrail.models.igpt import IGPT
-from vitrail.models.layers import PatchEmbed
-from vitrail.models.vit import ViT
 from vitrail.settings import Pair
 
 
@@ -28,10 +25,8 @@ class Structure(NamedTuple):
 
 def position_table(model: AnyModel) -> np.ndarray | None:
     """What is added to each patch (or pixel), (N, D); None for kinds that act inside attention, and other families."""
-    if isinstance(model, IGPT):
-        return model.pos_embed[0].detach().cpu().double().numpy()
-    table = model.position(0) if isinstance(model, ViT) else None
-    return None if table is None else table[-model.config.patches :].detach().cpu().double().numpy()
+    table = model.position_table()
+    return None if table is None else table.detach().cpu().double().numpy()
 
 
 def similarity(table_ND: np.ndarray) -> np.ndarray:
@@ -67,10 +62,10 @@ def _decode(table_ND: np.ndarray, place: np.ndarray) -> float:
 def filters(model: AnyModel, count: int = 28) -> tuple[np.ndarray, np.ndarray] | None:
     """The first principal components of the patch embedding's kernels, (count, P, P, C) from 0 to 1, and the share of
     their variance that each has (Figure 7, left); None for families that project no patches of pixels."""
-    embed = next((module for module in model.modules() if isinstance(module, PatchEmbed)), None)
-    if embed is None or model.config.family == "hybrid":
+    kernel = model.pixel_kernels()
+    if kernel is None:
         return None
-    kernel = embed.proj.weight.detach().cpu().double()
+    kernel = kernel.detach().cpu().double()
     flat = kernel.flatten(1)
     _, spread, parts = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     shown = parts[:count].unflatten(1, kernel.shape[1:]).permute(0, 2, 3, 1).numpy()

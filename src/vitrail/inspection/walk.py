@@ -71,7 +71,7 @@ def walk(model: ViT, seen: Seen, patch: int) -> list[Panel]:
             "prefix", _sequence(c), (c.tokens, c.width), _array(getattr(model, name)[0, 0]),
             words={"count": c.prefix, "tokens": c.tokens},
         ))  # fmt: skip
-    position = model.position(0) if c.placement == "once" else None
+    position = model.position.added(model, 0) if c.placement == "once" else None
     if position is not None:
         table = _array(position)[c.prefix :]
         panels.append(Panel(

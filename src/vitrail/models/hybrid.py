@@ -61,13 +61,15 @@ class HybridEmbed(PatchEmbed):
 class Hybrid(ViT):
     """A Vision Transformer on the feature map of a convolutional stem."""
 
+    embedding = ""  # its patches are of features, not of pixels
+
     def make_patch_embed(self) -> PatchEmbed:
         return HybridEmbed(cast(HybridConfig, self.config))
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """The ViT as ever; convolutions by flax's default; each ResNet unit starts as its shortcut."""
-        super().initialise()
+        super().init_weights()
         for module in self.patch_embed.modules():
             if isinstance(module, nn.Conv2d):
                 lecun_normal_(module)

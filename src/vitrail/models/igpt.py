@@ -10,16 +10,22 @@ Shapes: B images, N pixels in raster order, D width, P colours, K classes.
 
 import contextlib
 import math
-from typing import cast
+from collections.abc import Callable, Generator
+from typing import Literal, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail import chance
 from vitrail.configs.igpt import IGPTConfig
-from vitrail.models.base import Model, Seen
+from vitrail.models.base import Layout, Model, Seen
 from vitrail.models.layers import MLP, Attention, drop
 from vitrail.models.positions import resize_grid
 from vitrail.settings import Pair
+
+# How the palette is made: images, pixels of them, and rounds of k-means.
+_IMAGES, _PIXELS, _ROUNDS = 512, 65_536, 25
 
 
 class PixelBlock(nn.Module):
@@ -53,10 +59,10 @@ class IGPT(Model[IGPTConfig]):
         self.pos_embed = nn.Parameter(torch.zeros(1, c.tokens, c.width))
         self.blocks = cast(list[PixelBlock], nn.ModuleList(PixelBlock(c) for _ in range(c.depth)))
         self.norm = nn.RMSNorm(c.width, eps=c.norm_epsilon)
-        self.head = nn.Linear(c.width, c.classes, bias=c.output == "classes")
+        self.head = self.make_head(c.width, bias=c.output == "classes")
         # Colours in preprocessed units; the training engine replaces them by clusters of the data's own.
         self.register_buffer("palette", torch.zeros(c.palette, c.channels))
-        self.draw()
+        self.initialise()
         self.fill_tables()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
@@ -73,7 +79,7 @@ class IGPT(Model[IGPTConfig]):
         for layer, block in enumerate(self.blocks):
             if seen is not None and seen.wants_attention(layer):
                 seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
-            z_BND = self.through(block, z_BND, self.mask)
+            z_BND = self.run_block(block, z_BND, self.mask)
             if seen is not None:
                 seen.keep(layer, z_BND)
         y = self.norm(z_BND) if c.output == "pixels" else self.norm(z_BND).mean(dim=1)
@@ -89,6 +95,50 @@ class IGPT(Model[IGPTConfig]):
             # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
             return (palette_PC.square().sum(1) - 2 * pixels_BNC @ palette_PC.T).argmin(dim=-1)
 
+    def layout(self) -> Layout:
+        allowed = None if self.mask is None else self.mask.cpu().numpy()
+        return Layout(self.config.grid, (1, 1), 0, "mean", allowed)
+
+    def position_table(self) -> Tensor:
+        return self.pos_embed[0]
+
+    @property
+    def position_origin(self) -> Literal["learned"]:
+        return "learned"
+
+    def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
+        """Colours are rounded to the palette, which has no gradient: the embedded tokens, one for each pixel."""
+        return seen.steps["tokens"]
+
+    @contextlib.contextmanager
+    def differentiable_input(self) -> Generator[None]:
+        """Tokens have a gradient if positions have one, also those of a frozen model."""
+        was = self.pos_embed.requires_grad
+        self.pos_embed.requires_grad_()
+        try:
+            yield
+        finally:
+            self.pos_embed.requires_grad_(was)
+
+    @torch.no_grad()
+    def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
+        """The palette: centres of clusters of the training images' pixels (section 3.1 of the paper)."""
+        images = read(_IMAGES)
+        pixels = images.movedim(1, -1).reshape(-1, self.config.channels)
+        some = chance.permutation(len(pixels), seed, draw="palette pixels")[:_PIXELS]
+        self.palette.copy_(cluster(pixels[torch.from_numpy(some)], self.config.palette, seed))
+
+    def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
+        if self.config.output == "classes":
+            return super().with_new_head(classes)
+        # It read each pixel one place later, after a start token: what it learned of places moves along.
+        tensors = self.state_dict()
+        tensors["colour_embed.weight"] = tensors["colour_embed.weight"][:-1]
+        tensors["pos_embed"] = torch.cat([tensors["pos_embed"][:, 1:], tensors["pos_embed"][:, -1:]], dim=1)
+        made = self.changed(tensors, drop=("head.",), output="classes", classes=classes)
+        made.zero_head()
+        return made, ["the start token is dropped and places move by one"]
+
     @torch.no_grad()
     def resize(self, resolution: int | Pair) -> "IGPT":
         """A copy for another resolution; learned positions are interpolated corner to corner."""
@@ -99,7 +149,7 @@ class IGPT(Model[IGPTConfig]):
         return self._rebuild(new, tensors)
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """The published code's normals (image-gpt, src/model.py); the head starts at zero as in the other families."""
         width, depth = self.config.width, self.config.depth
         nn.init.normal_(self.colour_embed.weight, std=0.02)
@@ -114,9 +164,7 @@ class IGPT(Model[IGPTConfig]):
                 nn.init.normal_(linear.weight, std=std)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
-        nn.init.zeros_(self.head.weight)
-        if self.head.bias is not None:
-            nn.init.zeros_(self.head.bias)
+        self.zero_head()
         # Until there are data: points spread evenly over [-1, 1] by the generalised golden ratio in each channel.
         step = torch.arange(1, self.config.channels + 1, dtype=torch.float64).neg()
         ratio = _golden_ratio(self.config.channels) ** step
@@ -128,6 +176,20 @@ class IGPT(Model[IGPTConfig]):
         tokens = self.config.tokens
         causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril() if self.config.causal else None
         self.set_table("mask", causal)
+
+
+def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
+    """The centres of so many clusters of pixels, (P, C), by k-means, from dark to bright."""
+    # Distinct colours first: an image's flat background would otherwise fill the palette with copies of one.
+    distinct = torch.unique(pixels_MC, dim=0)
+    order = chance.permutation(len(distinct), seed, draw="palette start")
+    centres = distinct[torch.from_numpy(order[np.arange(colours) % len(order)])].clone()
+    for _ in range(_ROUNDS):
+        nearest = (centres.square().sum(1) - 2 * pixels_MC @ centres.T).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, pixels_MC)
+        counts = torch.bincount(nearest, minlength=colours)[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+    return centres[torch.argsort(centres.sum(1))]
 
 
 def _golden_ratio(dimensions: int) -> float:

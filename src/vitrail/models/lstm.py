@@ -23,6 +23,7 @@ class LSTM(Model[LSTMConfig]):
     """Patches one after the other into a recurrent network; the head reads its last state."""
 
     order: Tensor
+    embedding = "patch_embed.proj"
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)
@@ -35,8 +36,8 @@ class LSTM(Model[LSTMConfig]):
         self.layers = nn.ModuleList(
             nn.LSTM(size, c.hidden, batch_first=True, bidirectional=c.bidirectional) for size in inputs
         )
-        self.head = nn.Linear(c.directions * c.hidden, c.classes)
-        self.draw()
+        self.head = self.make_head(c.directions * c.hidden)
+        self.initialise()
         self.fill_tables()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
@@ -51,7 +52,7 @@ class LSTM(Model[LSTMConfig]):
         return self._classify(last_LBS.transpose(0, 1).flatten(1), seen)
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """Xavier from the input, orthogonal from the state, forget gates that start open (Jozefowicz et al. 2015)."""
         lecun_normal_(self.patch_embed.proj)
         for name, parameter in self.layers.named_parameters():
@@ -68,8 +69,10 @@ class LSTM(Model[LSTMConfig]):
                     nn.init.xavier_uniform_(gate)
                 else:
                     gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.zero_head()
+
+    def centre_place(self) -> int:
+        return self.order.tolist().index(super().centre_place())
 
     def fill_tables(self) -> None:
         """The order of the patches."""

@@ -40,6 +40,7 @@ class Mixer(Model[MixerConfig]):
 
     blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
     places_own_weights = True
+    embedding = "stem.proj"
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)
@@ -48,22 +49,22 @@ class Mixer(Model[MixerConfig]):
         rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
         self.blocks = cast(list[MixerBlock], nn.ModuleList(MixerBlock(c, rate) for rate in rates))
         self.norm = nn.LayerNorm(c.width, eps=c.norm_epsilon)
-        self.head = nn.Linear(c.width, c.classes)
-        self.draw()
+        self.head = self.make_head(c.width)
+        self.initialise()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)
         x_BND = self.stem(images_BCHW, seen)
         for layer, block in enumerate(self.blocks):
-            x_BND = self.through(block, x_BND)
+            x_BND = self.run_block(block, x_BND)
             if seen is not None:
                 seen.keep(layer, x_BND)
         return self._classify(self.norm(x_BND).mean(dim=1), seen)
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """flax's default everywhere (vision_transformer, models_mixer.py), zero for the head."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 lecun_normal_(module)
-        nn.init.zeros_(self.head.weight)
+        self.zero_head()

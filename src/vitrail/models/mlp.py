@@ -24,8 +24,8 @@ class PixelMLP(Model[MLPConfig]):
         pixels = config.channels * config.resolution[0] * config.resolution[1]
         inputs = [pixels, *(config.width for _ in range(config.depth - 1))]
         self.layers = nn.ModuleList(nn.Linear(size, config.width) for size in inputs)
-        self.head = nn.Linear(config.width, config.classes)
-        self.draw()
+        self.head = self.make_head(config.width)
+        self.initialise()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)
@@ -38,9 +38,9 @@ class PixelMLP(Model[MLPConfig]):
         return self._classify(x_BD, seen)
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """lecun_normal as in the other families, zero for the head."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 lecun_normal_(module)
-        nn.init.zeros_(self.head.weight)
+        self.zero_head()

@@ -1,17 +1,21 @@
-"""Where a patch was: fixed encodings, relative offsets, rotary angles, attention masks, and changing the grid.
+"""Where a patch was: the kinds of position, and what they are computed from.
 
-Everything here is a pure function of the grid, so models at another resolution compute it anew; only learned tables
-need `resize_grid`. Tables are made in double precision on the CPU: not every device has that.
-Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, K head width.
+A kind is a class: its parameters, what it adds to tokens, how it turns queries and keys or biases attention, and how it
+changes with the grid. Its rules and costs are in `configs.positions`. Fixed tables are pure functions of the grid, made
+in double precision on the CPU: not every device has that.
+Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, H heads, K head width.
 """
 
 import math
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitrail.configs import positions as rules
 from vitrail.configs.vit import ResizeRule, ViTConfig
+from vitrail.errors import UsageError
 from vitrail.settings import Pair
 
 # Wavelengths from 2 pi to 10,000 * 2 pi, as in "Attention Is All You Need" (section 3.5).
@@ -19,8 +23,189 @@ _SINCOS_BASE = 10_000.0
 # Grids are tens of patches wide, not thousands of words long: the base that RoPE for ViT uses (arXiv 2403.13298).
 _ROPE_BASE = 100.0
 
-# The parameters whose shape follows from the grid.
-LEARNED_TABLES = ("pos_embed", "pos_embed_row", "pos_embed_column", "relative_bias")
+if TYPE_CHECKING:
+    from vitrail.models.vit import ViT
+
+
+class Position:
+    """A kind of position in a ViT. This one does nothing: position none.
+
+    Parameters belong to the model and its blocks, under timm's names.
+    """
+
+    origin: Literal["learned", "factored", "fixed"] = "fixed"
+    """Where its table comes from: learned freely, learned as a part by row and one by column, or fixed."""
+    learned: tuple[str, ...] = ()
+    """Last parts of the names of parameters whose shape follows from the grid."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        self.config = config
+
+    def add_parameters(self, model: "ViT") -> None:
+        """Give the model (or its blocks) the parameters of this kind."""
+
+    def init_weights(self, model: "ViT") -> None:
+        """Initialise them."""
+
+    def tables(self) -> dict[str, Tensor]:
+        """Fixed tables, by the name under which the model holds them."""
+        return {}
+
+    def added(self, model: "ViT", layer: int) -> Tensor | None:
+        """What is added to the tokens (T, D) before `layer`."""
+        return None
+
+    def rotation(self, model: "ViT") -> Tensor | None:
+        """Cosines and sines (2, T, K/2) by which queries and keys are turned."""
+        return None
+
+    def bias(self, model: "ViT", layer: int) -> Tensor | None:
+        """What is added to the attention logits of `layer`, (H, T, T)."""
+        return None
+
+    def check_resize(self, new: ViTConfig) -> None:
+        """Refuse a grid to which this kind cannot change."""
+
+    def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
+        """One of the `learned` parameters for the grid of another configuration."""
+        raise NotImplementedError
+
+
+class Learned1D(Position):
+    """`pos_embed`: a row for [CLS], then one for each patch in raster order, (tables, rows, D)."""
+
+    origin, learned = "learned", ("pos_embed",)
+
+    def add_parameters(self, model: "ViT") -> None:
+        c = self.config
+        rows = c.positioned_class + c.patches
+        model.register_parameter("pos_embed", nn.Parameter(torch.zeros(c.position_rules.tables, rows, c.width)))
+
+    def init_weights(self, model: "ViT") -> None:
+        nn.init.normal_(model.get_parameter("pos_embed"), std=0.02)  # AddPositionEmbs: normal(stddev=0.02)
+
+    def added(self, model: "ViT", layer: int) -> Tensor:
+        c = self.config
+        own = model.get_parameter("pos_embed")[layer if c.placement == "every" else 0]
+        if len(own) == c.tokens:
+            return own
+        return _with_prefix(own[: c.positioned_class], own[c.positioned_class :], c)
+
+    def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
+        first = self.config.positioned_class
+        class_row, grid = table[:, :first], table[:, first:]
+        planes = [resize_grid(plane.unflatten(0, self.config.grid), new.grid, new.resize_rule) for plane in grid]
+        return torch.cat([class_row, torch.stack([plane.flatten(0, 1) for plane in planes])], dim=1)
+
+
+class Learned2D(Position):
+    """`pos_embed_row` and `pos_embed_column`: half of the features each; `pos_embed_cls` for [CLS]."""
+
+    origin, learned = "factored", ("pos_embed_row", "pos_embed_column")
+
+    def add_parameters(self, model: "ViT") -> None:
+        c = self.config
+        tables = c.position_rules.tables
+        model.register_parameter("pos_embed_row", nn.Parameter(torch.zeros(tables, c.grid[0], c.width // 2)))
+        model.register_parameter("pos_embed_column", nn.Parameter(torch.zeros(tables, c.grid[1], c.width // 2)))
+        if c.positioned_class:
+            model.register_parameter("pos_embed_cls", nn.Parameter(torch.zeros(tables, 1, c.width)))
+
+    def init_weights(self, model: "ViT") -> None:
+        nn.init.normal_(model.get_parameter("pos_embed_row"), std=0.02)
+        nn.init.normal_(model.get_parameter("pos_embed_column"), std=0.02)
+        if self.config.positioned_class:
+            nn.init.normal_(model.get_parameter("pos_embed_cls"), std=0.02)
+
+    def added(self, model: "ViT", layer: int) -> Tensor:
+        c = self.config
+        table = layer if c.placement == "every" else 0
+        rows = model.get_parameter("pos_embed_row")[table][:, None].expand(-1, c.grid[1], -1)
+        columns = model.get_parameter("pos_embed_column")[table][None].expand(c.grid[0], -1, -1)
+        grid = torch.cat([rows, columns], dim=-1).flatten(0, 1)
+        return _with_prefix(model.get_parameter("pos_embed_cls")[table] if c.positioned_class else grid[:0], grid, c)
+
+    def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
+        side = new.grid[self.learned.index(name)]
+        return torch.stack([resize_grid(plane[:, None], (side, 1), new.resize_rule)[:, 0] for plane in table])
+
+
+class SinCos1D(Position):
+    """Fixed sinusoids of the raster index; prefix tokens have none."""
+
+    def tables(self) -> dict[str, Tensor]:
+        return {"sincos": F.pad(self.grid_table(), (0, 0, self.config.prefix, 0))}
+
+    def grid_table(self) -> Tensor:
+        """The sinusoids of every patch (N, D)."""
+        return sincos_1d(torch.arange(self.config.patches, device="cpu"), self.config.width)
+
+    def added(self, model: "ViT", layer: int) -> Tensor:
+        return model.get_buffer("sincos")
+
+
+class SinCos2D(SinCos1D):
+    """Fixed sinusoids, half of the features by row and half by column."""
+
+    def grid_table(self) -> Tensor:
+        halves = [sincos_1d(place, self.config.width // 2) for place in grid_coordinates(self.config.grid)]
+        return torch.cat(halves, dim=1)
+
+
+class Relative(Position):
+    """`relative_bias`: a number for each head and offset, (H, offsets), of the model or of each block.
+
+    A learned bias needs a gradient, for which the CPU has no fused kernel: relative positions train slower.
+    """
+
+    learned = ("relative_bias",)
+
+    def add_parameters(self, model: "ViT") -> None:
+        for owner in self._owners(model):
+            owner.register_parameter("relative_bias", nn.Parameter(torch.zeros(self.config.heads, self._offsets)))
+
+    def tables(self) -> dict[str, Tensor]:
+        return {"relative": relative_index(self.config)}
+
+    def bias(self, model: "ViT", layer: int) -> Tensor:
+        owners = self._owners(model)
+        return owners[layer if len(owners) > 1 else 0].get_parameter("relative_bias")[:, model.get_buffer("relative")]
+
+    def check_resize(self, new: ViTConfig) -> None:
+        if self.config.wrap and new.grid != self.config.grid:
+            raise UsageError("Resize must keep the grid of wrap-around relative positions: a circle has no between.")
+
+    def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
+        if self.config.wrap:
+            return table.clone()
+        (h, w), (rows, columns) = self.config.grid, new.grid
+        count = table.shape[1] - (3 if self.config.prefix else 0)
+        square_hwH = table[:, :count].unflatten(1, (2 * h - 1, 2 * w - 1)).permute(1, 2, 0)
+        resized_hwH = resize_grid(square_hwH, (2 * rows - 1, 2 * columns - 1), new.resize_rule)
+        return torch.cat([resized_hwH.flatten(0, 1).T, table[:, count:]], dim=1)
+
+    @property
+    def _offsets(self) -> int:
+        return cast(rules.Relative, self.config.position_rules).offsets
+
+    def _owners(self, model: "ViT") -> list[nn.Module]:
+        return [model] if self.config.placement == "shared" else list(model.blocks)
+
+
+class Rope2D(Position):
+    """Queries and keys are turned by angles that grow with row and column."""
+
+    def tables(self) -> dict[str, Tensor]:
+        return {"rope": rope_table(self.config)}
+
+    def rotation(self, model: "ViT") -> Tensor:
+        return model.get_buffer("rope")
+
+
+def _with_prefix(class_row: Tensor, grid: Tensor, config: ViTConfig) -> Tensor:
+    """A table of all tokens (T, D): registers, and a [CLS] without a position, get zeros."""
+    nowhere = grid.new_zeros(config.tokens - len(class_row) - len(grid), config.width)
+    return torch.cat([class_row, nowhere, grid])
 
 
 def sincos_1d(positions: Tensor, width: int) -> Tensor:
@@ -34,14 +219,6 @@ def grid_coordinates(grid: Pair) -> tuple[Tensor, Tensor]:
     """Row and column of every patch in raster order, each (N,)."""
     index = torch.arange(grid[0] * grid[1], device="cpu")
     return index // grid[1], index % grid[1]
-
-
-def sincos_grid(kind: str, grid: Pair, width: int) -> Tensor:
-    """The fixed table (N, D): by raster index (`sincos-1d`), or half by row and half by column (`sincos-2d`)."""
-    if kind == "sincos-1d":
-        return sincos_1d(torch.arange(grid[0] * grid[1], device="cpu"), width)
-    rows, columns = grid_coordinates(grid)
-    return torch.cat([sincos_1d(rows, width // 2), sincos_1d(columns, width // 2)], dim=1)
 
 
 def rope_table(config: ViTConfig) -> Tensor:
@@ -76,7 +253,7 @@ def relative_index(config: ViTConfig) -> Tensor:
     if not config.prefix:
         return patches
     index = torch.empty(config.tokens, config.tokens, dtype=torch.long, device="cpu")
-    last = config.relative_offsets - 1
+    last = cast(rules.Relative, config.position_rules).offsets - 1
     index[:] = last
     index[config.prefix :, : config.prefix] = last - 2
     index[: config.prefix, config.prefix :] = last - 1
@@ -119,23 +296,3 @@ def resize_grid(table_hwD: Tensor, grid: Pair, rule: ResizeRule) -> Tensor:
         case "timm":
             resized = F.interpolate(planes_1Dhw, grid, mode="bicubic", align_corners=False, antialias=True)
     return resized[0].permute(1, 2, 0).to(table_hwD.dtype)
-
-
-def resize_table(name: str, table: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
-    """A learned position table for another grid; the rows of [CLS] and prefix tokens are kept as they are."""
-    rule = new.resize_rule
-    (h, w), (rows, columns) = old.grid, new.grid
-    if name == "pos_embed":
-        class_row, grid = table[:, : old.positioned_class], table[:, old.positioned_class :]
-        planes = [resize_grid(plane.unflatten(0, (h, w)), (rows, columns), rule).flatten(0, 1) for plane in grid]
-        return torch.cat([class_row, torch.stack(planes)], dim=1)
-    if name == "relative_bias":
-        prefix = 3 if old.prefix else 0
-        if old.wrap:
-            return table.clone()
-        offsets, others = table[:, : table.shape[1] - prefix], table[:, table.shape[1] - prefix :]
-        square_hwH = offsets.unflatten(1, (2 * h - 1, 2 * w - 1)).permute(1, 2, 0)
-        resized_hwH = resize_grid(square_hwH, (2 * rows - 1, 2 * columns - 1), rule)
-        return torch.cat([resized_hwH.flatten(0, 1).T, others], dim=1)
-    side = rows if name == "pos_embed_row" else columns
-    return torch.stack([resize_grid(plane[:, None], (side, 1), rule)[:, 0] for plane in table])

@@ -43,8 +43,8 @@ class ResNet(Model[ResNetConfig]):
             self.stem = ConvNormReLU(c.channels, c.base, 1, c.edges)
             self.stages = cast(list[Stage], nn.ModuleList(self._plain_stages()))
             self.norm = nn.Identity()
-        self.head = nn.Linear(c.width, c.classes)
-        self.draw()
+        self.head = self.make_head(c.width)
+        self.initialise()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         self._check_images(images_BCHW)
@@ -52,7 +52,7 @@ class ResNet(Model[ResNetConfig]):
         if seen is not None:
             seen.steps["stem"] = x_BCHW
         for layer, unit in enumerate(unit for stage in self.stages for unit in stage.blocks):
-            x_BCHW = self.through(unit, x_BCHW)
+            x_BCHW = self.run_block(unit, x_BCHW)
             if seen is not None:
                 seen.keep(layer, x_BCHW)
         x_BCHW = self.norm(x_BCHW)
@@ -68,10 +68,9 @@ class ResNet(Model[ResNetConfig]):
             inputs = channels
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """flax's default for convolutions (BiT's code leaves it so), zero for the head."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 lecun_normal_(module)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.zero_head()

@@ -8,14 +8,14 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
     y    = LN(z_L^0)                                   eq. 4    ViT.read
 """
 
-from typing import Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.configs.vit import ResizeRule, ViTConfig
-from vitrail.errors import UsageError
-from vitrail.models.base import Model, Seen
+from vitrail.extensions import load_object
+from vitrail.models.base import Equations, Layout, Model, Reads, Seen
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
 from vitrail.models.layers import (
     MLP,
@@ -30,14 +30,7 @@ from vitrail.models.layers import (
     is_plain,
     make_norm,
 )
-from vitrail.models.positions import (
-    LEARNED_TABLES,
-    attention_mask,
-    relative_index,
-    resize_table,
-    rope_table,
-    sincos_grid,
-)
+from vitrail.models.positions import Position, attention_mask
 from vitrail.settings import Pair
 
 
@@ -54,8 +47,6 @@ class Block(nn.Module):
         self.ls1 = self.ls2 = None
         if config.layer_scale is not None:
             self.ls1, self.ls2 = (LayerScale(config.width, config.layer_scale) for _ in range(2))
-        if config.position == "relative" and config.placement == "every":
-            self.relative_bias = nn.Parameter(torch.zeros(config.heads, config.relative_offsets))
 
     def forward(
         self, z_BTD: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
@@ -97,10 +88,8 @@ class ViT(Model[ViTConfig]):
     """`forward(images) -> logits`. Build one by name with `vitrail.create`."""
 
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
-    sincos: Tensor | None
-    rope: Tensor | None
-    relative: Tensor | None
     mask: Tensor | None
+    embedding = "patch_embed.proj"
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -110,19 +99,10 @@ class ViT(Model[ViTConfig]):
             self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
         if c.registers:
             self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width))
-        # One table where position enters once or is shared, one per layer otherwise: (tables, rows, D).
-        tables = c.depth if c.placement == "every" else 1
-        if c.position == "learned-1d":
-            self.pos_embed = nn.Parameter(torch.zeros(tables, c.positioned_class + c.patches, c.width))
-        elif c.position == "learned-2d":
-            self.pos_embed_row = nn.Parameter(torch.zeros(tables, c.grid[0], c.width // 2))
-            self.pos_embed_column = nn.Parameter(torch.zeros(tables, c.grid[1], c.width // 2))
-            if c.positioned_class:
-                self.pos_embed_cls = nn.Parameter(torch.zeros(tables, 1, c.width))
-        elif c.position == "relative" and c.placement == "shared":
-            self.relative_bias = nn.Parameter(torch.zeros(c.heads, c.relative_offsets))
         rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
         self.blocks = cast(list[Block], nn.ModuleList(Block(c, rate) for rate in rates))
+        self.position: Position = load_object(c.position_rules.model)(c)
+        self.position.add_parameters(self)
         self.norm = make_norm(c.norm, c.width, c.norm_epsilon) if c.norm_order == "pre" else nn.Identity()
         if c.pool == "map":
             self.attn_pool = AttentionPool(
@@ -131,8 +111,8 @@ class ViT(Model[ViTConfig]):
             )  # fmt: skip
         if c.representation != "none":
             self.pre_logits = PreLogits(c.width, c.representation)
-        self.head = nn.Linear(c.width, c.classes)
-        self.draw()
+        self.head = self.make_head(c.width)
+        self.initialise()
         self.fill_tables()
 
     def make_patch_embed(self) -> PatchEmbed:
@@ -155,8 +135,8 @@ class ViT(Model[ViTConfig]):
         """The rest of eq. 1: the sequence of tokens from projected patches. Training may drop some of them."""
         prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
-        if self.config.placement == "once" and (position := self.position(0)) is not None:
-            z_BTD = z_BTD + position
+        if self.config.placement == "once" and (added_TD := self.position.added(self, 0)) is not None:
+            z_BTD = z_BTD + added_TD
         if seen is not None:
             seen.steps["tokens"] = z_BTD
         if self.training and self.config.token_drop:
@@ -173,13 +153,13 @@ class ViT(Model[ViTConfig]):
         # BatchNorm draws its statistics from every token, so there none may be left out.
         trim = self.config.pool == "cls" and self.config.norm == "layer" and not whole
         for layer, block in enumerate(self.blocks):
-            if self.config.placement != "once" and (position := self.position(layer)) is not None:
-                z_BTD = z_BTD + position
-            rope, bias = self.rope, self.bias(layer)
+            if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
+                z_BTD = z_BTD + added_TD
+            rope, bias = self.position.rotation(self), self.bias(layer)
             if seen is not None and seen.wants_attention(layer):
                 seen.attention[layer] = block.attention(z_BTD, rope, bias)
             entering_BTD = z_BTD
-            z_BTD = self.through(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)
+            z_BTD = self.run_block(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)
             if seen is not None and layer in seen.layers:
                 is_whole = z_BTD.shape[1] == entering_BTD.shape[1]
                 seen.keep(layer, z_BTD if is_whole else block(entering_BTD, rope, bias))
@@ -204,44 +184,17 @@ class ViT(Model[ViTConfig]):
             seen.finish(pooled_BD, logits_BK)
         return logits_BK
 
-    def position(self, layer: int) -> Tensor | None:
-        """What is added to the tokens (T, D) before `layer`; None for kinds that act inside attention."""
-        c = self.config
-        table = layer if c.placement == "every" else 0
-        if c.position == "learned-1d":
-            own = self.pos_embed[table]
-            if c.positioned_class + c.patches == c.tokens:
-                return own
-            class_row, grid = own[: c.positioned_class], own[c.positioned_class :]
-        elif c.position == "learned-2d":
-            rows = self.pos_embed_row[table][:, None].expand(-1, c.grid[1], -1)
-            columns = self.pos_embed_column[table][None].expand(c.grid[0], -1, -1)
-            grid = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-            class_row = self.pos_embed_cls[table] if c.positioned_class else grid[:0]
-        elif c.position in ("sincos-1d", "sincos-2d"):
-            return self.sincos
-        else:
-            return None
-        nowhere = grid.new_zeros(c.tokens - len(class_row) - len(grid), c.width)
-        return torch.cat([class_row, nowhere, grid])
-
     def bias(self, layer: int) -> Tensor | None:
-        """What is added to the attention logits of `layer`, or masks them, (H, T, T) or (T, T).
-
-        A learned bias needs a gradient, for which the CPU has no fused kernel: relative positions train slower.
-        """
-        if self.config.position != "relative":
+        """What is added to the attention logits of `layer`, or masks them, (H, T, T) or (T, T)."""
+        bias_HTT = self.position.bias(self, layer)
+        if bias_HTT is None:
             return self.mask
-        shared = self.config.placement == "shared"
-        bias_HTT = (self if shared else self.blocks[layer]).relative_bias[:, self.relative]
         return bias_HTT if self.mask is None else bias_HTT.masked_fill(~self.mask, -torch.inf)
 
     @torch.no_grad()
-    def initialise(self) -> None:
-        """Draw the parameters as the paper's code does (vision_transformer, `vit_jax/models_vit.py`)."""
-        for name, parameter in self.named_parameters():
-            if name.startswith("pos_embed"):
-                nn.init.normal_(parameter, std=0.02)  # AddPositionEmbs: normal(stddev=0.02); [CLS] stays zero
+    def init_weights(self) -> None:
+        """As the paper's code does (vision_transformer, `vit_jax/models_vit.py`); [CLS] stays zero."""
+        self.position.init_weights(self)
         if hasattr(self, "reg_token"):
             nn.init.normal_(self.reg_token, std=1e-6)  # arXiv 2309.16588 starts registers as DINOv2 starts [CLS]
         # Convolutions and pre-logits keep flax's default: lecun_normal, zero bias.
@@ -257,20 +210,13 @@ class ViT(Model[ViTConfig]):
             for linear, parts in ((self.attn_pool.q, 1), (self.attn_pool.kv, 2), (self.attn_pool.proj, 1)):
                 initialise_attention_(linear, parts)
             initialise_mlp_(self.attn_pool.mlp)
-        # The head starts at zero, so that a new one does not disturb what was pre-trained (section 3.2).
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.zero_head()
 
     def fill_tables(self) -> None:
         """Compute what follows from the configuration alone: fixed positions, angles, indices, masks."""
         c = self.config
-        sincos = None
-        if c.position in ("sincos-1d", "sincos-2d"):
-            grid = sincos_grid(c.position, c.grid, c.width)
-            sincos = torch.cat([grid.new_zeros(c.prefix, c.width), grid])
-        self.set_table("sincos", sincos)
-        self.set_table("rope", rope_table(c) if c.position == "rope-2d" else None)
-        self.set_table("relative", relative_index(c) if c.position == "relative" else None)
+        for name, table in self.position.tables().items():
+            self.set_table(name, table)
         self.set_table("mask", attention_mask(c) if c.attention != "global" else None)
 
     @torch.no_grad()
@@ -282,10 +228,75 @@ class ViT(Model[ViTConfig]):
         """
         old = self.config
         new = old.replace(resolution=resolution, resize_rule=rule or old.resize_rule)
-        if old.position == "relative" and old.wrap and new.grid != old.grid:
-            raise UsageError("Resize must keep the grid of wrap-around relative positions: a circle has no between.")
+        self.position.check_resize(new)
         tensors = {}
         for name, tensor in self.state_dict().items():
             leaf = name.rpartition(".")[2]
-            tensors[name] = resize_table(leaf, tensor, old, new) if leaf in LEARNED_TABLES else tensor.clone()
+            resizes = leaf in self.position.learned
+            tensors[name] = self.position.resized(leaf, tensor, new) if resizes else tensor.clone()
         return self._rebuild(new, tensors)
+
+    # What other rooms ask
+
+    def layout(self) -> Layout:
+        c = self.config
+        step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
+        reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
+        allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
+        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed)
+
+    def equations(self) -> Equations:
+        c = self.config
+        norm = {"layer": "LN", "batch": "BN"}[c.norm]
+        tokens = ["x_class"] * (c.pool == "cls") + ["x_reg"] * bool(c.registers)
+        added = self.position_table() is not None
+        once = added and c.placement == "once"
+        state = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
+        state = f"{norm}({state})" if c.norm_order == "pre" else state
+        hidden = {"none": "y W + b", "tanh": "tanh(y W_0 + b_0) W + b", "gelu": "GELU(y W_0 + b_0) W + b"}
+        return Equations(
+            sequence=f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]",
+            embedded="z_0 = [...] + E_pos" if once else "z_0 = [...]",
+            adds_once=once,
+            blocks=[self._block_equation(layer, norm, adds=added and not once) for layer in range(c.depth)],
+            read=f"y = {({'cls': state, 'gap': f'mean_n {state}', 'map': f'MAP({state})'})[c.pool]}",
+            logits=hidden[c.representation],
+        )
+
+    def _block_equation(self, layer: int, norm: str, *, adds: bool) -> str:
+        scale = "g * " if self.config.layer_scale is not None else ""
+        inner = f"z_{layer} + E_pos" if adds else f"z_{layer}"
+        entering = f"({inner})" if adds else inner
+        if self.config.norm_order == "pre":
+            return f"z_{layer + 1} = {scale}MLP({norm}(z')) + z',  z' = {scale}MSA({norm}({inner})) + {entering}"
+        return f"z_{layer + 1} = {norm}({scale}MLP(z') + z'),  z' = {norm}({scale}MSA({inner}) + {entering})"
+
+    def prefix_tokens(self) -> Tensor | None:
+        tokens = [getattr(self, name)[0] for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        return torch.cat(tokens) if tokens else None
+
+    def position_table(self) -> Tensor | None:
+        added_TD = self.position.added(self, 0)
+        return None if added_TD is None else added_TD[self.config.prefix :]
+
+    @property
+    def position_origin(self) -> Literal["learned", "factored", "fixed"]:
+        return self.position.origin
+
+    @property
+    def resize_note(self) -> str:
+        return f"positions interpolated by the rule of {self.config.resize_rule}" if self.position.learned else ""
+
+    def pool_layer(self, output: Tensor) -> Tensor:
+        return output[:, 0] if self.config.pool == "cls" else super().pool_layer(output)
+
+    @property
+    def layer_pooling(self) -> str:
+        return "[CLS] token" if self.config.pool == "cls" else "mean"
+
+    def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
+        if self.config.representation == "none":
+            return super().with_new_head(classes)
+        made = self.changed(drop=("head.", "pre_logits."), classes=classes, representation="none")
+        made.zero_head()
+        return made, ["the hidden layer of pre-training is dropped"]

@@ -1,0 +1,140 @@
+"""How a token knows where its patch was, in numbers: the rules of each kind of position and what it costs.
+
+The modules are in `models.positions`. A kind is one class here, one there, and a line of the registry.
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vitrail.errors import UsageError
+from vitrail.extensions import Registry
+
+if TYPE_CHECKING:
+    from vitrail.configs.vit import ViTConfig
+
+Placement = Literal["once", "every", "shared"]
+
+
+class PositionRules:
+    """What a kind of position asks of a ViT's configuration. These are the rules of a table that is added to tokens."""
+
+    model: ClassVar[str]
+    """Where the kind's class for models is: `package.module:Class`."""
+    placements: ClassVar[tuple[Placement, ...]] = ("once", "every", "shared")
+    """Where position may enter (Table 8), the usual place first."""
+    can_wrap: ClassVar[bool] = False
+    """Whether places may wrap around the edges."""
+    width_multiple: ClassVar[int] = 1
+    """What the width of a token must be a multiple of."""
+
+    def __init__(self, config: "ViTConfig") -> None:
+        self.config = config
+
+    def check(self) -> None:
+        """Refuse a configuration that this kind cannot serve."""
+        if self.config.width % self.width_multiple:
+            raise UsageError(
+                f"Width must be a multiple of {self.width_multiple} for position {self.config.position},"
+                f" got {self.config.width}."
+            )
+
+    @property
+    def tables(self) -> int:
+        """Number of learned tables: one for each layer, or one for all."""
+        return self.config.depth if self.config.placement == "every" else 1
+
+    @property
+    def parameters(self) -> int:
+        """Learned numbers of all tables."""
+        return 0
+
+
+class NoPosition(PositionRules):
+    """Tokens are a set: their order changes nothing."""
+
+    model = "vitrail.models.positions:Position"
+    placements = ("once",)
+
+
+class Learned1D(PositionRules):
+    """One learned row for each patch in raster order, and one for [CLS] (the paper's choice)."""
+
+    model = "vitrail.models.positions:Learned1D"
+
+    @property
+    def parameters(self) -> int:
+        return self.tables * (self.config.patches + self.config.positioned_class) * self.config.width
+
+
+class Learned2D(PositionRules):
+    """Half of the features by row, half by column."""
+
+    model = "vitrail.models.positions:Learned2D"
+    width_multiple = 2
+
+    @property
+    def parameters(self) -> int:
+        c = self.config
+        return self.tables * (sum(c.grid) * c.width // 2 + c.positioned_class * c.width)
+
+
+class SinCos1D(PositionRules):
+    """Fixed sinusoids of the raster index ("Attention Is All You Need", section 3.5)."""
+
+    model = "vitrail.models.positions:SinCos1D"
+    width_multiple = 2
+
+
+class SinCos2D(PositionRules):
+    """Fixed sinusoids, half of the features by row and half by column."""
+
+    model = "vitrail.models.positions:SinCos2D"
+    width_multiple = 4
+
+
+class Relative(PositionRules):
+    """A learned number for each offset between two patches and each head, added to the attention logits."""
+
+    model = "vitrail.models.positions:Relative"
+    placements = ("every", "shared")
+    can_wrap = True
+
+    @property
+    def parameters(self) -> int:
+        return self.tables * self.config.heads * self.offsets
+
+    @property
+    def offsets(self) -> int:
+        """Entries of a table per head: every offset between two patches, and three for the prefix tokens (from a patch
+        to them, from them to a patch, among them)."""
+        rows, columns = self.config.grid
+        offsets = rows * columns if self.config.wrap else (2 * rows - 1) * (2 * columns - 1)
+        return offsets + (3 if self.config.prefix else 0)
+
+
+class Rope2D(PositionRules):
+    """Queries and keys are turned by angles, half of them by row and half by column (arXiv 2403.13298)."""
+
+    model = "vitrail.models.positions:Rope2D"
+    placements = ("every",)
+    can_wrap = True
+
+    def check(self) -> None:
+        width, heads = self.config.width, self.config.heads
+        if width // heads % 4:
+            raise UsageError(
+                f"Width / heads must be a multiple of 4 for position rope-2d, got {width} / {heads} = {width // heads}."
+            )
+
+
+POSITIONS: Registry[type[PositionRules]] = Registry(
+    "position",
+    {
+        "none": "vitrail.configs.positions:NoPosition",
+        "learned-1d": "vitrail.configs.positions:Learned1D",
+        "learned-2d": "vitrail.configs.positions:Learned2D",
+        "sincos-1d": "vitrail.configs.positions:SinCos1D",
+        "sincos-2d": "vitrail.configs.positions:SinCos2D",
+        "relative": "vitrail.configs.positions:Relative",
+        "rope-2d": "vitrail.configs.positions:Rope2D",
+    },
+)
