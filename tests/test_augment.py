@@ -1,5 +1,6 @@
 """Augmentation: torchvision's operations to the bit, one meaning for photos and batches, chance without state."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -11,20 +12,31 @@ from PIL import Image
 
 from peers import import_peer
 from vitrail import chance
+from vitrail.chance import Stream
 from vitrail.configs.augment import Augment
 from vitrail.errors import UsageError
 from vitrail.images import operations
-from vitrail.images.augment import Draw, _googles_operation, augment, crop_boxes, draw_mixture, mix
+from vitrail.images.augment import JITTERS, augment, check_channels, crop_boxes, mix, sample_mixture
 from vitrail.images.preprocess import Preprocess
+from vitrail.images.randaugment import GOOGLE, TABLES, TORCHVISION, Operation, apply
 
 EYE = Preprocess(resolution=(24, 20), crop_fraction=1.0)
 GREY_EYE = EYE.replace(mean=(0.5,), std=(0.5,))
 
 # Everything at once.
 BUSY = Augment(
-    crop="pad", padding=3, flip="random", randaugment=2, magnitude=12, brightness=0.4, contrast=0.3, saturation=0.5,
-    hue=0.2, erasing=0.5, fill=9,
-)  # fmt: skip
+    crop="pad",
+    padding=3,
+    flip="random",
+    randaugment=2,
+    magnitude=12,
+    brightness=0.4,
+    contrast=0.3,
+    saturation=0.5,
+    hue=0.2,
+    erasing=0.5,
+    fill=9,
+)
 
 
 def noise(*shape, seed=0):
@@ -34,8 +46,8 @@ def noise(*shape, seed=0):
     return levels.astype(np.uint8)
 
 
-def draw(count, seed=0, epoch=0):
-    return Draw(seed, epoch, np.arange(count))
+def stream(count, seed=0, epoch=0):
+    return Stream(seed, epoch, np.arange(count))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -53,43 +65,47 @@ def draw(count, seed=0, epoch=0):
         ("equalise", "equalize", None),
     ],
 )
-def test_an_operation_equals_torchvisions_on_each_picture(ours, theirs, strengths, channels):
+def test_an_operation_equals_torchvisions_on_each_image(ours, theirs, strengths, channels):
     functional = import_peer("torchvision.transforms.functional")
     for height, width in ((24, 20), (2, 3), (1, 1), (40, 70)):
-        pictures = noise(4, height, width, channels)
+        images = noise(4, height, width, channels)
         strength = [] if strengths is None else [np.array(strengths)]
-        found = getattr(operations, ours)(pictures, *strength)
-        for index, picture in enumerate(pictures):
-            image = operations.to_image(picture)
+        found = getattr(operations, ours)(images, *strength)
+        for index, one in enumerate(images):
+            image = operations.to_image(one)
             settings = [] if strengths is None else [strengths[index]]
-            expected = np.asarray(getattr(functional, theirs)(image, *settings)).reshape(picture.shape)
+            expected = np.asarray(getattr(functional, theirs)(image, *settings)).reshape(one.shape)
             np.testing.assert_array_equal(found[index], expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     ("ours", "name"),
-    [("shear_x", "ShearX"), ("shear_y", "ShearY"), ("translate_x", "TranslateX"), ("translate_y", "TranslateY"),
-     ("rotate", "Rotate")],
-)  # fmt: skip
+    [
+        ("shear_x", "ShearX"),
+        ("shear_y", "ShearY"),
+        ("translate_x", "TranslateX"),
+        ("translate_y", "TranslateY"),
+        ("rotate", "Rotate"),
+    ],
+)
 def test_a_movement_equals_torchvisions(ours, name, channels):
     apply = import_peer("torchvision.transforms.autoaugment")._apply_op
     nearest = import_peer("torchvision.transforms").InterpolationMode.NEAREST
     extents = np.array([-0.29, 0.11, 0.3]) if "shear" in ours else np.array([-11.3, 3.7, 29.0])
-    pictures = noise(3, 24, 20, channels)
-    found = getattr(operations, ours)(pictures, extents, 7)
-    for index, picture in enumerate(pictures):
-        image = operations.to_image(picture)
+    images = noise(3, 24, 20, channels)
+    found = getattr(operations, ours)(images, extents, 7)
+    for index, one in enumerate(images):
+        image = operations.to_image(one)
         expected = apply(image, name, float(extents[index]), interpolation=nearest, fill=[7] * channels)
-        np.testing.assert_array_equal(found[index], np.asarray(expected).reshape(picture.shape))
+        np.testing.assert_array_equal(found[index], np.asarray(expected).reshape(one.shape))
 
 
 def test_randaugment_has_torchvisions_operations_and_ranges():
-    """Over many samples we produce exactly the pictures that torchvision can produce, each about equally often."""
+    """Over many samples we produce exactly the images that torchvision can produce, each about equally often."""
     torchvision = import_peer("torchvision.transforms")
     apply = import_peer("torchvision.transforms.autoaugment")._apply_op
-    picture = noise(24, 20, 3)
-    image = Image.fromarray(picture)
+    image = Image.fromarray(noise(24, 20, 3))
     possible = {}
     for name, (levels, signed) in torchvision.RandAugment()._augmentation_space(31, (24, 20)).items():
         level = float(levels[9]) if levels.ndim else 0.0
@@ -99,11 +115,11 @@ def test_randaugment_has_torchvisions_operations_and_ranges():
     # Strengths of the whole scale: those are rounded in single precision, and contrast shows a wrong last bit.
     for magnitude in range(0, 31, 5):
         strength = 1 + float(torchvision.RandAugment()._augmentation_space(31, (24, 20))["Contrast"][0][magnitude])
-        changed = augment(np.stack([picture] * 200), draw(200), Augment(randaugment=1, magnitude=magnitude), EYE)
+        changed = augment(np.stack([image] * 200), stream(200), Augment(randaugment=1, magnitude=magnitude), EYE)
         wanted = apply(image, "Contrast", strength - 1, torchvision.InterpolationMode.NEAREST, None)
         assert any((one == np.asarray(wanted)).all() for one in changed), magnitude
     many = 4200
-    changed = augment(np.stack([picture] * many), draw(many), Augment(randaugment=1), EYE)
+    changed = augment(np.stack([image] * many), stream(many), Augment(randaugment=1), EYE)
     for key, ways in possible.items():
         share = sum(weight for *_, weight in ways)
         seen = sum(one.tobytes() == key for one in changed) / many
@@ -115,12 +131,12 @@ def test_a_resized_crop_equals_torchvisions_for_the_same_box():
     functional = import_peer("torchvision.transforms.functional")
     torchvision = import_peer("torchvision.transforms")
     settings = Augment(crop="resized", scale=(0.2, 0.9))
-    pictures = noise(8, 60, 45, 3)
-    boxes = crop_boxes(np.full(8, 60), np.full(8, 45), draw(8), settings)
-    found = augment(pictures, draw(8), settings, EYE)
-    for picture, box, ours in zip(pictures, boxes.tolist(), found, strict=True):
+    images = noise(8, 60, 45, 3)
+    boxes = crop_boxes(np.full(8, 60), np.full(8, 45), stream(8), settings)
+    found = augment(images, stream(8), settings, EYE)
+    for image, box, ours in zip(images, boxes.tolist(), found, strict=True):
         expected = functional.resized_crop(
-            Image.fromarray(picture), *box, [24, 20], torchvision.InterpolationMode.BICUBIC
+            Image.fromarray(image), *box, [24, 20], torchvision.InterpolationMode.BICUBIC
         )
         np.testing.assert_array_equal(ours, np.asarray(expected))
 
@@ -131,7 +147,7 @@ def test_crop_boxes_are_distributed_as_torchvisions():
     for height, width in ((100, 80), (30, 200)):
         image = Image.new("L", (width, height))
         theirs = np.array([torchvision.RandomResizedCrop.get_params(image, scale, ratio) for _ in range(4000)])
-        ours = crop_boxes(np.full(4000, height), np.full(4000, width), draw(4000), Augment(crop="resized"))
+        ours = crop_boxes(np.full(4000, height), np.full(4000, width), stream(4000), Augment(crop="resized"))
         assert (ours[:, :2] >= 0).all()
         assert (ours[:, 0] + ours[:, 2] <= height).all()
         assert (ours[:, 1] + ours[:, 3] <= width).all()
@@ -141,10 +157,10 @@ def test_crop_boxes_are_distributed_as_torchvisions():
 
 
 @given(height=st.integers(1, 300), width=st.integers(1, 300), seed=st.integers(0, 99))
-def test_crop_boxes_lie_inside_any_picture(height, width, seed):
+def test_crop_boxes_lie_inside_any_image(height, width, seed):
     for settings in (Augment(crop="resized"), Augment(crop="resized", scale=(0.01, 0.02), ratio=(0.05, 20))):
         top, left, tall, wide = crop_boxes(
-            np.full(20, height), np.full(20, width), Draw(seed, 0, np.arange(20)), settings
+            np.full(20, height), np.full(20, width), Stream(seed, 0, np.arange(20)), settings
         ).T
         assert (top >= 0).all()
         assert (left >= 0).all()
@@ -160,37 +176,37 @@ def test_one_by_one_and_together_are_the_same_pixels(crop, channels):
     settings = BUSY.replace(crop=crop)
     eye = EYE if channels == 3 else GREY_EYE
     for size in ((24, 20), (31, 47)):
-        pictures = noise(40, *size, channels)
-        together = augment(pictures, draw(40, seed=3, epoch=2), settings, eye)
+        images = noise(40, *size, channels)
+        together = augment(images, stream(40, seed=3, epoch=2), settings, eye)
         assert together.shape == (40, 24, 20, channels)
         assert together.dtype == np.uint8
         for index in range(40):
-            alone = augment([eye.read(pictures[index])], Draw(3, 2, np.array([index])), settings, eye)
+            alone = augment([eye.read(images[index])], Stream(3, 2, np.array([index])), settings, eye)
             np.testing.assert_array_equal(alone[0], together[index])
     assert len({one.tobytes() for one in together}) == 40
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone():
-    pictures = noise(16, 24, 20, 3)
-    once = augment(pictures, draw(16), BUSY, EYE)
+    images = noise(16, 24, 20, 3)
+    once = augment(images, stream(16), BUSY, EYE)
     torch.rand(3), np.random.default_rng(5).random(3)
-    np.testing.assert_array_equal(augment(pictures, draw(16), BUSY, EYE), once)
-    turned = Draw(0, 0, np.arange(16)[::-1])
-    np.testing.assert_array_equal(augment(pictures[::-1], turned, BUSY, EYE)[::-1], once)
-    for other in (draw(16, seed=1), draw(16, epoch=1), Draw(0, 0, np.arange(16) + 16)):
-        changed = augment(pictures, other, BUSY, EYE)
+    np.testing.assert_array_equal(augment(images, stream(16), BUSY, EYE), once)
+    turned = Stream(0, 0, np.arange(16)[::-1])
+    np.testing.assert_array_equal(augment(images[::-1], turned, BUSY, EYE)[::-1], once)
+    for other in (stream(16, seed=1), stream(16, epoch=1), Stream(0, 0, np.arange(16) + 16)):
+        changed = augment(images, other, BUSY, EYE)
         assert sum((one == two).all() for one, two in zip(changed, once, strict=True)) == 0
 
 
 def test_no_augmentation_is_what_evaluation_sees():
-    picture = noise(50, 60, 3)
-    np.testing.assert_array_equal(augment([EYE.read(picture)], draw(1), Augment(), EYE)[0], EYE.crop(picture))
+    image = noise(50, 60, 3)
+    np.testing.assert_array_equal(augment([EYE.read(image)], stream(1), Augment(), EYE)[0], EYE.crop(image))
 
 
-def test_alternate_flip_mirrors_each_picture_every_other_time():
-    pictures = noise(30, 24, 20, 1)
-    epochs = [augment(pictures, draw(30, epoch=e), Augment(flip="alternate"), GREY_EYE) for e in range(4)]
-    mirrored = [(epoch == pictures).all(axis=(1, 2, 3)) for epoch in epochs]
+def test_alternate_flip_mirrors_each_image_every_other_time():
+    images = noise(30, 24, 20, 1)
+    epochs = [augment(images, stream(30, epoch=e), Augment(flip="alternate"), GREY_EYE) for e in range(4)]
+    mirrored = [(epoch == images).all(axis=(1, 2, 3)) for epoch in epochs]
     np.testing.assert_array_equal(mirrored[0], ~mirrored[1])
     np.testing.assert_array_equal(mirrored[0], mirrored[2])
     np.testing.assert_array_equal(mirrored[1], mirrored[3])
@@ -199,7 +215,7 @@ def test_alternate_flip_mirrors_each_picture_every_other_time():
 
 def test_erasing_paints_boxes_of_the_published_size_with_the_mean():
     white = np.full((2000, 24, 20, 3), 255, np.uint8)
-    erased = augment(white, draw(2000), Augment(erasing=0.5), EYE)
+    erased = augment(white, stream(2000), Augment(erasing=0.5), EYE)
     painted = (erased == np.rint(np.array(EYE.mean) * 255)).all(axis=3)
     share = painted.mean(axis=(1, 2))
     assert abs((share > 0).mean() - 0.5) < 0.05
@@ -210,11 +226,11 @@ def test_erasing_paints_boxes_of_the_published_size_with_the_mean():
 
 def test_other_numbers_of_bands_are_cropped_and_flipped():
     eye = Preprocess(resolution=(8, 8), mean=(0.5,) * 5, std=(0.5,) * 5)
-    pictures = noise(4, 12, 12, 5)
+    images = noise(4, 12, 12, 5)
     settings = Augment(crop="resized", flip="random", erasing=0.5)
-    together = augment(pictures, draw(4), settings, eye)
+    together = augment(images, stream(4), settings, eye)
     assert together.shape == (4, 8, 8, 5)
-    np.testing.assert_array_equal(augment([pictures[2]], Draw(0, 0, np.array([2])), settings, eye)[0], together[2])
+    np.testing.assert_array_equal(augment([images[2]], Stream(0, 0, np.array([2])), settings, eye)[0], together[2])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +254,7 @@ def test_impossible_settings_are_refused(wrong):
 def test_mixup_and_cutmix_mix_neighbours_and_say_how_much():
     images = torch.arange(9.0)[:, None, None, None].expand(9, 2, 10, 10).clone()
     for settings in (Augment(mixup=0.8), Augment(cutmix=1.0), Augment(mixup=0.2, cutmix=1.0)):
-        mixture = draw_mixture(draw(9), settings, (10, 10))
+        mixture = sample_mixture(stream(9), settings, (10, 10))
         mixed = mix(images, mixture)
         assert mixture.partner.tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 8]
         expected = mixture.share * np.arange(9) + (1 - mixture.share) * mixture.partner
@@ -252,15 +268,15 @@ def test_mixup_and_cutmix_mix_neighbours_and_say_how_much():
 
 def test_a_damaged_sample_is_mixed_with_nobody():
     alone = np.array([False, True, False, False])
-    mixture = draw_mixture(draw(4), Augment(mixup=1.0), (4, 4), alone)
+    mixture = sample_mixture(stream(4), Augment(mixup=1.0), (4, 4), alone)
     assert mixture.share[:2].tolist() == [1.0, 1.0]
     assert (mixture.share[2:] < 1).all()
 
 
 def test_mixture_of_a_pair_does_not_depend_on_the_batch():
     settings = Augment(mixup=0.5, cutmix=0.5)
-    whole = draw_mixture(draw(8), settings, (28, 28))
-    part = draw_mixture(Draw(0, 0, np.arange(4, 8)), settings, (28, 28))
+    whole = sample_mixture(stream(8), settings, (28, 28))
+    part = sample_mixture(Stream(0, 0, np.arange(4, 8)), settings, (28, 28))
     np.testing.assert_array_equal(part.share, whole.share[4:])
     np.testing.assert_array_equal(part.boxes, whole.boxes[4:])
 
@@ -298,31 +314,90 @@ def test_a_permutation_has_every_number_once(count, seed, epoch):
 
 def test_googles_strengths_are_those_of_big_vision():
     rng = np.random.default_rng(0)
-    pictures = rng.integers(20, 200, (3, 224, 224, 3), dtype=np.uint8)
+    images = rng.integers(20, 200, (3, 224, 224, 3), dtype=np.uint8)
     signs = np.array([1.0, -1.0, 1.0])
 
-    def apply(number, magnitude):
+    def changed(name, magnitude):
         settings = Augment(randaugment=1, operations="google", magnitude=magnitude, fill=128)
-        return _googles_operation(number, pictures, signs, settings, draw(3))
+        return apply({row.name: row for row in GOOGLE}[name], images, signs, stream(3), settings)
 
-    assert (apply(2, 10) == 255 - pictures).all()
-    assert (apply(5, 10) == pictures).all()  # a threshold of 256 is above every level
-    assert (apply(5, 5) == np.where(pictures < 128, pictures, 255 - pictures)).all()
-    assert (apply(4, 20) == pictures).all()  # all eight bits stay
-    assert (apply(4, 10) == pictures & 0b11110000).all()
-    assert (apply(8, 10) == operations.brightness(pictures, np.full(3, 1.9))).all()
-    assert (apply(8, 0) == operations.brightness(pictures, np.full(3, 0.1))).all()
-    moved = apply(12, 10)
+    assert (changed("Invert", 10) == 255 - images).all()
+    assert (changed("Solarize", 10) == images).all()  # a threshold of 256 is above every level
+    assert (changed("Solarize", 5) == np.where(images < 128, images, 255 - images)).all()
+    assert (changed("Posterize", 20) == images).all()  # all eight bits stay
+    assert (changed("Posterize", 10) == images & 0b11110000).all()
+    assert (changed("Brightness", 10) == operations.brightness(images, np.full(3, 1.9))).all()
+    assert (changed("Brightness", 0) == operations.brightness(images, np.full(3, 0.1))).all()
+    moved = changed("TranslateX", 10)
     assert (moved[0, :, :100] == 128).all()
-    assert (moved[0, :, 100:] == pictures[0, :, :-100]).all()
+    assert (moved[0, :, 100:] == images[0, :, :-100]).all()
     assert (moved[1, :, -100:] == 128).all()
-    cut = (apply(14, 10) != pictures).any(axis=3)
+    cut = (changed("Cutout", 10) != images).any(axis=3)
     rows, columns = cut[0].any(axis=1), cut[0].any(axis=0)
     assert 0 < rows.sum() <= 80
     assert 0 < columns.sum() <= 80
-    assert (apply(15, 10) == np.where(pictures < 128, np.minimum(pictures.astype(int) + 110, 255), pictures)).all()
-    for number in (0, 1, 3, 6, 7, 9, 10, 11, 13):
-        assert (apply(number, 15) != pictures).any(), number
+    assert (
+        changed("SolarizeAdd", 10) == np.where(images < 128, np.minimum(images.astype(int) + 110, 255), images)
+    ).all()
+    for row in GOOGLE:
+        assert row.name == "Solarize" or (changed(row.name, 15) != images).any(), row.name
     settings = Augment(randaugment=2, operations="google", magnitude=15, fill=128)
-    many = augment(np.stack([pictures[0, :24, :20]] * 300), draw(300), settings, EYE)
+    many = augment(np.stack([images[0, :24, :20]] * 300), stream(300), settings, EYE)
     assert len({one.tobytes() for one in many}) > 100
+
+
+# The tables of operations
+
+
+def test_the_order_of_the_tables_is_fixed():
+    """A random number selects the row: another order, or a row before the end, changes every training run."""
+    torchvision = import_peer("torchvision.transforms").RandAugment()._augmentation_space(31, (24, 20))
+    assert [row.name for row in TORCHVISION] == list(torchvision)
+    assert " ".join(row.name for row in GOOGLE) == (
+        "AutoContrast Equalize Invert Rotate Posterize Solarize Color Contrast Brightness Sharpness"
+        " ShearX ShearY TranslateX TranslateY Cutout SolarizeAdd"
+    )
+    assert [row.name for row in JITTERS] == ["brightness", "contrast", "saturation", "hue"]
+
+
+def test_pixels_of_a_seed_never_change():
+    """Golden: a change here changes every training run."""
+    images = (np.arange(64 * 6 * 5).reshape(64, 6, 5, 1) * 37 % 256).astype(np.uint8)
+    eye = Preprocess(resolution=(6, 5), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    settings = Augment(crop="pad", flip="alternate", randaugment=1, operations="google", magnitude=10, erasing=0.5)
+    found = augment(images, stream(64, seed=7, epoch=1), settings, eye)
+    assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == "56f58e31e3ef5d12"
+
+
+@pytest.mark.parametrize("row", [*TORCHVISION, *GOOGLE], ids=lambda row: row.name)
+def test_an_operation_works_on_the_channels_that_its_row_names(row):
+    for channels in (1, 3) if row.channels else (1, 2, 3, 5):
+        images = noise(4, 8, 6, channels)
+        changed = apply(row, images, np.array([1.0, -1.0, 1.0, -1.0]), stream(4), Augment())
+        assert (changed.shape, changed.dtype) == (images.shape, np.uint8)
+
+
+def test_an_operation_is_one_row(monkeypatch):
+    """A row of its own is chosen as often as the others, gets the magnitude, and its channels are asked for."""
+    row = Operation("Set", lambda images, level: np.full_like(images, level), lambda at: (at.magnitude,), (1, 5))
+    monkeypatch.setitem(TABLES, "torchvision", (TORCHVISION[0], row))
+    settings = Augment(randaugment=1, magnitude=30)
+    changed = augment(
+        np.zeros((400, 24, 20, 5), np.uint8), stream(400), settings, EYE.replace(mean=(0.5,) * 5, std=(0.5,) * 5)
+    )
+    assert set(np.unique(changed)) == {0, 30}
+    assert 150 < (changed[:, 0, 0, 0] == 30).sum() < 250
+    check_channels(settings, 5)
+    with pytest.raises(
+        UsageError, match=r"by Set must have images of 1 or 5 channels, got 3\. Set augment.randaugment"
+    ):
+        check_channels(settings, 3)
+
+
+def test_jitter_asks_for_the_channels_of_its_rows():
+    check_channels(Augment(brightness=0.5, crop="resized", flip="random", erasing=0.5, mixup=0.2), 5)
+    for name in ("contrast", "saturation", "hue"):
+        with pytest.raises(
+            UsageError, match=f"by {name} must have images of 1 or 3 channels, got 5. Set augment.{name}"
+        ):
+            check_channels(Augment(**{name: 0.1}), 5)

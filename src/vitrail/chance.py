@@ -5,6 +5,7 @@ Arrays of counters broadcast: a whole batch costs one call.
 """
 
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,8 @@ def uniform(*counters: Counter, draw: str) -> np.ndarray:
     return (bits(*counters, draw=draw) >> np.uint64(11)) * 2.0**-53
 
 
-def whole(high: Counter, *counters: Counter, draw: str) -> np.ndarray:
-    """Whole numbers from 0 to below `high` (up to 2^32; the bias is below 2^-21)."""
+def integers(high: Counter, *counters: Counter, draw: str) -> np.ndarray:
+    """Integers from 0 to below `high` (up to 2^32; the bias is below 2^-21)."""
     return np.minimum(uniform(*counters, draw=draw) * high, np.asarray(high) - 1).astype(np.int64)
 
 
@@ -49,6 +50,35 @@ def beta(alpha: float, *counters: Counter, draw: str) -> np.ndarray:
 def permutation(count: int, *counters: int, draw: str) -> np.ndarray:
     """The numbers 0 ... count - 1 in a random order."""
     return np.argsort(bits(*counters, np.arange(count), draw=draw), kind="stable")
+
+
+class Stream(NamedTuple):
+    """The random numbers of some samples in an epoch. A name tells independent numbers of one sample apart."""
+
+    seed: int
+    epoch: int
+    index: np.ndarray
+    """Which samples of the data these are (B)."""
+
+    def uniform(self, name: str) -> np.ndarray:
+        """A real number in [0, 1) for each sample."""
+        return uniform(self.seed, self.epoch, self.index, draw=name)
+
+    def uniforms(self, count: int, name: str) -> np.ndarray:
+        """So many real numbers in [0, 1) for each sample (B, count)."""
+        return uniform(self.seed, self.epoch, self.index[:, None], np.arange(count), draw=name)
+
+    def integers(self, high: Counter, name: str) -> np.ndarray:
+        """An integer from 0 to below `high` for each sample."""
+        return integers(high, self.seed, self.epoch, self.index, draw=name)
+
+    def beta(self, alpha: float, name: str) -> np.ndarray:
+        """A share from Beta(alpha, alpha) for each sample."""
+        return beta(alpha, self.seed, self.epoch, self.index, draw=name)
+
+    def take(self, chosen: np.ndarray) -> "Stream":
+        """The numbers of some of these samples."""
+        return self._replace(index=self.index[chosen])
 
 
 def _mix(state: np.ndarray) -> np.ndarray:

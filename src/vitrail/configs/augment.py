@@ -1,4 +1,4 @@
-"""What training may do to a picture, in numbers; `images.augment` does it."""
+"""What training may do to an image, in numbers; `images.augment` does it."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -22,7 +22,7 @@ class Augment(Settings):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Smallest and largest width over height of crop = resized."""
     flip: Literal["none", "random", "alternate"] = "none"
-    """Mirror at random, or each picture in every other epoch (the first time at random)."""
+    """Mirror at random, or each image in every other epoch (the first time at random)."""
     randaugment: int = 0
     """How many random operations (RandAugment, arXiv 1909.13719)."""
     operations: Literal["torchvision", "google"] = "torchvision"
@@ -43,7 +43,7 @@ class Augment(Settings):
     mixup: float = 0.0
     """Alpha of Mixup (arXiv 1710.09412), up to 1; 0 is off."""
     cutmix: float = 0.0
-    """Alpha of CutMix (arXiv 1905.04899), up to 1; with Mixup, each picture gets one of the two at random."""
+    """Alpha of CutMix (arXiv 1905.04899), up to 1; with Mixup, each image gets one of the two at random."""
     fill: int = 0
     """Level of rims and of what rotation and the like uncover."""
 
@@ -70,5 +70,5 @@ class Augment(Settings):
 
     @property
     def mixes(self) -> bool:
-        """Whether pictures are mixed in pairs."""
+        """Whether images are mixed in pairs."""
         return self.mixup > 0 or self.cutmix > 0

@@ -18,12 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import chance
+from vitrail.chance import Stream
 from vitrail.configs.augment import Augment
 from vitrail.data.ahead import in_order
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.augment import Draw, Mixture, augment, draw_mixture
+from vitrail.images.augment import Mixture, augment, check_channels, sample_mixture
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_whole
 
@@ -96,12 +97,9 @@ class Loader:
         self.workers, self.rank, self.ranks, self.cache, self.on_damage = workers, rank, ranks, cache, on_damage
         self.damaged: dict[str, str] = {}
         """Pictures that could not be read so far, and why."""
-        if preprocess.channels not in (1, 3):
-            s = self.settings
-            if s.randaugment or s.contrast or s.saturation or s.hue:
-                raise UsageError(f"RandAugment and colour jitter need 1 or 3 channels, got {preprocess.channels}.")
-            if split.in_memory is None:
-                raise UsageError(f"Picture files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
+        check_channels(self.settings, preprocess.channels)
+        if preprocess.channels not in (1, 3) and split.in_memory is None:
+            raise UsageError(f"Picture files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
 
     @property
     def steps(self) -> int:
@@ -145,17 +143,17 @@ class Loader:
 
     def _prepare(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Pixels of some samples, and whose they are: another's for a substitute, -1 for one to be skipped."""
-        draw = Draw(self.seed, epoch, indices)
+        stream = Stream(self.seed, epoch, indices)
         memory = self.split.in_memory
         if memory is not None and len(indices):
-            return augment(memory[indices], draw, self.settings, self.preprocess), indices
+            return augment(memory[indices], stream, self.settings, self.preprocess), indices
         found = [self._read(int(index)) for index in indices]
         owners = np.array([owner for _, owner in found], np.int64)
         pixels = np.zeros((len(indices), *self.preprocess.resolution, self.preprocess.channels), np.uint8)
         is_good = owners >= 0
         if is_good.any():
             pictures = [picture for picture, _ in found if picture is not None]
-            pixels[is_good] = augment(pictures, draw._replace(index=indices[is_good]), self.settings, self.preprocess)
+            pixels[is_good] = augment(pictures, stream.take(is_good), self.settings, self.preprocess)
         return pixels, owners
 
     def _read(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
@@ -183,8 +181,8 @@ class Loader:
         is_skipped = owners < 0
         mixture = None
         if self.settings.mixes:
-            draw = Draw(self.seed, epoch, indices)
-            mixture = draw_mixture(draw, self.settings, self.preprocess.resolution, is_skipped)
+            stream = Stream(self.seed, epoch, indices)
+            mixture = sample_mixture(stream, self.settings, self.preprocess.resolution, is_skipped)
         return Batch(
             pixels=torch.from_numpy(pixels),
             labels=torch.from_numpy(self.split.labels[np.where(is_skipped, indices, owners)]),

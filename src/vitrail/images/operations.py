@@ -1,7 +1,7 @@
-"""Changes to pictures in memory: uint8 arrays (B, H, W, C) with a strength for each picture.
+"""Operations on images in memory: uint8 arrays (B, H, W, C) with a strength for each image.
 
 Each equals torchvision's operation of that name on a Pillow image, to the bit (its own rounding included), and works
-on one photo as on a batch of small pictures. Where all rows change alike, the batch is one tall Pillow image.
+on one photo as on a batch of small images. Where all rows change alike, the batch is one tall Pillow image.
 """
 
 import math
@@ -13,102 +13,108 @@ from PIL import Image
 
 from vitrail.errors import UsageError
 
-Pictures = np.ndarray
+Images = np.ndarray
+GREY_OR_COLOUR = (1, 3)  # numbers of channels that Pillow has modes for
 
 
-def flip(pictures: Pictures) -> Pictures:
+def flip(images: Images) -> Images:
     """Left becomes right."""
-    if pictures.shape[3] not in (1, 3):
-        return pictures[:, :, ::-1]
-    return _tall(pictures, lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    if images.shape[3] not in GREY_OR_COLOUR:
+        return images[:, :, ::-1]
+    return _tall(images, lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
 
 
-def to_grey(pictures: Pictures) -> Pictures:
+def to_grey(images: Images) -> Images:
     """Luminance, one channel (ITU-R 601-2, as Pillow rounds it). Only colours have one."""
-    if pictures.shape[3] == 1:
-        return pictures
-    if pictures.shape[3] != 3:
-        raise UsageError(f"Pictures must have 1 or 3 channels to become grey, got {pictures.shape[3]}.")
-    return _tall(pictures, lambda image: image.convert("L"))
+    if images.shape[3] == 1:
+        return images
+    if images.shape[3] != 3:
+        raise UsageError(f"Images must have 1 or 3 channels to become grey, got {images.shape[3]}.")
+    return _tall(images, lambda image: image.convert("L"))
 
 
-def blend(ground: np.ndarray, pictures: Pictures, strength: np.ndarray) -> Pictures:
-    """From `ground` (0) to the picture (1) and beyond."""
+def blend(ground: np.ndarray, images: Images, strength: np.ndarray) -> Images:
+    """From `ground` (0) to the image (1) and beyond."""
     ground = ground.astype(np.float32)
-    mixed = ground + _each(strength) * (pictures.astype(np.float32) - ground)
+    mixed = ground + _each(strength) * (images.astype(np.float32) - ground)
     return np.clip(mixed, 0, 255).astype(np.uint8)
 
 
-def brightness(pictures: Pictures, strength: np.ndarray) -> Pictures:
-    """0 is black, 1 the picture."""
-    return blend(np.zeros(1, np.uint8), pictures, strength)
+def brightness(images: Images, strength: np.ndarray) -> Images:
+    """0 is black, 1 the image."""
+    return blend(np.zeros(1, np.uint8), images, strength)
 
 
-def contrast(pictures: Pictures, strength: np.ndarray) -> Pictures:
-    """0 is the mean grey, 1 the picture."""
-    grey = to_grey(pictures)
+def contrast(images: Images, strength: np.ndarray) -> Images:
+    """0 is the mean grey, 1 the image."""
+    grey = to_grey(images)
     mean = grey.mean(axis=(1, 2, 3), keepdims=True, dtype=np.float64)
-    return blend((mean + 0.5).astype(np.uint8), pictures, strength)
+    return blend((mean + 0.5).astype(np.uint8), images, strength)
 
 
-def saturation(pictures: Pictures, strength: np.ndarray) -> Pictures:
-    """0 is grey, 1 the picture."""
-    return blend(to_grey(pictures), pictures, strength)
+def saturation(images: Images, strength: np.ndarray) -> Images:
+    """0 is grey, 1 the image."""
+    return blend(to_grey(images), images, strength)
 
 
-def sharpness(pictures: Pictures, strength: np.ndarray) -> Pictures:
-    """0 is smoothed by a 3 x 3 kernel, 1 the picture. The rim has no neighbours and stays."""
-    smooth = pictures.copy()
-    _, height, width, _ = pictures.shape
+def sharpness(images: Images, strength: np.ndarray) -> Images:
+    """0 is smoothed by a 3 x 3 kernel, 1 the image. The rim has no neighbours and stays."""
+    smooth = images.copy()
+    _, height, width, _ = images.shape
     if height > 2 and width > 2:
-        wide = pictures.astype(np.float32)
+        wide = images.astype(np.float32)
         around = sum(
             wide[:, down : height - 2 + down, right : width - 2 + right] for down in range(3) for right in range(3)
         )
         smooth[:, 1:-1, 1:-1] = np.floor((around + 4 * wide[:, 1:-1, 1:-1]) / np.float32(13) + np.float32(0.5))
-    return blend(smooth, pictures, strength)
+    return blend(smooth, images, strength)
 
 
-def hue(pictures: Pictures, turn: np.ndarray) -> Pictures:
+def hue(images: Images, turn: np.ndarray) -> Images:
     """Colours turned round the circle by a share from -1/2 to 1/2; grey has none."""
-    if pictures.shape[3] != 3:
-        return pictures
-    turned = _tall(pictures, lambda image: image.convert("HSV"))
+    if images.shape[3] != 3:
+        return images
+    turned = _tall(images, lambda image: image.convert("HSV"))
     turned[..., 0] += (turn * 255).astype(np.int64).astype(np.uint8)[:, None, None]
     return _tall(turned, lambda image: image.convert("RGB"), mode="HSV")
 
 
-def posterise(pictures: Pictures, kept_bits: np.ndarray) -> Pictures:
+def posterise(images: Images, kept_bits: np.ndarray) -> Images:
     """Only the highest bits of each level."""
     mask = ~((1 << (8 - np.round(kept_bits).astype(np.int64))) - 1) & 255
-    return pictures & _each(mask).astype(np.uint8)
+    return images & _each(mask).astype(np.uint8)
 
 
-def solarise(pictures: Pictures, threshold: np.ndarray) -> Pictures:
+def invert(images: Images) -> Images:
+    """Every level becomes its opposite."""
+    return 255 - images
+
+
+def solarise(images: Images, threshold: np.ndarray) -> Images:
     """Levels from the threshold on become their opposite."""
-    return np.where(pictures < _each(threshold), pictures, 255 - pictures)
+    return np.where(images < _each(threshold), images, 255 - images)
 
 
-def brighten_dark(pictures: Pictures, addition: int) -> Pictures:
+def brighten_dark(images: Images, addition: int) -> Images:
     """Levels of the darker half grow (Google's SolarizeAdd)."""
-    added = np.minimum(pictures.astype(np.int64) + addition, 255).astype(np.uint8)
-    return np.where(pictures < 128, added, pictures)
+    added = np.minimum(images.astype(np.int64) + addition, 255).astype(np.uint8)
+    return np.where(images < 128, added, images)
 
 
-def autocontrast(pictures: Pictures) -> Pictures:
+def autocontrast(images: Images) -> Images:
     """The darkest level of each channel becomes black, the brightest white."""
-    low = pictures.min(axis=(1, 2), keepdims=True).astype(np.float64)
-    high = pictures.max(axis=(1, 2), keepdims=True).astype(np.float64)
+    low = images.min(axis=(1, 2), keepdims=True).astype(np.float64)
+    high = images.max(axis=(1, 2), keepdims=True).astype(np.float64)
     scale = 255.0 / np.where(high > low, high - low, 255)
     offset = -low * scale
-    stretched = np.clip((pictures * scale + offset).astype(np.int64), 0, 255).astype(np.uint8)
-    return np.where(high > low, stretched, pictures)
+    stretched = np.clip((images * scale + offset).astype(np.int64), 0, 255).astype(np.uint8)
+    return np.where(high > low, stretched, images)
 
 
-def equalise(pictures: Pictures) -> Pictures:
+def equalise(images: Images) -> Images:
     """Levels spread so that each is about equally frequent."""
-    count, height, width, channels = pictures.shape
-    levels = np.moveaxis(pictures, 3, 1).reshape(count * channels, height * width)
+    count, height, width, channels = images.shape
+    levels = np.moveaxis(images, 3, 1).reshape(count * channels, height * width)
     offsets = np.arange(len(levels))[:, None] * 256
     histogram = np.bincount((levels + offsets).ravel(), minlength=len(levels) * 256).reshape(-1, 256)
     brightest = np.take_along_axis(histogram, 255 - np.argmax(histogram[:, ::-1] > 0, axis=1)[:, None], 1)
@@ -120,76 +126,86 @@ def equalise(pictures: Pictures) -> Pictures:
     return np.moveaxis(equal, 1, 3)
 
 
-def shear_x(pictures: Pictures, slope: np.ndarray, fill: int) -> Pictures:
+def shear_x(images: Images, slope: np.ndarray, fill: int) -> Images:
     """Rows shift by `slope` for each pixel down."""
-    return _affine(pictures, [(1.0, math.tan(math.atan(s)), 0.0, 0.0, 1.0, 0.0) for s in slope], fill)
+    return _affine(images, [(1.0, math.tan(math.atan(s)), 0.0, 0.0, 1.0, 0.0) for s in slope], fill)
 
 
-def shear_y(pictures: Pictures, slope: np.ndarray, fill: int) -> Pictures:
+def shear_y(images: Images, slope: np.ndarray, fill: int) -> Images:
     """Columns shift by `slope` for each pixel to the right."""
-    return _affine(pictures, [(1.0, 0.0, 0.0, math.tan(math.atan(s)), 1.0, 0.0) for s in slope], fill)
+    return _affine(images, [(1.0, 0.0, 0.0, math.tan(math.atan(s)), 1.0, 0.0) for s in slope], fill)
 
 
-def translate_x(pictures: Pictures, pixels: np.ndarray, fill: int) -> Pictures:
-    """The picture moves to the right by whole pixels."""
-    return _affine(pictures, [(1.0, 0.0, -float(int(p)), 0.0, 1.0, 0.0) for p in pixels], fill)
+def translate_x(images: Images, pixels: np.ndarray, fill: int) -> Images:
+    """The image moves to the right by the integer part of `pixels`."""
+    return _affine(images, [(1.0, 0.0, -float(int(p)), 0.0, 1.0, 0.0) for p in pixels], fill)
 
 
-def translate_y(pictures: Pictures, pixels: np.ndarray, fill: int) -> Pictures:
-    """The picture moves down by whole pixels."""
-    return _affine(pictures, [(1.0, 0.0, 0.0, 0.0, 1.0, -float(int(p))) for p in pixels], fill)
+def translate_y(images: Images, pixels: np.ndarray, fill: int) -> Images:
+    """The image moves down by the integer part of `pixels`."""
+    return _affine(images, [(1.0, 0.0, 0.0, 0.0, 1.0, -float(int(p))) for p in pixels], fill)
 
 
-def rotate(pictures: Pictures, degrees: np.ndarray, fill: int) -> Pictures:
+def rotate(images: Images, degrees: np.ndarray, fill: int) -> Images:
     """Counter-clockwise about the centre; corners are cut off."""
-    colour = _colour(fill, pictures.shape[3])
-    return _one_by_one(pictures, degrees, lambda image, angle: image.rotate(float(angle), fillcolor=colour))
+    colour = _colour(fill, images.shape[3])
+    return _one_by_one(images, degrees, lambda image, angle: image.rotate(float(angle), fillcolor=colour))
 
 
-def pad_and_crop(pictures: Pictures, padding: int, down: np.ndarray, right: np.ndarray, fill: int) -> Pictures:
+def pad_and_crop(images: Images, padding: int, down: np.ndarray, right: np.ndarray, fill: int) -> Images:
     """A rim of `padding` pixels, then the window that starts `down` and `right` pixels in."""
-    count, height, width, _ = pictures.shape
+    count, height, width, _ = images.shape
     rim = (padding, padding)
-    padded = np.pad(pictures, ((0, 0), rim, rim, (0, 0)), constant_values=fill)
+    padded = np.pad(images, ((0, 0), rim, rim, (0, 0)), constant_values=fill)
     rows = down[:, None, None] + np.arange(height)[None, :, None]
     columns = right[:, None, None] + np.arange(width)[None, None, :]
     return padded[np.arange(count)[:, None, None], rows, columns]
 
 
-def erase(pictures: Pictures, boxes: np.ndarray, colour: np.ndarray) -> Pictures:
-    """A box (top, left, height, width) of each picture painted over."""
+def erase(images: Images, boxes: np.ndarray, colour: np.ndarray) -> Images:
+    """A box (top, left, height, width) of each image painted over."""
     top, left, high, wide = (side[:, None, None] for side in boxes.T)
-    rows, columns = np.arange(pictures.shape[1])[None, :, None], np.arange(pictures.shape[2])[None, None, :]
+    rows, columns = np.arange(images.shape[1])[None, :, None], np.arange(images.shape[2])[None, None, :]
     inside = (rows >= top) & (rows < top + high) & (columns >= left) & (columns < left + wide)
-    return np.where(inside[..., None], colour.astype(np.uint8), pictures)
+    return np.where(inside[..., None], colour.astype(np.uint8), images)
 
 
-def _affine(pictures: Pictures, matrices: list[tuple[float, ...]], fill: int) -> Pictures:
+def cut_out(
+    images: Images, down: np.ndarray, right: np.ndarray, half_height: int, half_width: int, fill: int
+) -> Images:
+    """A box about the point (down, right) of each image painted over; what lies outside of the image is cut off."""
+    height, width, channels = images.shape[1:]
+    top, left = np.maximum(down - half_height, 0), np.maximum(right - half_width, 0)
+    tall, wide = np.minimum(down + half_height, height) - top, np.minimum(right + half_width, width) - left
+    return erase(images, np.stack([top, left, tall, wide], axis=1), np.array([fill] * channels))
+
+
+def _affine(images: Images, matrices: list[tuple[float, ...]], fill: int) -> Images:
     """Each output pixel takes the input pixel that its matrix (by rows) leads to, or the fill."""
-    colour = _colour(fill, pictures.shape[3])
+    colour = _colour(fill, images.shape[3])
     return _one_by_one(
-        pictures,
+        images,
         matrices,
         lambda image, matrix: image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=colour),
     )
 
 
-def _one_by_one(pictures: Pictures, settings: Any, change: Callable[[Image.Image, Any], Image.Image]) -> Pictures:
-    changed = [np.asarray(change(to_image(one), setting)) for one, setting in zip(pictures, settings, strict=True)]
-    return np.stack(changed).reshape(pictures.shape)
+def _one_by_one(images: Images, settings: Any, change: Callable[[Image.Image, Any], Image.Image]) -> Images:
+    changed = [np.asarray(change(to_image(one), setting)) for one, setting in zip(images, settings, strict=True)]
+    return np.stack(changed).reshape(images.shape)
 
 
-def _tall(pictures: Pictures, change: Callable[[Image.Image], Image.Image], mode: str | None = None) -> Pictures:
-    """Apply what treats every row alike to all pictures at once, stacked to one tall image."""
-    count, height, width, channels = pictures.shape
-    rows = np.ascontiguousarray(pictures).reshape(count * height, width, channels)
+def _tall(images: Images, change: Callable[[Image.Image], Image.Image], mode: str | None = None) -> Images:
+    """Apply what treats every row alike to all images at once, stacked to one tall image."""
+    count, height, width, channels = images.shape
+    rows = np.ascontiguousarray(images).reshape(count * height, width, channels)
     image = Image.frombytes(mode or ("L" if channels == 1 else "RGB"), (width, count * height), rows.data)
     return np.array(change(image)).reshape(count, height, width, -1)
 
 
-def to_image(picture_HWC: np.ndarray) -> Image.Image:
-    """A picture of 1 or 3 channels for Pillow."""
-    return Image.fromarray(picture_HWC[..., 0] if picture_HWC.shape[2] == 1 else picture_HWC)
+def to_image(image_HWC: np.ndarray) -> Image.Image:
+    """An image of 1 or 3 channels for Pillow."""
+    return Image.fromarray(image_HWC[..., 0] if image_HWC.shape[2] == 1 else image_HWC)
 
 
 def _colour(level: int, channels: int) -> int | tuple[int, ...]:
@@ -197,6 +213,6 @@ def _colour(level: int, channels: int) -> int | tuple[int, ...]:
 
 
 def _each(values: np.ndarray) -> np.ndarray:
-    """One value for each picture, against (B, H, W, C)."""
+    """One value for each image, against (B, H, W, C)."""
     values = np.asarray(values)
     return (values.astype(np.float32) if values.dtype.kind == "f" else values)[:, None, None, None]
