@@ -1,7 +1,9 @@
 """The command line's contract: output, exit codes, one-line errors, and speed of what needs no torch."""
 
+import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,8 @@ import vitrail
 from vitrail.commands import COMMANDS
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.zoo import MODELS
+from vitrail.console import json_text, printable
+from vitrail.errors import MissingError
 from vitrail.training.checkpoint import load_newest
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
@@ -22,7 +26,9 @@ FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 
 def run(*words, **options):
     command = [sys.executable, "-m", "vitrail", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert "internal error" not in done.stderr
+    return done
 
 
 def test_version():
@@ -244,3 +250,107 @@ def test_demo_is_reproducible(tmp_path):
         run("demo", "--epochs", "1", "--output", tmp_path / name)
     weights = [(tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("one", "other")]
     assert weights[0] == weights[1]
+
+
+# Errors that nobody foresaw
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("grid"), "internal error (KeyError): 'grid' (--debug shows where)"),
+        (RuntimeError("first\nsecond"), "internal error (RuntimeError): first (--debug shows where)"),
+        (AssertionError(), "internal error (AssertionError): no reason given (--debug shows where)"),
+        (OSError("a library's own"), "internal error (OSError): a library's own (--debug shows where)"),
+    ],
+)
+def test_an_unforeseen_error_is_one_line(call, monkeypatch, error, message):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(MODELS["ViT-Pico/2"].__class__, "info", fail)
+    done = call("info", "ViT-Pico/2", internal=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"vitrail: {message}\n")
+    done = call("info", "ViT-Pico/2", "--debug", internal=True)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith(f"vitrail: {message}\n")
+
+
+# Text from outside
+
+
+HOSTILE = "a\x9b31m\u202e\u2066b\u200b\u2028\u2029\udc80\x1b[2J\r\n\u3164é새"
+
+
+def test_text_from_outside_is_printable_and_short():
+    shown = "a\\x9b31m\\u202e\\u2066b\\u200b\\u2028\\u2029\\udc80\\x1b[2J\\r\\n\\u3164é새"
+    assert printable(HOSTILE) == shown
+    assert printable("e\u0301 is fine") == "e\u0301 is fine"
+    flood = printable("e" + "\u0301" * 10_000)
+    assert flood.startswith("e\u0301\u0301\u0301\u0301\\u0301\\u0301")
+    assert len(flood) <= 1000
+    long = printable("begins " + "x" * 1_000_000 + " ends")
+    assert len(long) <= 1000
+    assert long.startswith("begins xxx")
+    assert long.endswith("xxx ends")
+    assert " ... (1,000,012 characters) ... " in long
+    assert printable("y" * 1000) == "y" * 1000
+
+
+def test_json_escapes_what_a_terminal_should_not_get_and_changes_nothing():
+    document = {"file": HOSTILE, "label": "\U000e0041 새 e\u0301" + "\u0301" * 50, "long": "x" * 5000}
+    text = json_text(document)
+    assert text.isprintable()
+    assert "\\u009b31m\\u202e\\u2066b\\u200b\\u2028\\u2029\\udc80" in text
+    assert "새" in text
+    assert json.loads(text) == document
+    assert json_text({"scores": [float("nan"), 1.5]}) == '{"scores": [null, 1.5]}'
+
+
+def test_a_megabyte_of_message_is_one_short_line(call):
+    done = call("info", "x" * 1_000_000)
+    assert done.returncode == 2
+    assert done.stderr.startswith("vitrail: Model must be a name that `vitrail models` lists")
+    assert 900 < len(done.stderr) <= 1001
+
+
+def test_tables_show_names_of_classes_as_text(call, tmp_path):
+    strange = ("cat\x9b31m", "dog\u202egod", "새\x1b[2J")
+    vitrail.save(dataclasses.replace(vitrail.load(FIXTURE), labels=strange), tmp_path / "bundle")
+    for index, label in enumerate(strange):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        Image.new("L", (9, 8), 80 * index).save(tmp_path / "data" / label / "0.png")
+    for words in (["evaluate", tmp_path / "bundle", tmp_path / "data"], ["predict", tmp_path / "bundle", tmp_path]):
+        done = call(*words)
+        assert done.returncode == 0, done.stderr
+        assert all(line.isprintable() for line in done.stdout.splitlines())
+        assert "dog\\u202egod" in done.stdout
+        done = call(*words, "--json")
+        assert all(line.isprintable() for line in done.stdout.split("\n"))
+        assert "dog\\u202egod" in done.stdout
+        assert strange[1] in json.dumps(
+            [json.loads(line) for line in done.stdout.split("\n") if line], ensure_ascii=False
+        )
+
+
+# What a run remembers, what others may catch
+
+
+def test_a_run_records_the_words_it_was_given(call, tmp_path):
+    words = ["train", "digits", "--model", "ViT-Pico/2", "--output", str(tmp_path / "a run"), "--steps", "1"]
+    done = call(*words)
+    assert done.returncode == 0, done.stderr
+    command = vitrail.load(tmp_path / "a run" / "bundle").provenance["command"]
+    assert command == shlex.join(["vitrail", *words])
+    assert (tmp_path / "a run" / "config.toml").read_text().startswith(f"# {command}\n")
+
+
+def test_our_errors_can_be_caught_by_one_name(monkeypatch):
+    with pytest.raises(vitrail.VitrailError):
+        vitrail.load("nowhere")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingError, match="needs the 'onnx' extra"):
+        vitrail.Classifier(FIXTURE, engine="onnx")
+    assert issubclass(MissingError, vitrail.VitrailError)
+    assert issubclass(MissingError, ImportError)

@@ -91,6 +91,7 @@ def predict(capsys, *words):
     except SystemExit as leaving:
         code = leaving.code
     said = capsys.readouterr()
+    assert "internal error" not in said.err
     return code, [json.loads(line) for line in said.out.splitlines()], said.err
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail.classifier import Classifier
+    from vitrail.errors import VitrailError
     from vitrail.images.preprocess import Preprocess
     from vitrail.models.create import create
     from vitrail.models.look import look
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Bundle", "Classifier", "Preprocess", "create", "load", "look", "save"]
+__all__ = ["Bundle", "Classifier", "Preprocess", "VitrailError", "create", "load", "look", "save"]
 
 _HOMES = {
     "Bundle": "vitrail.weights.bundle",
     "Classifier": "vitrail.classifier",
     "Preprocess": "vitrail.images.preprocess",
+    "VitrailError": "vitrail.errors",
     "create": "vitrail.models.create",
     "load": "vitrail.weights.bundle",
     "look": "vitrail.models.look",

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import tyro
 
 from vitrail import __version__
-from vitrail.commands import COMMANDS
-from vitrail.console import printable
+from vitrail.commands import COMMANDS, given_words
+from vitrail.console import say
 from vitrail.errors import VitrailError, did_you_mean
 
 DESCRIPTION = """The Vision Transformer, whole: define it, train it, look inside it, ship it.
@@ -29,6 +29,7 @@ Errors are one line; add --debug for the traceback. --version prints the version
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with the contract's exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    given_words.set(tuple(words))
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"] or ["--help"]
     _prepare_streams()
@@ -49,11 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader has left (`| head`): nothing more to say.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is buffered must not be flushed at exit
         sys.exit(0)
-    except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    except Exception as error:
         if debug:
             traceback.print_exc()
-        _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
+        if isinstance(error, OSError) and error.strerror:
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+            _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
+        # A net, not a cure: whatever lands here should have been foreseen where it happens.
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        _leave(f"internal error ({type(error).__name__}): {reason} (--debug shows where)", 1)
 
 
 def _prepare_streams() -> None:
@@ -113,5 +118,5 @@ def _in_one_line(box: str) -> str:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"vitrail: {printable(message)}\n")
+    say(f"vitrail: {message}")
     sys.exit(code)

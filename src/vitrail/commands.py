@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,14 +16,25 @@ from tyro.conf import arg
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
-from vitrail.console import cell, prediction_table, print_conversion, print_json, print_scores, print_table, printable
+from vitrail.console import (
+    cell,
+    prediction_table,
+    print_conversion,
+    print_json,
+    print_scores,
+    print_table,
+    printable,
+    say,
+)
 from vitrail.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from vitrail.configs.recipe import Recipe
 
-Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
+given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
+"""What the running command was given on the command line, for the record of a run."""
 
+Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 BundlePath = Annotated[
     str,
@@ -86,12 +98,11 @@ class Running:
         names = [field.name for field in dataclasses.fields(Options)]
         options = {name: getattr(self, name) for name in names}
         options["cache"] = None if self.cache is None else str(self.cache)
-        command = shlex.join(["vitrail", *sys.argv[1:]])
         return {
             "options": Options(**options),
             "resumes": self.resume == "auto",
             "force": self.force,
-            "command": command,
+            "command": shlex.join(["vitrail", *given_words.get()]),
         }
 
 
@@ -391,9 +402,9 @@ def inspect(
     )  # fmt: skip
     document = write_page(found, output, full=full, force=force)
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
-        sys.stderr.write(f"note: the page has {size / 1e6:.1f} MB; fewer pictures or layers would make it smaller\n")
+        say(f"note: the page has {size / 1e6:.1f} MB; fewer pictures or layers would make it smaller")
     if not found.is_trained:
-        sys.stderr.write("note: nothing says that this model was trained; maps of random weights mean nothing\n")
+        say("note: nothing says that this model was trained; maps of random weights mean nothing")
     return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
 
 
@@ -437,7 +448,7 @@ def convert(
     shown = built_in("fashion-40").splits["test"].pictures if pictures is None else find_pictures([pictures])
     report = run(source, destination, to, told=told, verifies=verify, pictures=list(shown), force=force)
     for note in report["notes"]:
-        sys.stderr.write(f"note: {printable(note)}\n")
+        say(f"note: {note}")
     return print_json(report) if json else print_conversion(report)
 
 

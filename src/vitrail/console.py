@@ -1,20 +1,37 @@
-"""What commands print: one JSON document, or tables for people. Data goes to stdout, words about it to stderr."""
+"""What commands print: one JSON document, or tables for people. Data goes to stdout, words about it to stderr.
+
+Text from outside (names of files and classes, other libraries' messages) reaches a terminal through `printable`, and
+JSON through `json_text`, which escapes it but changes nothing.
+"""
 
 import json
 import math
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+_LONGEST = 1000  # characters of a line for people
+_MOST_MARKS = 4  # combining marks on one character; no script needs more
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters to Unicode, which show nothing
 
 
 def print_json(document: object) -> None:
-    """One document, in one line. What JSON has no word for, NaN and infinities, becomes null."""
+    """One document, in one line."""
+    sys.stdout.write(json_text(document) + "\n")
+
+
+def json_text(document: object, *, default: Callable[[Any], Any] | None = None) -> str:
+    """JSON in one line, readable (Korean stays Korean) and safe to show: what is not printable is escaped. What JSON
+    has no word for, NaN and infinities, becomes null."""
     try:
-        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=default)
     except ValueError:
-        text = json.dumps(finite(document), ensure_ascii=False, allow_nan=False)
-    sys.stdout.write(text + "\n")
+        text = json.dumps(finite(document), ensure_ascii=False, allow_nan=False, default=default)
+    if text.isprintable():
+        return text
+    # Outside of its strings, a line of JSON is ASCII.
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def finite(document: Any) -> Any:
@@ -29,6 +46,12 @@ def finite(document: Any) -> Any:
     return document
 
 
+def say(line: str) -> None:
+    """A line for people, on stderr."""
+    sys.stderr.write(printable(line) + "\n")
+    sys.stderr.flush()
+
+
 def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     """Rows of text; on a terminal they are broken to fit, in a pipe they are not."""
     from rich.console import Console
@@ -37,7 +60,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
 
     table = Table(*(headers or ()), box=None, pad_edge=False, show_header=headers is not None)
     for row in rows:
-        table.add_row(*map(Text, row))  # names are text, not markup
+        table.add_row(*(Text(printable(text)) for text in row))  # names are text, not markup
     # Piped output has no width of its own: never cut it.
     console = Console(width=None if sys.stdout.isatty() else 200)
     with console.capture() as captured:
@@ -66,7 +89,7 @@ def print_scores(scores: dict[str, Any]) -> None:
         rows.append(["calibration error", f"{scores['ece']:.3f}"])
     print_table(None, rows)
     for note in scores.get("notes", ()):
-        sys.stderr.write(f"note: {printable(note)}\n")
+        say(f"note: {note}")
     if "shots" in scores:
         sys.stdout.write("\n")
         rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
@@ -94,7 +117,7 @@ def print_conversion(report: dict[str, Any]) -> None:
         ["to", f"{report['to']}, {report['destination']}"],
         *(["proof", _spoken_proof(proof)] for proof in report["proofs"]),
     ]
-    print_table(None, [[name, printable(value)] for name, value in rows])
+    print_table(None, rows)
 
 
 def _spoken_proof(proof: dict[str, Any]) -> str:
@@ -110,7 +133,7 @@ def _spoken_proof(proof: dict[str, Any]) -> str:
 def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
     """A function that prints a line of the table. Widths are known before the first answer is."""
     first = max(_columns(printable(path)) for path in paths)
-    second = min(max(map(_columns, labels)), 40) + len(" 0.123")
+    second = min(max(_columns(printable(label)) for label in labels), 40) + len(" 0.123")
 
     def show(answer: dict[str, Any]) -> None:
         words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
@@ -128,8 +151,23 @@ def _columns(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Names of files may hold line breaks and worse."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    """Text from outside as one short line for people. Control, direction and invisible characters are escaped, and so
+    are floods of combining marks; a line that is too long loses its middle."""
+    if not text.isascii() or not text.isprintable():
+        text = "".join(_escaped(text))
+    if len(text) <= _LONGEST:
+        return text
+    gap = f" ... ({len(text):,} characters) ... "
+    kept = (_LONGEST - len(gap)) // 2
+    return text[:kept] + gap + text[-kept:]
+
+
+def _escaped(text: str) -> Iterator[str]:
+    marks = 0
+    for character in text:
+        marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
+        is_shown = character.isprintable() and marks <= _MOST_MARKS and character not in _BLANK
+        yield character if is_shown else character.encode("unicode_escape").decode()
 
 
 def cell(value: Any) -> str:

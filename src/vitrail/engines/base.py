@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from vitrail.configs.base import ModelConfig
-from vitrail.errors import UsageError
+from vitrail.errors import MissingError
 from vitrail.weights.parts import Parts
 
 _JOB_MACS = 6 * 10**9
@@ -58,6 +58,6 @@ def need(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise UsageError(
+        raise MissingError(
             f"Engine onnx needs the 'onnx' extra ({package} is missing). Run: pip install \"vitrail[onnx]\"."
         ) from None

@@ -10,10 +10,10 @@ manifest.json   SHA-256 of the first two
 
 import hashlib
 import os
-import sys
 from pathlib import Path
 
 from vitrail.configs.bundle import EMBEDDED, check_folder
+from vitrail.console import say
 from vitrail.errors import DamagedError
 from vitrail.storage import MANIFEST, can_replace, read_json, user_folder, verify
 
@@ -47,7 +47,7 @@ def ready(path: str | Path) -> Path:
 
     place = next((place for place in places if can_replace(place)), places[-1])
     if os.path.lexists(place):
-        sys.stderr.write(f"{place} {flaws[place]} and is made anew\n")
+        say(f"{place} {flaws[place]} and is made anew")
     export(bundle, place, key)
     return place
 

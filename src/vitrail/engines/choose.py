@@ -3,11 +3,11 @@
 import json
 import os
 import platform
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
+from vitrail.console import say
 from vitrail.engines.base import EngineName, need
 from vitrail.engines.cache import SPEED, ready
 from vitrail.errors import DamagedError, VitrailError
@@ -27,7 +27,7 @@ def faster(path: str, pictures: int, threads: int) -> EngineName:
     except DamagedError:
         raise
     except VitrailError as error:
-        sys.stderr.write(f"engine torch: {error}\n")
+        say(f"engine torch: {error}")
         return "torch"
     speeds = remembered(folder, threads)
     if speeds is None:
@@ -55,7 +55,7 @@ def remember(folder: Path, threads: int, speeds: Speeds) -> None:
         with whole_file(folder / SPEED, force=True) as file:
             file.write(json.dumps(known, indent=2).encode())
     except VitrailError as error:
-        sys.stderr.write(f"{error}\n")
+        say(str(error))
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ what they can in it; its separate optimiser for transformers made DeiT-Ti/16 slo
 
 import json
 import logging
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import __version__
+from vitrail.console import say
 from vitrail.data.arrays import built_in
 from vitrail.engines.base import Engine, Outputs, need
 from vitrail.engines.cache import FORMAT, MODEL, PROOF
@@ -52,7 +52,7 @@ def export(path: Path, target: Path, key: str) -> None:
     """Write the folder `target` for the bundle at `path`, whose fingerprint is `key`; a folder of ours is replaced."""
     runtime, onnx = need("onnxruntime"), need("onnx")
     need("onnxscript")
-    sys.stderr.write(f"making {target} (once for this bundle)\n")
+    say(f"making {target} (once for this bundle)")
     bundle = load(path)
     bundle.parts.check_classifies()
     parts, model = bundle.parts, bundle.model.float().eval()
@@ -74,9 +74,9 @@ def export(path: Path, target: Path, key: str) -> None:
             folder / PROOF,
             {"format": FORMAT, "bundle": key, "files": files, "opset": OPSET, "versions": versions, **proof},
         )
-    sys.stderr.write(
+    say(
         f"checked on {proof['pictures']} pictures: the same answers as torch, largest logit difference"
-        f" {proof['max_logit_difference']:.1e}\n"
+        f" {proof['max_logit_difference']:.1e}"
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
+from vitrail.console import say
 from vitrail.data.ahead import in_order
 from vitrail.engines.base import Engine, EngineName, batch_for
 from vitrail.engines.cache import MODEL
@@ -28,7 +29,7 @@ _STARTS: dict[EngineName, str] = {
 
 def measure(path: str, folder: Path, threads: int) -> Speeds:
     """For each engine the seconds to start and the seconds for a picture, with `threads` at work side by side."""
-    sys.stderr.write("measuring which engine is faster here (once)\n")
+    say("measuring which engine is faster here (once)")
     bundle = load(path)
     engines: dict[EngineName, Engine] = {
         "torch": TorchEngine(bundle),
@@ -55,7 +56,7 @@ def measure(path: str, folder: Path, threads: int) -> Speeds:
     words = ", ".join(
         f"{name} {1 / speed['picture']:.1f} images/s after {speed['start']:.1f} s" for name, speed in speeds.items()
     )
-    sys.stderr.write(f"{words}\n")
+    say(words)
     return speeds
 
 

@@ -6,7 +6,6 @@ model's features, and training goes on from there (arXiv 2202.10054). Whatever i
 """
 
 import hashlib
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from vitrail.configs.igpt import IGPTConfig
 from vitrail.configs.mixer import MixerConfig
 from vitrail.configs.recipe import Recipe
 from vitrail.configs.vit import ViTConfig
+from vitrail.console import say
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.labels import match_labels
@@ -231,7 +231,7 @@ def learn_head(
     on_damage = "error" if recipe.on_damage == "error" else "skip"
     mine = training.take(shares[ranks.rank])
     if ranks.is_first:
-        sys.stderr.write(f"computing features of {len(training):,} pictures for the head\n")
+        say(f"computing features of {len(training):,} pictures for the head")
     part = None
     if len(mine):
         part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)

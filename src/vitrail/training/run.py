@@ -23,6 +23,7 @@ from vitrail import __version__
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.recipe import Recipe, write_toml
+from vitrail.console import printable
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
@@ -426,4 +427,5 @@ def _finish(
             f"{split.name} accuracy {scores['accuracy']:.1%} ({right:,} of {scores['count']:,}; 95 % interval"
             f" {low:.1%} to {high:.1%})\n"
         )
-    sys.stdout.write(f"model   {output / 'bundle'}\nreport  {output / 'report.html'}\n")
+    for name, path in (("model", output / "bundle"), ("report", output / "report.html")):
+        sys.stdout.write(f"{name:6}  {printable(str(path))}\n")

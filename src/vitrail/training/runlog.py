@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from vitrail.console import json_text, printable, say
 from vitrail.training.events import EventFile
 
 _PLAIN_SECONDS = 10  # between plain lines
@@ -57,7 +57,7 @@ class RunLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
         }
-        line = json.dumps({"event": event, **plain}, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
+        line = json_text({"event": event, **plain}, default=str).encode() + b"\n"
         try:
             self._append(b"\n" + line if self._is_torn else line)
             self._is_torn = False
@@ -85,10 +85,9 @@ class RunLog:
         if not self.speaks:
             return
         if self._progress:
-            self._progress.console.print(line, markup=False, highlight=False)
+            self._progress.console.print(printable(line), markup=False, highlight=False)
         else:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+            say(line)
 
     def progress(self, step: int, fields: dict[str, float], words: str = "") -> None:
         """Where the run is: steps, loss, learning rate, pictures a second, time to go."""
