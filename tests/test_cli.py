@@ -116,7 +116,7 @@ WRONG = [
     (["info", "ViT-B/16", "--classes", "many"], 2, "--classes must be a whole number, got 'many'"),
     (["demo", "--epochs", "1.5"], 2, "--epochs must be a whole number, got '1.5'"),
     (["info", "ViT-B/16", "--res", "384"], 2, "Unrecognized options: --res"),
-    (["info", "ViT-B/16", "--classes", "-1"], 2, "Classes must be a whole number from 1 to 10,000,000, got -1."),
+    (["info", "ViT-B/16", "--classes", "-1"], 2, "Classes must be a whole number from 0 to 10,000,000, got -1."),
     (["info", "ViT-B/16", "--resolution", "wide"], 2, "Resolution must be a number such as 384"),
     (["info", "ViT-B/16", "--resolution", "225"], 2, "Use 224 or 240."),
     (["info", "ViT-B/16", "--pool", "max"], 2, "Pool must be one of cls, gap, map, got 'max'."),
