@@ -23,9 +23,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from test_cli import run
-from test_training import EYE, curve, make_trainer
+from test_training import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
-from vitrail.configs.recipe import Recipe
+from vitrail.configs.recipe import Recipe, find_recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.training.checkpoint import load_newest, steps_of
@@ -140,20 +140,19 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
     (output / "checkpoints").mkdir(parents=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    state = {"threads": 1}
     try:
         with RunLog(output, 30, speaks=True) as log:
             curve(trainer, 5)
-            trainer.save(output / "checkpoints", state, log)
+            trainer.save(output / "checkpoints", STATE, log)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
             curve(trainer, 5)
-            trainer.save(output / "checkpoints", state, log)
+            trainer.save(output / "checkpoints", STATE, log)
             with pytest.raises(VitrailError, match=r"step-000000010.* of \d+,\d+.* bytes cannot be written"):
-                trainer.save(output / "checkpoints", state, log, must=True)
+                trainer.save(output / "checkpoints", STATE, log, must=True)
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             newest, complaints = load_newest(output / "checkpoints")
             assert (newest.step, complaints) == (5, {})
-            trainer.save(output / "checkpoints", state, log)
+            trainer.save(output / "checkpoints", STATE, log)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
@@ -187,11 +186,10 @@ def test_a_torn_line_stays_alone(tmp_path):
 def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
     trainer = make_trainer(total=30)
     folder = tmp_path / "checkpoints"
-    state = {"threads": 1}
     with RunLog(tmp_path, 30, speaks=False) as log:
         for _ in range(3):
             curve(trainer, 5)
-            trainer.save(folder, state, log)
+            trainer.save(folder, STATE, log)
         trainer.options = Options(keep=1)
         assert steps_of(folder) == [10, 15]
         (folder / "step-000000015" / "tensors.safetensors").write_bytes(b"")
@@ -200,7 +198,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
         assert (checkpoint.step, len(notes)) == (10, 1)
         again.options = Options(keep=1)
         curve(again, 2)
-        again.save(folder, state, log)
+        again.save(folder, STATE, log)
     newest, complaints = load_newest(folder)
     assert (newest.step, complaints) == (12, {})
     assert (folder / "damaged-step-000000015").is_dir()
@@ -282,7 +280,8 @@ def test_ranks_that_see_different_folders_are_refused(undisturbed):
         def gather(self, thing):
             return [thing, 0]
 
-    trainer = make_trainer()
+    recipe = find_recipe("small").with_length(epochs=None, steps=120, minutes=None)
+    trainer = make_trainer(recipe=recipe.replace(average=0.99))
     trainer.ranks = Apart()
     with pytest.raises(UsageError, match="one folder that all ranks see, got checkpoints of steps 120, 0"):
         resume(trainer, undisturbed, {})

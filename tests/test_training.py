@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,10 @@ from vitrail.training.optimise import Average, Muon, is_decayed, make_optimisers
 from vitrail.training.ranks import Ranks
 
 FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro")
+HALF_WAY = Path(__file__).parent / "fixtures" / "run-half-way"
+"""The first 33 of 66 steps of a run, written by version 0.1.0.dev0 and ended by SIGKILL."""
+STATE = json.loads((HALF_WAY / "checkpoints" / "step-000000033" / "state.json").read_text())
+"""What a run puts into every checkpoint."""
 EYE = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
 
 

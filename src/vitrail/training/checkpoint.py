@@ -11,7 +11,7 @@ No torch here: arrays come in and go out.
 import contextlib
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,12 +54,20 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
-    """The newest checkpoint that is whole, and what is wrong with each newer one."""
+def load_newest(
+    folder: Path, check: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
+) -> tuple[Checkpoint | None, dict[int, str]]:
+    """The newest checkpoint that is whole, and what is wrong with each newer one. `check` may complete it, or refuse it
+    by DamagedError."""
     complaints = {}
     for step in reversed(steps_of(folder)):
+        path = folder / f"step-{step:09d}"
         try:
-            return load_checkpoint(folder / f"step-{step:09d}"), complaints
+            checkpoint = load_checkpoint(path)
+            try:
+                return check(checkpoint), complaints
+            except DamagedError as error:
+                raise DamagedError(f"{str(path)!r} is damaged: {error}") from None
         except DamagedError as error:
             complaints[step] = str(error)
     return None, complaints
@@ -79,8 +87,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         arrays = load_file(path / _FILES[0])
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{str(path / _FILES[0])!r} cannot be read ({error}).") from None
-    state = read_json(path / _FILES[1])
-    return Checkpoint(state["step"], arrays, state)
+    state, name = read_json(path / _FILES[1]), _NAME.fullmatch(path.name)
+    step = state.get("step") if isinstance(state, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or name is None or step != int(name[1]):
+        raise DamagedError(f"{str(path / _FILES[1])!r} is damaged: its step must be that of its folder, got {step!r}.")
+    return Checkpoint(step, arrays, state)
 
 
 def tidy(folder: Path, *, keep: int, best: int | None) -> None:

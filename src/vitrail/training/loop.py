@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitrail import chance
 from vitrail.configs.recipe import Recipe
-from vitrail.configs.zoo import FAMILIES
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
@@ -36,6 +35,7 @@ from vitrail.training.objectives import Objective, make_objective
 from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
+from vitrail.training.state import check_state, filled
 
 _LOG_EVERY = 10  # steps
 _MEASURED_SECONDS, _MEASURED_STEPS, _WARM_STEPS = 4.0, 40, 3
@@ -158,6 +158,7 @@ class Trainer:
         self.step, self.total, self.seconds = 0, 0, 0.0
         self.best: dict[str, Any] | None = None
         self.damaged: dict[str, str] = {}
+        self.left_out = 0
         self.latest: dict[str, Any] | None = None
         self._began = self._saved = time.monotonic()
         self._runner: Any = self.objective
@@ -181,39 +182,76 @@ class Trainer:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every tensor that the run consists of, by name."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors().items()}
+
+    def check_fits(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint whose length or tensors are not those of this run."""
+        total = checkpoint.state["total"]
+        if self.planned is not None and total != self.planned:
+            raise DamagedError(f"total must be {self.planned}, got {total}.")
+        found, expected = checkpoint.arrays, self._expected(checkpoint)
+        if missing := sorted(expected.keys() - found.keys()):
+            raise DamagedError(f"tensor {missing[0]} is missing.")
+        if unknown := sorted(found.keys() - expected.keys()):
+            raise DamagedError(f"tensor {unknown[0]} is unknown.")
+        for name, tensor in expected.items():
+            kind, shape = torch.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape)
+            if (found[name].dtype, found[name].shape) != (kind, shape):
+                given = f"{found[name].dtype} of {found[name].shape}"
+                raise DamagedError(f"tensor {name} must be {kind} of shape {shape}, got {given}.")
+            if not np.isfinite(found[name]).all():
+                raise DamagedError(f"tensor {name} must have finite numbers, got others.")
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Become what was saved. Numbers are copied into tensors that torch and the optimiser made, so that alignment,
+        and with it the last bits of what is computed from them, is that of a run that never stopped."""
+        with torch.no_grad():
+            for name, tensor in self._expected(checkpoint).items():
+                tensor.copy_(torch.from_numpy(checkpoint.arrays[name]))
+        state = filled(checkpoint.state)
+        self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
+        self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
+
+    def _expected(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """The tensors that a checkpoint of this run fills."""
+        if filled(checkpoint.state)["left_out"] == checkpoint.step:
+            for optimiser in self.optimisers:
+                optimiser.state.clear()
+        elif not any(True for _ in self._memory()):
+            self._make_memory()
+        return self._tensors()
+
+    def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"now/{name}": tensor for name, tensor in self.objective.state_dict().items()}
         if self.average:
             tensors |= {f"average/{name}": tensor for name, tensor in self.average.model.state_dict().items()}
-        for name, entry, tensor in self._memory():
-            tensors[f"memory/{name}/{entry}"] = tensor
-        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Become what was saved. Tensors are copied into place, so that their alignment, and with it the last bits of
-        what is computed from them, is that of a run that never stopped."""
-        arrays = checkpoint.arrays
-        self.objective.load_state_dict(_part(arrays, "now/"))
-        if self.average:
-            self.average.model.load_state_dict(_part(arrays, "average/"))
-        names = dict(self.objective.named_parameters())
-        owner = {id(p): optimiser for optimiser in self.optimisers for g in optimiser.param_groups for p in g["params"]}
-        for key, tensor in _part(arrays, "memory/").items():
-            name, _, entry = key.rpartition("/")
-            parameter = names[name]
-            # A step counter is a scalar; everything else is shaped as the parameter.
-            counter = torch.empty((), dtype=tensor.dtype, device=parameter.device)
-            place = torch.empty_like(parameter) if tensor.ndim else counter
-            owner[id(parameter)].state[parameter][entry] = place.copy_(tensor)
-        self.step, self.total, self.seconds = checkpoint.step, checkpoint.state["total"], checkpoint.state["seconds"]
-        self.best, self.damaged = checkpoint.state["best"], dict(checkpoint.state["damaged"])
+        return tensors | {f"memory/{name}/{entry}": tensor for name, entry, tensor in self._memory()}
 
     def _memory(self) -> Iterator[tuple[str, str, Tensor]]:
         names = {id(parameter): name for name, parameter in self.objective.named_parameters()}
         for optimiser in self.optimisers:
             for parameter, entries in optimiser.state.items():
-                for entry, tensor in entries.items():
-                    if isinstance(tensor, Tensor):
-                        yield names[id(parameter)], entry, tensor
+                for entry, value in entries.items():
+                    if not isinstance(value, Tensor) or id(parameter) not in names:
+                        raise VitrailError(
+                            f"State of an optimiser must be tensors of parameters, got {entry} of type"
+                            f" {type(value).__name__} from {type(optimiser).__name__}: a checkpoint cannot keep it."
+                        )
+                    yield names[id(parameter)], entry, value
+
+    def _make_memory(self) -> None:
+        """Let the optimisers make the tensors of their memory, by a step without a gradient. It moves weights."""
+        self.objective.train()
+        blank = self._blank()
+        (self.objective(*blank, None, None).sum() * 0).backward()
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    def _blank(self) -> tuple[Tensor, Tensor]:
+        """Two pictures, as batch normalisation needs, of nothing."""
+        shape = (2, self.preprocess.channels, *self.preprocess.resolution)
+        return torch.zeros(shape, device=self.ranks.device), torch.zeros(2, dtype=torch.long, device=self.ranks.device)
 
     @property
     def kept(self) -> AnyModel:
@@ -226,6 +264,11 @@ class Trainer:
         return self.average.model if self.average else self.objective  # ty: ignore[invalid-return-type]
 
     # The work
+
+    @property
+    def planned(self) -> int | None:
+        """Steps of the whole run, unless a time is to be measured first."""
+        return self.recipe.steps if self.recipe.epochs is None else self.recipe.epochs * self.loader.steps
 
     def measure(self, seconds: float) -> int:
         """How many steps fit into so many seconds, evaluations included. Some are tried, and then taken back."""
@@ -266,6 +309,7 @@ class Trainer:
             if done.is_finite:
                 losses.append(done.loss)
             else:
+                self.left_out += 1
                 self._on_nonfinite(batch, log)
             self.step += 1
             pictures += batch.whole
@@ -354,8 +398,7 @@ class Trainer:
         """The arguments of the objective and the weights of the pictures, in as many parts as the recipe says."""
         device = self.ranks.device
         if not len(batch.labels):  # fewer pictures than ranks: take part in the step, but weigh nothing
-            blank = torch.zeros(2, self.preprocess.channels, *self.preprocess.resolution, device=device)
-            yield (blank, torch.zeros(2, dtype=torch.long, device=device), None, None), torch.zeros(2, device=device)
+            yield (*self._blank(), None, None), torch.zeros(2, device=device)
             return
         images = self.preprocess.scale(batch.pixels.to(device))
         labels, weights = batch.labels.to(device), batch.weights.to(device)
@@ -407,7 +450,7 @@ class Trainer:
         arrays = self.arrays()
         whole = {
             **state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged,
-            "seconds": round(self.spent, 1),
+            "left_out": self.left_out, "seconds": round(self.spent, 1),
         }  # fmt: skip
         self._saved = time.monotonic()
         try:
@@ -456,12 +499,6 @@ class Trainer:
         return f"  held-out {self.objective.counts_right} {self.latest['accuracy']:.1%}" if self.latest else ""
 
 
-def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): torch.from_numpy(array) for name, array in arrays.items() if name.startswith(prefix)
-    }
-
-
 def _last(checkpoints: Path) -> str:
     steps = steps_of(checkpoints)
     return f"step {steps[-1]}" if steps else "no step"
@@ -470,7 +507,19 @@ def _last(checkpoints: Path) -> str:
 def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
     """Go back to the newest whole checkpoint of `folder`, if there is one; it must belong to this very run. Returns it,
     and a line for each newer one that is damaged."""
-    checkpoint, complaints = load_newest(folder / "checkpoints")
+
+    def check(checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint = checkpoint._replace(state=check_state(checkpoint.state))
+        for name, value in agreed.items():
+            if (before := checkpoint.state[name]) != value:
+                raise UsageError(
+                    f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
+                    " Choose another --output for another run."
+                )
+        trainer.check_fits(checkpoint)
+        return checkpoint
+
+    checkpoint, complaints = load_newest(folder / "checkpoints", check)
     steps = trainer.ranks.gather(checkpoint.step if checkpoint else 0)
     if len(set(steps)) > 1:
         raise UsageError(
@@ -480,30 +529,10 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
         if complaints:
             raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints.popitem()[1]}")
         return None, []
-    before = _filled(checkpoint.state)
-    for name, value in agreed.items():
-        if before[name] != value:
-            raise UsageError(
-                f"Resumed run must have the {name} it began with, got {_difference(before[name], value)}."
-                " Choose another --output for another run."
-            )
     trainer.restore(checkpoint)
     if trainer.ranks.is_first:
         set_aside(folder / "checkpoints", complaints)
     return checkpoint, list(complaints.values())
-
-
-def _filled(state: dict[str, Any]) -> dict[str, Any]:
-    """The same state, where settings that are newer than the run have their defaults."""
-    settings = dict(state)
-    if "recipe" in state:
-        settings["recipe"] = Recipe.from_json(state["recipe"]).to_json()
-    if "preprocess" in state:
-        settings["preprocess"] = Preprocess.from_json(state["preprocess"]).to_json()
-    if "model" in state:
-        family, fields = state["model"]["family"], {k: v for k, v in state["model"].items() if k != "family"}
-        settings["model"] = {"family": family, **FAMILIES[family].from_json(fields).to_json()}
-    return settings
 
 
 def _difference(before: Any, now: Any) -> str:

@@ -227,10 +227,8 @@ def channels_of(split: Split) -> int:
 def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | None]:
     """Steps of a run, and a word if it is not worth any."""
     recipe = trainer.recipe
-    if recipe.steps is not None:
-        return recipe.steps, None
-    if recipe.epochs is not None:
-        return recipe.epochs * trainer.loader.steps, None
+    if trainer.planned is not None:
+        return trainer.planned, None
     minutes = recipe.minutes or 0.0
     steps = int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
     if begin.probe is None or steps >= recipe.least_steps:

@@ -1,0 +1,103 @@
+"""What `state.json` of a checkpoint must hold. A right checksum says who wrote it last, not that it makes sense.
+
+step total seconds                        where the run is
+best damaged left_out                     what it has met so far
+bundle seed model preprocess recipe data  what a run must agree on to go on
+threads ranks device amp compile torch    what its last bits depend on
+origin                                    what the bundle should remember of where the weights come from
+"""
+
+import json
+import math
+from typing import Any
+
+from vitrail.configs.recipe import Recipe
+from vitrail.configs.zoo import FAMILIES
+from vitrail.errors import DamagedError, UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.settings import check_number, check_share, check_whole, spoken
+
+# Fields that older versions did not write, and what was meant then.
+_NEWER: dict[str, Any] = {"left_out": 0}
+
+
+def filled(state: dict[str, Any]) -> dict[str, Any]:
+    """The same state; what is newer than the checkpoint has its default."""
+    return {**_NEWER, **state}
+
+
+def check_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The same state, filled, and every field of it checked."""
+    try:
+        return _checked(filled(state))
+    except UsageError as error:
+        raise DamagedError(str(error)) from None
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    known = (*_TEXTS, *_FLAGS, *_TABLES, *_NEWER, "seed", "threads", "ranks", "total", "step", "seconds", "best")
+    if missing := [name for name in known if name not in state]:
+        raise UsageError(f"State must have {', '.join(missing)}, got none.")
+    for names, kind, called in ((_TEXTS, str, "a text"), (_FLAGS, bool, "true or false"), (_TABLES, dict, "a table")):
+        for name in names:
+            if not isinstance(state[name], kind):
+                raise UsageError(f"{spoken(name)} must be {called}, got {state[name]!r}.")
+    check_whole("seed", state["seed"], low=0, high=2**63 - 1)
+    check_whole("threads", state["threads"], low=1, high=4096)
+    check_whole("ranks", state["ranks"], low=1, high=10**6)
+    check_whole("total", state["total"], low=1, high=10**9)
+    check_whole("step", state["step"], low=1, high=state["total"])
+    check_whole("left_out", state["left_out"], low=0, high=state["step"])
+    check_number("seconds", state["seconds"], low=0, below=1e12)
+    _check_best(state["best"], state["step"])
+    for path, reason in state["damaged"].items():
+        if not isinstance(reason, str):
+            raise UsageError(f"Reason of damaged {path!r} must be a text, got {reason!r}.")
+    _check_origin(state["origin"])
+    return {
+        **state,
+        "recipe": Recipe.from_json(state["recipe"]).to_json(),
+        "preprocess": Preprocess.from_json(state["preprocess"]).to_json(),
+        "model": _filled_model(state["model"]),
+    }
+
+
+_TEXTS = ("bundle", "data", "device", "torch")
+_FLAGS = ("amp", "compile")
+_TABLES = ("model", "preprocess", "recipe", "damaged", "origin")
+
+
+def _check_best(best: object, step: int) -> None:
+    if best is None:
+        return
+    if not isinstance(best, dict) or best.keys() != {"step", "score", "loss", "accuracy", "count"}:
+        raise UsageError(f"Best must be null or have step, score, loss, accuracy and count, got {best!r}.")
+    check_whole("step of the best", best["step"], low=1, high=step)
+    check_score("best", best)
+    if best["score"] not in (best["accuracy"], -best["loss"]):
+        raise UsageError(f"Score of the best must be its accuracy or its loss below 0, got {best['score']!r}.")
+
+
+def check_score(name: str, score: dict[str, Any]) -> None:
+    """Loss, accuracy and count are those of an evaluation."""
+    check_number(f"loss of the {name}", score["loss"], low=0, below=math.inf)
+    check_share(f"accuracy of the {name}", score["accuracy"], 1)
+    check_whole(f"count of the {name}", score["count"], low=0, high=10**12)
+
+
+def _check_origin(origin: dict[str, Any]) -> None:
+    # It goes into the bundle's provenance, where it must not stand for something else.
+    try:
+        json.dumps(origin, allow_nan=False)
+    except ValueError:
+        raise UsageError("Origin must have finite numbers, got others.") from None
+    if not all(name == "finetuned_from" and isinstance(value, dict) for name, value in origin.items()):
+        raise UsageError(f"Origin must be empty or have finetuned_from, got {', '.join(origin)}.")
+
+
+def _filled_model(fields: dict[str, Any]) -> dict[str, Any]:
+    family = fields.get("family")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UsageError(f"Family of the model must be one of {', '.join(FAMILIES)}, got {family!r}.")
+    config = FAMILIES[family].from_json({name: value for name, value in fields.items() if name != "family"})
+    return {"family": family, **config.to_json()}
