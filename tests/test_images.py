@@ -4,6 +4,7 @@ import io
 import os
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -31,24 +32,122 @@ def encoded(image, **options):
     return file.getvalue()
 
 
-def test_all_eight_orientations_give_the_same_pixels():
-    upright = Image.fromarray(noise(40, 60))
-    stored = {
-        1: upright,
-        2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
-        3: upright.transpose(Image.Transpose.ROTATE_180),
-        4: upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
-        5: upright.transpose(Image.Transpose.TRANSPOSE),
-        6: upright.transpose(Image.Transpose.ROTATE_90),
-        7: upright.transpose(Image.Transpose.TRANSVERSE),
-        8: upright.transpose(Image.Transpose.ROTATE_270),
-    }
-    preprocess = Preprocess(resolution=(16, 24))
-    expected = preprocess([upright])
-    for orientation, image in stored.items():
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        assert torch.equal(preprocess([encoded(image, format="PNG", exif=exif)]), expected), orientation
+# What turns an upright picture into the one that is stored under each EXIF orientation.
+STORED = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("JPEG", {"quality": 95, "subsampling": "4:4:4"}),
+        ("MPO", {"quality": 95, "subsampling": "4:4:4", "save_all": True}),
+        ("PNG", {}),
+        ("WEBP", {"lossless": True}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("AVIF", {"quality": 95, "subsampling": "4:4:4"}),
+    ],
+)
+def test_all_eight_orientations_of_every_format_that_has_them(form, options, orientation):
+    if form not in Image.registered_extensions().values():
+        pytest.skip(f"this Pillow has no {form}")
+    upright = Image.fromarray(noise(4, 6)).resize((96, 64), Image.Resampling.BICUBIC)
+    stored = upright if STORED[orientation] is None else upright.transpose(STORED[orientation])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    if options.get("save_all"):
+        options = {**options, "append_images": [stored]}
+    content = encoded(stored, format=form, exif=exif, **options)
+    image = open_picture(content)
+    assert image.size == (96, 64)
+    assert image.format == form
+    assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)).mean() < 2
+    seen = []
+
+    def enough(width, height):
+        seen.append((width, height))
+        return 40, 30  # a scale of 1/2 will do; were width and height exchanged, it would not
+
+    scaled = open_picture(content, enough)
+    is_jpeg = form in ("JPEG", "MPO")
+    assert set(seen) <= {(96, 64)}
+    assert scaled.size == ((48, 32) if is_jpeg else (96, 64))
+    expected = np.asarray(upright.resize(scaled.size, Image.Resampling.BOX)).astype(int)
+    assert np.abs(np.asarray(scaled) - expected).mean() < 3
+    double = Preprocess(resolution=(15, 20), resize="squash", crop_fraction=1.0, jpeg="double")
+    assert np.abs(double.crop(content).astype(int) - double.crop(upright)).mean() < 3
+
+
+def test_exif_behind_the_pixels_of_a_png_turns_it():
+    upright = Image.fromarray(noise(8, 12))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    content = encoded(upright.transpose(Image.Transpose.ROTATE_180), format="PNG", exif=exif)
+    begin = content.index(b"eXIf") - 4
+    end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+    last = content.index(b"IEND") - 4
+    moved = content[:begin] + content[end:last] + content[begin:end] + content[last:]
+    assert np.array_equal(np.asarray(open_picture(moved)), np.asarray(upright))
+
+
+def lossless_jpeg(levels):
+    """A JPEG of the lossless kind (ITU-T T.81, annex H): each level as its difference to the one before."""
+    height, width = levels.shape
+    bits = []
+    for y in range(height):
+        for x in range(width):
+            before = levels[y, x - 1] if x else levels[y - 1, 0] if y else 128
+            difference = int(levels[y, x]) - int(before)
+            size = abs(difference).bit_length()
+            shown = difference if difference > 0 else difference + (1 << size) - 1
+            bits.append(f"{size:04b}" + (f"{shown:0{size}b}" if size else ""))
+    text = "".join(bits)
+    text += "1" * (-len(text) % 8)
+    frame = b"\xff\xc3\0\x0b\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\0"
+    table = b"\xff\xc4\0\x1c\0" + bytes([0, 0, 0, 9] + [0] * 12) + bytes(range(9))
+    scan = int(text, 2).to_bytes(len(text) // 8, "big").replace(b"\xff", b"\xff\0")
+    return b"\xff\xd8" + frame + table + b"\xff\xda\0\x08\x01\x01\0\x01\0\0" + scan + b"\xff\xd9"
+
+
+def test_a_jpeg_that_cannot_be_scaled_is_decoded_whole(tmp_path):
+    levels = noise(64, 80, channels=1)
+    content = lossless_jpeg(levels)
+    (tmp_path / "x.jpg").write_bytes(content)
+    for source in (content, tmp_path / "x.jpg"):
+        assert np.array_equal(np.asarray(open_picture(source, lambda *_: (10, 8))), levels)
+    with pytest.raises(DamagedError, match=r"^'cut' cannot be decoded \(image file is truncated"):
+        open_picture(content[:-900], lambda *_: (10, 8), name="cut")
+
+
+def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
+    """libtiff would print its complaints from C; meanwhile other threads print theirs."""
+    broken = bytearray(encoded(Image.fromarray(noise(64, 64)), format="TIFF", compression="tiff_adobe_deflate"))
+    broken[200] ^= 255
+    lines = [f"line {number}\n" for number in range(300)]
+
+    def decode(_):
+        with pytest.raises(DamagedError):
+            open_picture(bytes(broken))
+
+    def print_all():
+        for line in lines:
+            os.write(2, line.encode())
+
+    with ThreadPoolExecutor(3) as pool:
+        printing = pool.submit(print_all)
+        list(pool.map(decode, range(200)))
+        printing.result()
+    assert capfd.readouterr() == ("", "".join(lines))
 
 
 def test_sixteen_bits_are_scaled_not_cut():
@@ -77,6 +176,10 @@ def test_transparency_is_laid_on_the_stated_colour():
     assert np.asarray(to_channels(clear, 3, (1, 2, 3)))[0].tolist() == [[1, 2, 3]] * 3
     grey = Image.fromarray(np.array([[[10, 0], [10, 255]]], np.uint8))
     assert np.asarray(to_channels(grey, 1, WHITE)).tolist() == [[255, 10]]
+    for straight, premultiplied in (("LA", "La"), ("RGBA", "RGBa")):
+        multiplied = image.convert(straight).convert(premultiplied)
+        expected = np.asarray(to_channels(multiplied.convert(straight), 3, (0, 0, 255)))
+        assert np.array_equal(np.asarray(to_channels(multiplied, 3, (0, 0, 255))), expected)
 
 
 def test_cmyk_palette_and_others_equal_pillows_conversion():
@@ -121,7 +224,7 @@ def test_the_first_frame_of_an_animation():
 
 @settings(max_examples=60)
 @given(
-    mode=st.sampled_from(["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"]),
+    mode=st.sampled_from(["1", "L", "P", "RGB", "RGBA", "RGBa", "LA", "La", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"]),
     size=st.one_of(
         st.tuples(st.integers(1, 50), st.integers(1, 50)),
         st.tuples(st.just(1), st.integers(1, 20_000)),
@@ -205,6 +308,9 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
             open_picture(tmp_path / name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
+        with pytest.raises(DamagedError, match=r"^'member 3' cannot be decoded") as caught:
+            open_picture(content, name="member 3")
+        assert "_io." not in str(caught.value)
     with pytest.raises(UsageError, match="must be a file that exists"):
         open_picture(tmp_path)
 

@@ -1,6 +1,7 @@
 """From a file to a picture in memory. Any failure is one error that names the file and the cause."""
 
 import contextlib
+import ctypes
 import functools
 import io
 import logging
@@ -10,9 +11,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.settings import Pair
 
 # What cameras, scanners and the web make (JPEG with several frames is MPO). Pillow reads more, and most of its security
@@ -24,6 +25,13 @@ MAX_PIXELS = 120_000_000
 
 # Decoders log what they then raise. Without a handler, Python would print it.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+# libtiff prints it, past Python, unless it has no handler. That is set once for the process: to exchange handlers, or
+# file descriptor 2, around each decode would race with other threads' decoding, or swallow what they print.
+with contextlib.suppress(OSError, AttributeError):  # a Pillow without libtiff, or with one that cannot be reached
+    _libtiff = ctypes.CDLL(Image.core.__file__)
+    _libtiff.TIFFSetErrorHandler(None)
+    _libtiff.TIFFSetWarningHandler(None)
 
 # What turns a picture upright, by its EXIF orientation.
 _TURNS = {
@@ -59,20 +67,26 @@ def open_picture(
     with _opened(source, name) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-        if image.format == "TIFF" and image.info.get("compression") == "webp":
-            # Builds of libtiff without it complain on the terminal, past Python.
-            raise ValueError("TIFF compressed by WebP is not supported")
-        orientation = _orientation(image)
-        if enough is not None:
-            wide, high = image.size if orientation not in _TURNS else image.size[:: -1 if orientation > 4 else 1]
-            size = enough(wide, high)
-            image.draft(None, size[::-1] if orientation > 4 else size)
-        image.load()
-        if orientation not in _TURNS:
+        if image.format in ("JPEG", "MPO"):
+            # Its EXIF is in the header, and tells width from height.
+            orientation, full_size = _orientation(image), image.size
+            if enough is not None:
+                size = enough(*(full_size[::-1] if orientation > 4 else full_size))
+                image.draft(None, (size[1], size[0]) if orientation > 4 else size)
+            try:
+                image.load()
+            except Exception:
+                if image.size == full_size:
+                    raise
+                return open_picture(source, name=name)  # lossless JPEG has no smaller scale
+        else:
+            # Load first: to be asked for EXIF decodes a PNG, and a second load() would hide that the first one failed.
+            image.load()
+            orientation = _orientation(image)  # 1 for TIFF, which Pillow has turned
+        if orientation == 1:
             return image
-        form = image.format
         turned = image.transpose(_TURNS[orientation])
-        turned.format = form
+        turned.format = image.format
         return turned
 
 
@@ -94,6 +108,11 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     try:
         with _QUIET, Image.open(file, formats=_known_formats()) as image:
             yield image
+    except VitrailError:
+        raise
+    except UnidentifiedImageError:  # its text names objects in memory
+        known = ", ".join(_known_formats())
+        raise DamagedError(f"{name!r} cannot be decoded (its header is that of none of {known}).") from None
     except Exception as error:  # decoders raise whatever their format's parser raises
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
@@ -127,12 +146,12 @@ _QUIET = _Quiet()
 
 
 def _orientation(image: Image.Image) -> int:
-    """What EXIF says, 1 to 8; damaged EXIF says nothing."""
+    """What EXIF says, 1 to 8; 1 where it says nothing, or is damaged."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # a parser's whatever
         return 1
-    return found if isinstance(found, int) else 1
+    return found if isinstance(found, int) and found in _TURNS else 1
 
 
 @functools.cache
@@ -149,6 +168,8 @@ def to_channels(image: Image.Image, channels: int, background: tuple[int, int, i
         return image
     if image.mode.startswith(("I", "F")):
         image = _to_8_bits(image)
+    if image.mode == "La":  # premultiplied; Pillow has no other way out of it
+        image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, (*background, 255))
