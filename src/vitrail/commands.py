@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import arg
 
 from vitrail.configs import zoo
-from vitrail.configs.base import ModelConfig
+from vitrail.configs.base import INFO_KEYS, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
 from vitrail.console import (
     cell,
@@ -113,6 +113,8 @@ AS_USUAL = Running()
 def models(*, json: Json = False) -> None:
     """List every model by its name, with parameters, multiply-accumulates and shapes."""
     rows = [config.info() for config in zoo.MODELS.values()]
+    # Families of other packages are named without importing them; `info` knows the rest.
+    rows += [dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.added]
     if json:
         return print_json(rows)
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
@@ -482,8 +484,8 @@ def _some_pictures(data: str, count: int) -> list[Any]:
 
 def _find_config(model: str) -> ModelConfig:
     """The configuration behind a name, or else of the bundle at a path."""
-    if model in zoo.MODELS:
-        return zoo.MODELS[model]
+    if model in zoo.model_names():
+        return zoo.find(model)
     try:
         exists = model in EMBEDDED or (bool(model) and Path(model).exists())
     except (OSError, ValueError):  # no file can have such a name
@@ -492,7 +494,7 @@ def _find_config(model: str) -> ModelConfig:
         return read_config(check_folder(model))
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{did_you_mean(model, zoo.MODELS)}"
+        f"{did_you_mean(model, zoo.model_names())}"
     )
 
 

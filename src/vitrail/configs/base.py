@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
 from vitrail.errors import UsageError
+from vitrail.extensions import Registry
 from vitrail.settings import Pair, Settings, check_whole, jsonable
 
 INFO_KEYS = (
@@ -116,6 +117,26 @@ class ModelConfig(Settings):
             changes["resolution"] = resolution
         return self.replace(**changes)
 
+    @property
+    def extensions(self) -> dict[str, str]:
+        """What of this model other packages provide: `family.NAME` and the package with its version."""
+        package = FAMILIES.provider(self.family)
+        return {} if package is None else {f"family.{self.family}": package}
+
     def info(self) -> dict[str, Any]:
         """The row of `vitrail info`, in the contract's keys and order; what a family lacks is null."""
         return jsonable({key: getattr(self, key) for key in INFO_KEYS})
+
+
+FAMILIES: Registry[type[ModelConfig]] = Registry(
+    "family",
+    {
+        "vit": "vitrail.configs.vit:ViTConfig",
+        "hybrid": "vitrail.configs.hybrid:HybridConfig",
+        "resnet": "vitrail.configs.resnet:ResNetConfig",
+        "mixer": "vitrail.configs.mixer:MixerConfig",
+        "lstm": "vitrail.configs.lstm:LSTMConfig",
+        "igpt": "vitrail.configs.igpt:IGPTConfig",
+        "mlp": "vitrail.configs.mlp:MLPConfig",
+    },
+)

@@ -5,9 +5,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from vitrail.configs.base import ModelConfig
-from vitrail.configs.zoo import FAMILIES
-from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
+from vitrail.configs.base import FAMILIES, ModelConfig
+from vitrail.configs.positions import POSITIONS
+from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean
+from vitrail.extensions import Registry
 from vitrail.storage import MANIFEST, read_json, verify
 
 FORMAT = 1
@@ -58,6 +59,7 @@ def read_config(folder: Path) -> ModelConfig:
         if not (folder / name).is_file():
             raise DamagedError(f"{str(folder / name)!r} is missing or no file. Restore it from a copy.")
     verify(folder, ("config.json",))
+    _check_extensions(folder, fields.pop("extensions", {}))
     family = fields.pop("family", None)
     if not isinstance(family, str) or family not in FAMILIES:
         raise DamagedError(f"{str(path)!r} names the family {family!r}, which this vitrail does not have.")
@@ -65,3 +67,16 @@ def read_config(folder: Path) -> ModelConfig:
         return FAMILIES[family].from_json(fields)
     except UsageError as error:
         raise DamagedError(f"{str(path)!r} is not a model that works: {error}") from None
+
+
+def _check_extensions(folder: Path, needed: object) -> None:
+    """Refuse a bundle whose family or position is another package's that is not installed here; nothing is imported."""
+    if not isinstance(needed, dict):
+        raise DamagedError(f"{str(folder / 'config.json')!r} is damaged: extensions must be an object.")
+    registries: dict[str, Registry] = {registry.sort: registry for registry in (FAMILIES, POSITIONS)}
+    for extension, package in needed.items():
+        sort, _, name = extension.partition(".")
+        if sort not in registries or name not in registries[sort]:
+            raise MissingError(
+                f"{str(folder)!r} needs {extension!r} of {str(package)!r}, which is not installed. Install it first."
+            )

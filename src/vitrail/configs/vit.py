@@ -120,6 +120,12 @@ class ViTConfig(PatchedConfig):
         return self.attention_span or (self.grid[1] if self.attention == "strided" else 1)
 
     @property
+    def extensions(self) -> dict[str, str]:
+        package = POSITIONS.provider(self.position)
+        position = {} if package is None else {f"position.{self.position}": package}
+        return super().extensions | position
+
+    @property
     def positioned_class(self) -> bool:
         """Whether a learned table has a row for [CLS]."""
         return self.pool == "cls" and self.class_position

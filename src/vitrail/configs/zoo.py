@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from vitrail.configs.base import ModelConfig
+from vitrail.configs.base import FAMILIES, ModelConfig
 from vitrail.configs.hybrid import HybridConfig
 from vitrail.configs.igpt import IGPTConfig
 from vitrail.configs.lstm import LSTMConfig
@@ -12,7 +12,6 @@ from vitrail.configs.mlp import MLPConfig
 from vitrail.configs.resnet import ResNetConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError, did_you_mean
-from vitrail.extensions import Registry
 
 # width, depth, heads, MLP width. B, L, H: the paper's Table 1; Ti, S: arXiv 2012.12877 (DeiT) and 2106.10270 (AugReg);
 # g, G: arXiv 2106.04560, Table 2.
@@ -59,19 +58,6 @@ _MIXERS = {
 
 # Width, depth, heads: Chen et al. 2020, section 3.3, on 32 x 32 pixels.
 _IGPTS = {"S": (512, 24, 8), "M": (1024, 36, 8), "L": (1536, 48, 16)}
-
-FAMILIES: Registry[type[ModelConfig]] = Registry(
-    "family",
-    {
-        "vit": "vitrail.configs.vit:ViTConfig",
-        "hybrid": "vitrail.configs.hybrid:HybridConfig",
-        "resnet": "vitrail.configs.resnet:ResNetConfig",
-        "mixer": "vitrail.configs.mixer:MixerConfig",
-        "lstm": "vitrail.configs.lstm:LSTMConfig",
-        "igpt": "vitrail.configs.igpt:IGPTConfig",
-        "mlp": "vitrail.configs.mlp:MLPConfig",
-    },
-)
 
 
 def _published() -> Iterator[ModelConfig]:

@@ -277,7 +277,7 @@ def _check_room(pictures: int, maps_of_one: int, model: AnyModel) -> None:
             f"Pictures on one page must be 1 to {MOST}, got {pictures:,}."
             + (" Name some of them, and give the folder by --data (in Python: others)." if pictures else "")
         )
-    needed = pictures * maps_of_one * 4 * getattr(model.config, "tokens", 0) ** 2
+    needed = pictures * maps_of_one * 4 * (model.config.tokens or 0) ** 2
     if needed > _ROOM:
         raise UsageError(
             f"Attention must fit into {_ROOM / 1e9:.0f} GB, got {pictures} picture(s) that would need"

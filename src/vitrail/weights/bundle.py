@@ -70,7 +70,9 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
     check_provenance(bundle.provenance)
     with whole_folder(Path(path), force=force) as folder:
-        write_json(folder / "config.json", {"format": FORMAT, "family": config.family, **config.to_json()})
+        extensions = {"extensions": config.extensions} if config.extensions else {}
+        document = {"format": FORMAT, "family": config.family, **extensions, **config.to_json()}
+        write_json(folder / "config.json", document)
         write_json(folder / "preprocess.json", bundle.preprocess.to_json())
         write_json(folder / "labels.json", bundle.labels)
         write_json(folder / "provenance.json", bundle.provenance)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from vitrail.configs import zoo
-from vitrail.configs.base import ModelConfig
+from vitrail.configs.base import FAMILIES, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, Format
-from vitrail.configs.zoo import FAMILIES
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Picture, Preprocess
 from vitrail.models.base import AnyModel

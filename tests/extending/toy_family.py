@@ -1,0 +1,36 @@
+"""A family in numbers: fully connected layers on the means of a few large cells. No torch here."""
+
+import dataclasses
+from typing import ClassVar
+
+from vitrail.configs.base import ModelConfig
+from vitrail.settings import Pair, check_whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoarseConfig(ModelConfig):
+    """An image as the means of `cells` x `cells` parts of it."""
+
+    family: ClassVar[str] = "coarse"
+    model: ClassVar[str] = "toy_family_model:Coarse"
+
+    classes: int = 10
+    channels: int = 1
+    resolution: Pair = (8, 8)
+    cells: int = 4
+    """Rows and columns of cells."""
+    width: int = 32
+    """Features that the head reads."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("cells", self.cells, low=1, high=64)
+        check_whole("width", self.width, low=1, high=4096)
+
+    @property
+    def parameters(self) -> int:
+        return self.macs + self.width + self.classes
+
+    @property
+    def macs(self) -> int:
+        return self.cells**2 * self.channels * self.width + self.width * self.classes

@@ -1,0 +1,162 @@
+"""A kind is one place: a toy of each sort in a package of its own (tests/extending) goes through everything we have."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitrail import extensions
+from vitrail.errors import MissingError, UsageError, VitrailError
+from vitrail.models.create import create
+from vitrail.weights.bundle import load
+
+TOYS = Path(__file__).parent / "extending"
+TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--set", "batch=64", "--checkpoint-seconds", "0")
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The toys' package is installed, as far as Python can see."""
+    monkeypatch.syspath_prepend(str(TOYS))
+    extensions._entry_points.cache_clear()
+    yield
+    extensions._entry_points.cache_clear()
+
+
+def weights_of(run):
+    return hashlib.sha256((run / "bundle" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def go_through(call, tmp_path, images, *settings):
+    """Train, go on after a kill to the same bits, predict by both engines, inspect. Returns the bundle's folder."""
+    run, killed = tmp_path / "run", tmp_path / "killed"
+    done = call(*TRAIN, *settings, "--output", run)
+    assert done.returncode == 0, done.stderr
+    words = [sys.executable, "-m", "vitrail", *TRAIN, *settings, "--keep", "20", "--output", str(killed)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": _path()})
+    while process.poll() is None and not list(killed.glob("checkpoints/step-*7")):
+        time.sleep(0.002)
+    process.kill()
+    _, err = process.communicate()
+    if process.returncode == 0:  # it was done before it could be killed
+        shutil.rmtree(killed / "bundle")
+        for path in killed.glob("checkpoints/step-*[89]"):
+            shutil.rmtree(path)
+    else:
+        assert process.returncode == -signal.SIGKILL, err
+    done = call(*TRAIN, *settings, "--keep", "20", "--output", killed, "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    assert "going on after step" in done.stderr
+    assert weights_of(killed) == weights_of(run)
+    bundle = run / "bundle"
+    answers = {}
+    for engine in ("torch", "onnx"):
+        done = call("predict", bundle, *images, "--engine", engine, "--json")
+        assert done.returncode == 0, done.stderr
+        answers[engine] = [json.loads(line)["predictions"][0] for line in done.stdout.splitlines()]
+    assert [one["label"] for one in answers["torch"]] == [one["label"] for one in answers["onnx"]]
+    assert answers["torch"][0]["score"] == pytest.approx(answers["onnx"][0]["score"], abs=1e-5)
+    done = call("inspect", bundle, *images, "--output", tmp_path / "inspect")
+    assert done.returncode == 0, done.stderr
+    return bundle
+
+
+def _path():
+    return os.pathsep.join([str(TOYS), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    from PIL import Image
+
+    from vitrail.data.arrays import built_in
+
+    folder = tmp_path_factory.mktemp("images")
+    for index, pixels in enumerate(built_in("digits").splits["test"].pictures[:3]):
+        Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")
+    return sorted(folder.iterdir())
+
+
+def test_names_of_extensions_are_known_without_importing_them(toys):
+    words = [sys.executable, "-X", "importtime", "-m", "vitrail", "models", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["coarse"] == dict.fromkeys(rows["ViT-B/16"]) | {"name": "coarse", "family": "coarse"}
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {name for name in imported if name.startswith("toy_") or name == "torch"}
+
+
+def test_a_family(toys, call, tmp_path, images):
+    done = call("info", "coarse", "--json")
+    row = json.loads(done.stdout)
+    model = create("coarse")
+    assert (row["parameters"], row["macs"]) == (sum(one.numel() for one in model.parameters()), 16 * 32 + 32 * 10)
+    bundle = go_through(call, tmp_path, images, "--model", "coarse")
+    assert json.loads((bundle / "config.json").read_text())["extensions"] == {"family.coarse": "toys 1.0"}
+    assert load(bundle).model.config.cells == 4
+    assert json.loads((tmp_path / "inspect" / "inspect.json").read_text())["model"]["family"] == "coarse"
+    headless = create("coarse", classes=0)
+    assert headless(torch.zeros(1, 1, 8, 8)).shape == (1, 32)
+
+
+def test_a_position(toys, call, tmp_path, images):
+    model = create("ViT-Pico/2", position="diagonal", position_at="every")
+    assert model.config.parameters == sum(one.numel() for one in model.parameters())
+    assert torch.equal(model.resize(16).resize(8)(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8)))
+    bundle = go_through(call, tmp_path, images, "--model", "ViT-Pico/2", "--set", "batch=64", "model.position=diagonal")
+    assert json.loads((bundle / "config.json").read_text())["extensions"] == {"position.diagonal": "toys 1.0"}
+    found = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
+    # Places on one diagonal are equal, so rows and columns count the same.
+    assert found["positions"]["row"] == pytest.approx(found["positions"]["column"], abs=1e-6)
+
+
+def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):
+    extensions._entry_points.cache_clear()
+    from test_bundle import FIXTURE
+    from vitrail.storage import _write_manifest
+
+    for added, wanted in (
+        ({"position": "diagonal", "extensions": {"position.diagonal": "toys 1.0"}}, MissingError),
+        ({"family": "coarse", "extensions": {"family.coarse": "toys 1.0"}}, MissingError),
+        ({"family": "coarse"}, VitrailError),
+        ({"extensions": {"family.os": 3}}, MissingError),
+        ({"extensions": ["family.coarse"]}, VitrailError),
+    ):
+        folder = tmp_path / "bundle"
+        shutil.copytree(FIXTURE, folder)
+        document = json.loads((folder / "config.json").read_text()) | added
+        (folder / "config.json").write_text(json.dumps(document))
+        (folder / "manifest.json").unlink()
+        _write_manifest(folder)
+        with pytest.raises(wanted) as caught:
+            load(folder)
+        assert "\n" not in str(caught.value)
+        if wanted is MissingError:
+            assert "which is not installed" in str(caught.value)
+        shutil.rmtree(folder)
+
+
+def test_an_unknown_name_is_asked_back(toys):
+    with pytest.raises(UsageError, match=r"Position must be one of none, .*, diagonal, got 'diagnal'. Did you mean"):
+        create("ViT-Pico/2", position="diagnal")
+
+
+def test_an_extension_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "broken-2.dist-info").mkdir()
+    (tmp_path / "broken-2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 2\n")
+    (tmp_path / "broken-2.dist-info" / "entry_points.txt").write_text("[vitrail.extensions]\nfamily.x = nowhere:X\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    extensions._entry_points.cache_clear()
+    with pytest.raises(
+        VitrailError, match=r"Extension family.x of broken 2 cannot be used \(No module named 'nowhere'"
+    ):
+        create("x")
+    extensions._entry_points.cache_clear()
