@@ -200,6 +200,49 @@ def test_consistent_nonsense_is_refused(copy, name, change, words):
     assert words in refusal(copy)
 
 
+# A small bundle that asks for a large grid, just below what tables may take.
+LARGE = [
+    {"resolution": [178, 178], "position": "relative", "position_at": "every", "wrap": True},
+    {"resolution": [300, 300], "attention": "local"},
+    {"resolution": [300, 300], "attention": "strided"},
+    {"resolution": [2000, 2000], "position": "sincos-2d"},
+]
+
+
+def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
+    """Its header is compared with the shapes that follow from its configuration before any table is made."""
+    plain = json.loads((copy / "config.json").read_text())
+    folders = []
+    for number, changes in enumerate(LARGE):
+        folders.append(copy.parent / str(number))
+        shutil.copytree(copy, folders[-1])
+        rewrite(folders[-1], "config.json", lambda fields, changes=changes: {**plain, **changes})
+        size = changes["resolution"]
+        rewrite(folders[-1], "preprocess.json", lambda fields, size=size: {**fields, "resolution": size})
+    script = (
+        "import sys, vitrail\n"
+        "from pathlib import Path\n"
+        "def peak():\n"
+        "    lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM'))\n"
+        "vitrail.load(sys.argv[1])\n"
+        "before = peak()\n"
+        "for path in sys.argv[2:]:\n"
+        "    try:\n"
+        "        vitrail.load(path)\n"
+        "    except vitrail.errors.DamagedError as error:\n"
+        "        assert 'does not fit' in str(error), error\n"
+        "    else:\n"
+        "        sys.exit('loaded')\n"
+        "print(peak() - before)\n"
+    )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the peak of memory is read from /proc")
+    done = subprocess.run([sys.executable, "-c", script, copy, *folders], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 20_000  # kB
+
+
 def test_paths_that_are_no_bundles(tmp_path):
     (tmp_path / "file").write_text("hello")
     (tmp_path / "empty").mkdir()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.configs.vit import ViTConfig
@@ -147,6 +148,81 @@ def test_the_trimmed_last_block_spares_what_the_docs_say():
         spared[name] = 1 - counter.get_total_flops() / (2 * config.macs)
     assert spared["ViT-B/16"] == pytest.approx(0.069, abs=5e-4)
     assert spared["ViT-Nano/7"] == pytest.approx(0.176, abs=5e-3)
+
+
+# Settings with tables, by family.
+TABLES = [
+    ("ViT-Nano/7", {"position": "sincos-1d"}),
+    ("ViT-Nano/7", {"position": "sincos-2d", "pool": "gap"}),
+    ("ViT-Nano/7", {"position": "rope-2d"}),
+    ("ViT-Nano/7", {"position": "relative", "registers": 2}),
+    ("ViT-Nano/7", {"position": "relative", "wrap": True, "attention": "local", "pool": "gap"}),
+    ("ViT-Nano/7", {"attention": "strided"}),
+    ("Hybrid-Nano", {"attention": "local"}),
+    ("iGPT-Micro", {"causal": True}),
+    ("LSTM-Nano/7", {"order": "snake"}),
+    ("LSTM-Nano/7", {"order": "random"}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), TABLES, ids=str)
+def test_tables_are_as_the_configuration_says(name, changes):
+    config = find(name).replace(**changes)
+    made = build(config).make_tables()
+    said = {name: table and (table.shape, table.size) for name, table in config.tables.items()}
+    assert said == {
+        name: None if table is None else (tuple(table.shape), table.numel() * table.element_size())
+        for name, table in made.items()
+    }
+    meta = meta_model(config)
+    for name, table in made.items():
+        own = getattr(meta, name)
+        assert (own is None) == (table is None)
+        assert own is None or (own.is_meta and own.shape == table.shape)
+
+
+class Allocated(TorchDispatchMode):
+    """How many bytes the largest tensor has that is not on the meta device."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not made.is_meta:
+            self.largest = max(self.largest, made.numel() * made.element_size())
+        return made
+
+
+@pytest.mark.parametrize(("name", "changes"), TABLES, ids=str)
+def test_building_on_meta_allocates_nothing(name, changes):
+    """A bundle's configuration is compared with its weights on the meta device, whatever grid it asks for."""
+    side = {"vit": 7 * 80, "hybrid": 8 * 80, "igpt": 80, "lstm": 7 * 1000}[find(name).family]
+    with Allocated() as allocated:
+        meta_model(find(name).replace(**changes, resolution=side))
+    assert allocated.largest < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ViT-Nano/7", {"resolution": 700, "position": "relative", "wrap": True}),
+        ("ViT-Nano/7", {"resolution": (7, 65_534), "patch": (7, 1), "attention": "local"}),
+        ("ViT-Nano/7", {"resolution": 7000, "attention": "strided"}),
+        ("ViT-Nano/7", {"resolution": 14_000, "position": "sincos-2d"}),
+        ("ViT-Nano/7", {"resolution": 16_000, "patch": 1, "position": "rope-2d"}),
+        ("iGPT-Micro", {"resolution": 512, "causal": True}),
+        ("LSTM-Nano/7", {"resolution": 16_000, "patch": 1, "order": "random"}),
+    ],
+    ids=str,
+)
+def test_tables_that_would_fill_the_memory_are_refused(name, changes):
+    with pytest.raises(UsageError, match=r"^Tables of positions and masks must take at most 536,870,912 bytes, got"):
+        find(name).replace(**changes)
+
+
+def test_images_that_would_fill_the_memory_are_refused():
+    with pytest.raises(UsageError, match="must be at most 268,435,456, got 65,536 x 65,536 x 1"):
+        find("ViT-Nano/8").replace(resolution=65_536, channels=1)
 
 
 WRONG = [

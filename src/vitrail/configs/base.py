@@ -1,7 +1,8 @@
 """What every model configuration shares: a name, the input, the classes, and what `vitrail info` tells."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal, Self
+import math
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.errors import UsageError
 from vitrail.extensions import Registry
@@ -15,6 +16,20 @@ INFO_KEYS = (
 Output = Literal["classes", "pixels", "features"]
 
 _SMALL = 64  # pixels: presets up to this size take the resolution of small images
+_MOST_NUMBERS = 2**28  # of one image: a gigabyte as 32-bit floats
+_MOST_TABLES = 2**29  # bytes
+
+
+class Table(NamedTuple):
+    """A table that follows from the configuration alone: fixed positions, indices, masks, orders."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["bool", "int64", "float64"]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * (1 if self.dtype == "bool" else 8)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +56,12 @@ class ModelConfig(Settings):
         self._set_pair("resolution", low=1, high=65_536)
         check_whole("classes", self.classes, low=0, high=10_000_000)
         check_whole("channels", self.channels, low=1, high=4096)
+        height, width = self.resolution
+        if height * width * self.channels > _MOST_NUMBERS:
+            raise UsageError(
+                f"Height x width x channels of an image must be at most {_MOST_NUMBERS:,}, got {height:,} x {width:,} x"
+                f" {self.channels:,}."
+            )
 
     @property
     def parameters(self) -> int:
@@ -122,6 +143,20 @@ class ModelConfig(Settings):
         """What of this model other packages provide: `family.NAME` and the package with its version."""
         package = FAMILIES.provider(self.family)
         return {} if package is None else {f"family.{self.family}": package}
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        """The tables of the family by name; None where the settings leave one out."""
+        return {}
+
+    def _check_tables(self) -> None:
+        """Refuse tables that would fill the memory: they may be large in a model whose weights are few."""
+        size = sum(table.size for table in self.tables.values() if table is not None)
+        if size > _MOST_TABLES:
+            raise UsageError(
+                f"Tables of positions and masks must take at most {_MOST_TABLES:,} bytes, got {size:,} at resolution"
+                f" {self.resolution}. Choose a smaller one, or larger patches."
+            )
 
     def info(self) -> dict[str, Any]:
         """The row of `vitrail info`, in the contract's keys and order; what a family lacks is null."""

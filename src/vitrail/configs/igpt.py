@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar, Literal, Self
 
-from vitrail.configs.base import ModelConfig, Output
+from vitrail.configs.base import ModelConfig, Output, Table
 from vitrail.errors import UsageError
 from vitrail.settings import Pair, check_number, check_whole
 
@@ -59,6 +59,7 @@ class IGPTConfig(ModelConfig):
                 f"Classes must be the palette's {self.palette} colours where pixels are predicted, got {self.classes}."
                 " Set output to classes for labels."
             )
+        self._check_tables()
 
     @property
     def predicts(self) -> Output:
@@ -88,6 +89,10 @@ class IGPTConfig(ModelConfig):
     def tokens(self) -> int:
         """Length of the sequence."""
         return self.resolution[0] * self.resolution[1]
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        return {"mask": Table((self.tokens, self.tokens), "bool") if self.causal else None}
 
     @property
     def parameters(self) -> int:

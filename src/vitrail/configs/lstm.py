@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar, Literal
 
+from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
 from vitrail.settings import check_number, check_whole
 
@@ -36,11 +37,16 @@ class LSTMConfig(PatchedConfig):
         check_whole("depth", self.depth, low=1, high=100)
         check_whole("order_seed", self.order_seed, low=0, high=2**63 - 1)
         check_number("dropout", self.dropout, low=0, below=1)
+        self._check_tables()
 
     @property
     def tokens(self) -> int:
         """Length of the sequence: the patches."""
         return self.patches
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        return {"order": Table((self.patches,), "int64")}
 
     @property
     def directions(self) -> int:

@@ -5,6 +5,7 @@ The modules are in `models.positions`. A kind is one class here, one there, and 
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from vitrail.configs.base import Table
 from vitrail.errors import UsageError
 from vitrail.extensions import Registry
 
@@ -47,6 +48,11 @@ class PositionRules:
         """Learned numbers of all tables."""
         return 0
 
+    @property
+    def fixed_tables(self) -> dict[str, Table]:
+        """What the kind computes from the configuration alone, by the names of `models.positions`."""
+        return {}
+
 
 class NoPosition(PositionRules):
     """Tokens are a set: their order changes nothing."""
@@ -83,8 +89,12 @@ class SinCos1D(PositionRules):
     model = "vitrail.models.positions:SinCos1D"
     width_multiple = 2
 
+    @property
+    def fixed_tables(self) -> dict[str, Table]:
+        return {"sincos": Table((self.config.tokens, self.config.width), "float64")}
 
-class SinCos2D(PositionRules):
+
+class SinCos2D(SinCos1D):
     """Fixed sinusoids, half of the features by row and half by column."""
 
     model = "vitrail.models.positions:SinCos2D"
@@ -110,6 +120,10 @@ class Relative(PositionRules):
         offsets = rows * columns if self.config.wrap else (2 * rows - 1) * (2 * columns - 1)
         return offsets + (3 if self.config.prefix else 0)
 
+    @property
+    def fixed_tables(self) -> dict[str, Table]:
+        return {"relative": Table((self.config.tokens, self.config.tokens), "int64")}
+
 
 class Rope2D(PositionRules):
     """Queries and keys are turned by angles, half of them by row and half by column (arXiv 2403.13298)."""
@@ -117,6 +131,11 @@ class Rope2D(PositionRules):
     model = "vitrail.models.positions:Rope2D"
     placements = ("every",)
     can_wrap = True
+
+    @property
+    def fixed_tables(self) -> dict[str, Table]:
+        angles = self.config.width // self.config.heads // 2
+        return {"rope": Table((2, self.config.tokens, angles), "float64")}
 
     def check(self) -> None:
         width, heads = self.config.width, self.config.heads

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar, Literal
 
+from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
 from vitrail.configs.positions import POSITIONS, Placement, PositionRules
 from vitrail.errors import UsageError
@@ -91,6 +92,7 @@ class ViTConfig(PatchedConfig):
             check_whole("attention_span", self.attention_span, low=1, high=65_536)
         self._check_width()
         self._check_position()
+        self._check_tables()
 
     # What the settings mean
 
@@ -129,6 +131,11 @@ class ViTConfig(PatchedConfig):
     def positioned_class(self) -> bool:
         """Whether a learned table has a row for [CLS]."""
         return self.pool == "cls" and self.class_position
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        mask = Table((self.tokens, self.tokens), "bool") if self.attention != "global" else None
+        return {**self.position_rules.fixed_tables, "mask": mask}
 
     # What they cost
 

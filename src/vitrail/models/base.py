@@ -98,6 +98,8 @@ class Equations(NamedTuple):
     """The head."""
 
 
+_DTYPES = {"bool": torch.bool, "int64": torch.int64, "float64": torch.float64}
+
 Config = TypeVar("Config", bound=ModelConfig)
 
 
@@ -138,8 +140,21 @@ class Model(nn.Module, Generic[Config]):
         if next(self.parameters()).device.type != "meta":
             self.init_weights()
 
+    def make_tables(self) -> dict[str, Tensor | None]:
+        """The tables that follow from the configuration alone, as `config.tables` describes them."""
+        return {}
+
     def fill_tables(self) -> None:
-        """Compute what follows from the configuration alone; a model without such tables has nothing to do."""
+        """Compute the tables. On the meta device they are empty shapes: building a model there allocates nothing."""
+        if next(self.parameters()).device.type != "meta":
+            tables = self.make_tables()
+        else:
+            tables = {
+                name: None if table is None else torch.empty(table.shape, dtype=_DTYPES[table.dtype], device="meta")
+                for name, table in self.config.tables.items()
+            }
+        for name, table in tables.items():
+            self.set_table(name, table)
 
     def run_block(self, block: nn.Module, *arguments: Any) -> Any:
         """Call one block of many, under activation checkpointing if that is on."""

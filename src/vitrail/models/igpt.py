@@ -171,11 +171,11 @@ class IGPT(Model[IGPTConfig]):
         points = torch.arange(self.config.palette, dtype=torch.float64)[:, None] * ratio + 0.5
         self.palette.copy_(2 * (points % 1) - 1)
 
-    def fill_tables(self) -> None:
+    def make_tables(self) -> dict[str, Tensor | None]:
         """Who may look at whom: a pixel at itself and at those before it."""
         tokens = self.config.tokens
-        causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril() if self.config.causal else None
-        self.set_table("mask", causal)
+        causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril_() if self.config.causal else None
+        return {"mask": causal}
 
 
 def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:

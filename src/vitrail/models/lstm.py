@@ -8,6 +8,7 @@ Shapes: B images, N patches in the chosen order, D width, S state, K classes.
 """
 
 import random
+from array import array
 
 import torch
 from torch import Tensor, nn
@@ -74,9 +75,9 @@ class LSTM(Model[LSTMConfig]):
     def centre_place(self) -> int:
         return self.order.tolist().index(super().centre_place())
 
-    def fill_tables(self) -> None:
+    def make_tables(self) -> dict[str, Tensor | None]:
         """The order of the patches."""
-        self.set_table("order", sequence_order(self.config.order, self.config.grid, self.config.order_seed))
+        return {"order": sequence_order(self.config.order, self.config.grid, self.config.order_seed)}
 
 
 def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
@@ -95,8 +96,8 @@ def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
         case "random":
             # Python promises this sequence for ever; a saved model reads in the order it was trained with.
             chance = random.Random(seed)
-            keys = [chance.random() for _ in range(raster.numel())]
-            order = torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device="cpu")
+            keys = array("d", (chance.random() for _ in range(raster.numel())))
+            order = torch.frombuffer(keys, dtype=torch.float64).argsort(stable=True)
         case _:
             raise ValueError(kind)
     return order.flatten()

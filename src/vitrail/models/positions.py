@@ -2,7 +2,8 @@
 
 A kind is a class: its parameters, what it adds to tokens, how it turns queries and keys or biases attention, and how it
 changes with the grid. Its rules and costs are in `configs.positions`. Fixed tables are pure functions of the grid, made
-in double precision on the CPU: not every device has that.
+in double precision on the CPU: not every device has that. Those that grow with tokens squared are made with few copies
+of their size.
 Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, H heads, K head width.
 """
 
@@ -247,9 +248,12 @@ def relative_index(config: ViTConfig) -> Tensor:
     patch to prefix, prefix to patch and prefix to prefix.
     """
     h, w = config.grid
-    rows, columns = grid_coordinates(config.grid)
-    down, right = rows[:, None] - rows, columns[:, None] - columns
-    patches = (down % h) * w + right % w if config.wrap else (down + h - 1) * (2 * w - 1) + right + w - 1
+    down, right = _offsets(h), _offsets(w)
+    if config.wrap:
+        down, right = down % h * w, right % w
+    else:
+        down, right = (down + h - 1) * (2 * w - 1), right + w - 1
+    patches = (_by_offset(down)[:, None, :, None] + _by_offset(right)[:, None]).reshape(h * w, h * w)
     if not config.prefix:
         return patches
     index = torch.empty(config.tokens, config.tokens, dtype=torch.long, device="cpu")
@@ -261,20 +265,33 @@ def relative_index(config: ViTConfig) -> Tensor:
     return index
 
 
+def _offsets(side: int) -> Tensor:
+    """Every offset between two of `side` places in a line, from the most negative to the most positive."""
+    return torch.arange(1 - side, side, device="cpu")
+
+
+def _by_offset(values: Tensor) -> Tensor:
+    """A value for each of `_offsets(side)` as a table (side, side): entry [i, j] is the value of i - j."""
+    return values.unfold(0, (len(values) + 1) // 2, 1).flip(1)
+
+
+def _is_near(side: int, config: ViTConfig) -> Tensor:
+    """Which rows (or columns) are within the local window of each, (side, side)."""
+    lag = _offsets(side).abs()
+    return _by_offset((torch.minimum(lag, side - lag) if config.wrap else lag) <= config.span)
+
+
 def attention_mask(config: ViTConfig) -> Tensor:
     """Who may look at whom, (T, T) boolean. Prefix tokens see and are seen by all."""
-    rows, columns = grid_coordinates(config.grid)
+    patches = config.patches
     if config.attention == "local":
-        down, right = (rows[:, None] - rows).abs(), (columns[:, None] - columns).abs()
-        if config.wrap:
-            down, right = torch.minimum(down, config.grid[0] - down), torch.minimum(right, config.grid[1] - right)
-        near = torch.maximum(down, right) <= config.span
+        near_hh, near_ww = (_is_near(side, config) for side in config.grid)
+        near = (near_hh[:, None, :, None] & near_ww[:, None]).reshape(patches, patches)
     else:
         # Sparse Transformers (arXiv 1904.10509, section 4.2), without causality: a run of neighbours in raster order,
         # and every span-th patch; with the default span, the row around a patch and its column.
-        raster = torch.arange(config.patches, device="cpu")
-        lag = (raster[:, None] - raster).abs()
-        near = (lag < config.span) | (lag % config.span == 0)
+        lag = _offsets(patches).abs()
+        near = _by_offset((lag < config.span) | (lag % config.span == 0))
     return F.pad(near, (config.prefix, 0, config.prefix, 0), value=True)
 
 

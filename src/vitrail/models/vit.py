@@ -212,12 +212,11 @@ class ViT(Model[ViTConfig]):
             initialise_mlp_(self.attn_pool.mlp)
         self.zero_head()
 
-    def fill_tables(self) -> None:
-        """Compute what follows from the configuration alone: fixed positions, angles, indices, masks."""
+    def make_tables(self) -> dict[str, Tensor | None]:
+        """Fixed positions, angles, indices, masks."""
         c = self.config
-        for name, table in self.position.tables().items():
-            self.set_table(name, table)
-        self.set_table("mask", attention_mask(c) if c.attention != "global" else None)
+        mask = attention_mask(c) if c.attention != "global" else None
+        return {**self.position.tables(), "mask": mask}
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
