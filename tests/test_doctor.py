@@ -1,5 +1,6 @@
 """The doctor finds every planted defect, names it, and finds nothing else."""
 
+import collections
 import json
 import os
 import shutil
@@ -178,6 +179,42 @@ def test_the_command(healthy):
     assert done.returncode == 1
     assert [finding["severity"] for finding in json.loads(done.stdout)["findings"]] == ["error", "warning"]
     assert run("doctor", healthy / "nowhere").returncode == 2
+
+
+def test_what_repeats_is_grouped_for_people_and_whole_in_json(tmp_path, call):
+    """1,000 classes of one picture each, of which 20 cannot be read."""
+    for index in range(1000):
+        (tmp_path / f"{index:04d}").mkdir()
+        photo(tmp_path / f"{index:04d}" / "only.bmp", index, size=(8, 8))
+    for index in range(0, 1000, 50):
+        (tmp_path / f"{index:04d}" / "only.bmp").write_bytes(b"BM")
+    done = call("doctor", tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.split("\n\n")[1:] == [
+        "\n    ".join(
+            [
+                "error  unreadable: 20 findings",
+                *(
+                    f"{index:04d}/only.bmp: cannot be decoded (its header is not that of a JPEG, PNG, GIF, WEBP,"
+                    " BMP, TIFF, PPM or AVIF file)"
+                    for index in range(0, 500, 50)
+                ),
+                "... and 10 more (all with --json)",
+            ]
+        ),
+        "\n    ".join(
+            [
+                "warning  single-picture-class: 1,000 findings",
+                *(f"class '{index:04d}' has one picture in all" for index in range(10)),
+                "... and 990 more (all with --json)\n",
+            ]
+        ),
+    ]
+    findings = json.loads(call("doctor", tmp_path, "--json").stdout)["findings"]
+    assert collections.Counter(finding["kind"] for finding in findings) == {
+        "unreadable": 20,
+        "single-picture-class": 1000,
+    }
 
 
 def test_many_files_are_listed_in_seconds(tmp_path):

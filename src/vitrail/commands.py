@@ -157,7 +157,7 @@ def doctor(
 
     Exit code 1 if something would break training, 0 if there are warnings or nothing.
     """
-    from vitrail.data.doctor import examine
+    from vitrail.data.doctor import examine, summarise
     from vitrail.data.sources import open_data
 
     dataset = open_data(data)
@@ -167,10 +167,7 @@ def doctor(
     else:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
         print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
-        for finding in findings:
-            files = [os.path.relpath(file, dataset.root) if dataset.root else file for file in finding.files]
-            rest = [f"... and {len(files) - 10:,} more (all with --json)"] if len(files) > 10 else []
-            lines = [f"{finding.severity}  {finding.kind}: {finding.message}", *files[:10], *rest]
+        for lines in summarise(findings, dataset.root):
             sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
         if not findings:
             sys.stdout.write("\nnothing to complain about\n")

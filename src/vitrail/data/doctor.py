@@ -29,6 +29,7 @@ _TINY = 8  # times smaller than the usual picture
 _HASH_BITS = 14
 _AGREEMENT = 0.92  # correlation of thumbnails
 _THUMBNAIL = 32
+_SHOWN = 10  # lines for people under one headline
 _LOOKED_AT = 64  # pixels of the shorter side below which all pictures look alike
 
 
@@ -75,6 +76,30 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
             findings += [result for result in results if isinstance(result, Finding)]
     findings += [*_duplicates(seen), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
     return sorted(findings, key=lambda finding: finding.severity != "error")
+
+
+def summarise(findings: list[Finding], root: str) -> Iterator[list[str]]:
+    """For people, one paragraph for each severity and kind: a headline, then at most ten lines. Files are named
+    relative to `root`."""
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.severity, finding.kind].append(finding)
+    for (severity, kind), group in groups.items():
+        named = [[os.path.relpath(file, root) if root else file for file in finding.files] for finding in group]
+        if len(group) == 1:
+            headline, lines = group[0].message, named[0]
+        else:
+            headline = f"{len(group):,} findings"
+            lines = [
+                ": ".join(filter(None, [_some(files), finding.message]))
+                for finding, files in zip(group, named, strict=True)
+            ]
+        rest = [f"... and {len(lines) - _SHOWN:,} more (all with --json)"] if len(lines) > _SHOWN else []
+        yield [f"{severity}  {kind}: {headline}", *lines[:_SHOWN], *rest]
+
+
+def _some(files: list[str]) -> str:
+    return ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
 
 
 def _classes(dataset: Dataset) -> Iterator[Finding]:

@@ -111,8 +111,9 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     except VitrailError:
         raise
     except UnidentifiedImageError:  # its text names objects in memory
-        known = ", ".join(_known_formats())
-        raise DamagedError(f"{name!r} cannot be decoded (its header is that of none of {known}).") from None
+        *some, last = _known_formats()
+        reason = f"its header is not that of a {', '.join(some)} or {last} file"
+        raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
     except Exception as error:  # decoders raise whatever their format's parser raises
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
