@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.configs.augment import Augment
-from vitrail.data.cache import PictureCache
+from vitrail.data.cache import _ENTRY, PictureCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
 from vitrail.errors import DamagedError, UsageError
@@ -160,7 +160,7 @@ def damage(files, tmp_path):
 
 def test_damaged_pictures_by_policy(files, tmp_path):
     split = damage(files, tmp_path)
-    with pytest.raises(DamagedError, match="broken-"):
+    with pytest.raises(DamagedError, match=r"broken-.*vitrail doctor.*on_damage=skip"):
         run(Loader(split, EYE, batch=8))
 
     loader = Loader(split, EYE, batch=8, on_damage="skip", settings=SETTINGS)
@@ -300,6 +300,76 @@ def test_damaged_entries_are_stored_once_more_and_not_again_and_again(tmp_path):
         for _ in range(5):
             cache.read(str(path), EYE)
         assert (cache.hits, cache.misses) == (4, 1)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """Eight pictures of different sizes and a cache that holds them; a function that reads all, and how many hits."""
+    rng = np.random.default_rng(0)
+    paths = [str(tmp_path / f"{number}.png") for number in range(8)]
+    for number, path in enumerate(paths):
+        Image.fromarray(rng.integers(0, 256, (4 + number, 30 - number, 3), np.uint8)).save(path)
+    expected = [np.asarray(EYE.read(path)) for path in paths]
+
+    def read_all():
+        with PictureCache(tmp_path / "cache", 10**6) as cache:
+            for path, pixels in zip(paths, expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(cache.read(path, EYE)), pixels)
+            return cache.hits
+
+    assert [read_all(), read_all()] == [0, 8]
+    return tmp_path / "cache", read_all
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"height": 30, "width": 4},  # as many bytes, another shape
+        {"height": 1},
+        {"height": 0, "checksum": 0},  # the checksum of nothing
+        {"width": 0, "checksum": 0},
+        {"channels": 0, "checksum": 0},
+        {"channels": 1, "width": 90},
+        {"height": 2**32 - 1, "width": 2**32 - 1, "channels": 2**32 - 1},
+        {"height": 2**20, "width": 2**20},
+        {"offset": 2**64 - 1},
+        {"offset": 2**63},
+        {"offset": 1},
+    ],
+    ids=str,
+)
+def test_an_entry_of_the_cache_that_cannot_be_true_is_decoded_anew(cached, change):
+    folder, read_all = cached
+    content = (folder / "index").read_bytes()
+    names = ("key", "offset", "height", "width", "channels", "checksum")
+    first = dict(zip(names, _ENTRY.unpack(content[: _ENTRY.size]), strict=True))
+    assert (first["height"], first["width"], first["channels"]) == (4, 30, 3)
+    (folder / "index").write_bytes(_ENTRY.pack(*(first | change).values()) + content[_ENTRY.size :])
+    assert [read_all(), read_all()] == [7, 8]
+
+
+def test_an_index_of_the_cache_with_any_bytes_changes_no_pixels(cached):
+    folder, read_all = cached
+    index, pixels = (folder / "index").read_bytes(), (folder / "pixels").read_bytes()
+    hits = []
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        damaged = bytearray(index)
+        place = int(rng.integers(len(index)))
+        match seed % 4:
+            case 0:
+                damaged[place] ^= 1 << int(rng.integers(8))
+            case 1:
+                damaged = damaged[:place]
+            case 2:
+                damaged[place:place] = rng.bytes(int(rng.integers(1, 60)))
+            case 3:
+                damaged = rng.bytes(place)
+        (folder / "index").write_bytes(damaged)
+        (folder / "pixels").write_bytes(pixels)
+        hits.append(read_all())
+        assert read_all() == 8, seed
+    assert (min(hits), max(hits)) == (0, 7)
 
 
 def test_processes_share_a_cache_without_storing_twice(files, tmp_path):

@@ -2,9 +2,9 @@
 
 Pixels are keyed by the bytes of the picture file, by what `Preprocess.read` depends on, and by the decoder's version: a
 changed file or setting is another key, and a cached picture is exactly the one that would be decoded. Entries are only
-appended, under a lock, so that threads and processes may share a cache; a torn or damaged entry fails its checksum and
-is decoded and stored anew. When the size limit is reached, what is there stays: every epoch reads every picture once,
-and replacing would lose each picture just before its next use.
+appended, under a lock, so that threads and processes may share a cache; a torn or damaged entry, or one whose pixels
+are damaged, fails its checksum, and the picture is decoded and stored anew. When the size limit is reached, what is
+there stays: every epoch reads every picture once, and replacing would lose each picture just before its next use.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from vitrail.errors import UsageError
 from vitrail.images.decode import read_file
 from vitrail.images.preprocess import Preprocess
 
-# key, offset, height, width, channels, checksum of the pixels
+# key, offset, height, width, channels, checksum of all these and of the pixels
 _ENTRY = struct.Struct("<16sQIIII")
 
 
@@ -37,7 +37,7 @@ class PictureCache:
         self.folder, self.limit = Path(folder), limit
         self.hits, self.misses = 0, 0
         self._lock = threading.Lock()
-        self._entries: dict[bytes, tuple[int, ...]] = {}
+        self._entries: dict[bytes, tuple[int, int, int, int, int]] = {}
         self._intact: set[bytes] = set()
         self._keys: dict[tuple[str, str, int, int], bytes] = {}
         self._indexed = 0
@@ -92,24 +92,28 @@ class PictureCache:
         if key not in self._entries:
             return None
         offset, height, width, channels, checksum = self._entries[key]
-        size = height * width * channels
+        shape, size = (height, width, channels), height * width * channels
         try:
             content = os.pread(self._pixels, size, offset)
         except OSError:
             content = b""
-        if len(content) != size or (key not in self._intact and zlib.crc32(content) != checksum):
+        if len(content) != size or (key not in self._intact and _checksum(key, offset, shape, content) != checksum):
             del self._entries[key]
             return None
         self._intact.add(key)
-        return np.frombuffer(content, np.uint8).reshape(height, width, channels)
+        return np.frombuffer(content, np.uint8).reshape(shape)
 
     def _refresh(self) -> None:
-        """Learn of entries that others have appended."""
+        """Learn of entries that others have appended, except for those that cannot be true."""
         with contextlib.suppress(OSError):
-            while len(record := os.pread(self._index, _ENTRY.size, self._indexed)) == _ENTRY.size:
-                key, *place = _ENTRY.unpack(record)
-                self._entries[key] = tuple(place)
-                self._indexed += _ENTRY.size
+            while count := len(records := os.pread(self._index, 4096 * _ENTRY.size, self._indexed)) // _ENTRY.size:
+                self._indexed += count * _ENTRY.size
+                end = os.fstat(self._pixels).st_size  # asked after the entries, which are written after the pixels
+                for key, *place in _ENTRY.iter_unpack(records[: count * _ENTRY.size]):
+                    offset, height, width, channels, checksum = place
+                    if 0 < height * width * channels <= end - offset:
+                        self._entries[key] = offset, height, width, channels, checksum
+                        self._intact.discard(key)
 
     def _store(self, key: bytes, pixels: np.ndarray) -> None:
         """Append a picture, unless the cache is full or another process was faster."""
@@ -125,8 +129,8 @@ class PictureCache:
                 return
             try:
                 _write(self._pixels, pixels.tobytes(), offset)
-                entry = (offset, *pixels.shape, zlib.crc32(pixels.data))
-                _write(self._index, _ENTRY.pack(key, *entry), end)
+                checksum = _checksum(key, offset, pixels.shape, pixels.data)
+                _write(self._index, _ENTRY.pack(key, offset, *pixels.shape, checksum), end)
             except OSError:
                 os.ftruncate(self._pixels, offset)
                 os.ftruncate(self._index, end)
@@ -134,6 +138,10 @@ class PictureCache:
             self._refresh()
         finally:
             fcntl.flock(self._index, fcntl.LOCK_UN)
+
+
+def _checksum(key: bytes, offset: int, shape: tuple[int, ...], pixels: bytes | memoryview) -> int:
+    return zlib.crc32(pixels, zlib.crc32(_ENTRY.pack(key, offset, *shape, 0)))
 
 
 def _write(file: int, content: bytes, offset: int) -> None:

@@ -167,7 +167,9 @@ class Loader:
                 return self.cache.read(path, self.preprocess), place % count
             except VitrailError as error:
                 if self.on_damage == "error":
-                    raise DamagedError(str(error)) from None
+                    raise DamagedError(
+                        f"{error} `vitrail doctor` finds all such pictures; `--set on_damage=skip` trains without them."
+                    ) from None
                 self.damaged[path] = str(error)
                 if self.on_damage == "skip":
                     return None, -1
