@@ -311,6 +311,8 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
         with pytest.raises(DamagedError, match=r"^'member 3' cannot be decoded") as caught:
             open_picture(content, name="member 3")
         assert "_io." not in str(caught.value)
+        with pytest.raises(DamagedError, match=r"^'picture 1' cannot be decoded"):
+            Preprocess()([whole, content])
     with pytest.raises(UsageError, match="must be a file that exists"):
         open_picture(tmp_path)
 

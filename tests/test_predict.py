@@ -24,7 +24,7 @@ from vitrail.engines import cache, choose, export
 from vitrail.engines.base import Outputs, batch_for, cores
 from vitrail.engines.cache import ready
 from vitrail.engines.export import prove, sample
-from vitrail.errors import UsageError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.models.convolutions import bake_
 from vitrail.models.look import look
 from vitrail.storage import user_folder, whole_file, whole_folder
@@ -558,6 +558,12 @@ def test_engine_onnx_needs_a_bundle_on_disk():
         vitrail.Classifier(make(), engine="onnx")
     with pytest.raises(UsageError, match="Engine must be torch or onnx, got 'gpu'"):
         vitrail.Classifier(FIXTURE, engine="gpu")
+
+
+def test_bytes_that_are_no_picture_are_called_by_their_number(bundle, pictures):
+    content = (pictures / "01.png").read_bytes()
+    with pytest.raises(DamagedError, match=r"^'picture 3' cannot be decoded \(its header is not that of a JPEG"):
+        vitrail.Classifier(bundle).predict([content] * 3 + [b"none"], batch_size=2)
 
 
 def test_the_jpeg_rule_can_be_overridden(bundle):

@@ -61,7 +61,7 @@ class Classifier:
         waiting = iter(pictures)
         with self._engine.running(self.threads) as run:
             while batch := list(islice(waiting, batch_size)):
-                logits_BK = run(np.stack([self.preprocess.crop(picture) for picture in batch])).logits
+                logits_BK = run(self.preprocess.crop_all(batch, first=len(answers))).logits
                 if not np.isfinite(logits_BK).all():
                     raise DamagedError(OVERFLOWS)
                 answers += self._name(logits_BK, top_k)

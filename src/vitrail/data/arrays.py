@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 from vitrail import chance
 from vitrail.data.dataset import SPLITS, Dataset, Split
@@ -58,14 +59,22 @@ def read_npz(path: Path) -> Dataset:
             size = sum(member.file_size for member in archive.infolist())
         _refuse_more_than_memory(size, path)
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-            raise ValueError(f"{strange[0]} is no array")
+            arrays = {name: _read_member(file, name) for name in file.files}
     except DamagedError:
         raise
     except Exception as error:  # a damaged archive raises what its parsers raise
         raise DamagedError(f"{str(path)!r} cannot be read as npz ({_reason(error)}).") from None
     return _from_arrays(arrays, str(path))
+
+
+def _read_member(file: NpzFile, name: str) -> np.ndarray:
+    try:
+        array = file[name]
+    except Exception as error:
+        raise ValueError(f"{name}: {_reason(error)}") from None
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name} is no array")
+    return array
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:

@@ -85,7 +85,7 @@ class Preprocess(Settings):
 
         if isinstance(pictures, str | bytes | Path | Image.Image):
             raise UsageError("Pictures must be a list of pictures, got one alone. Put it into a list.")
-        return self.scale(from_numpy(np.stack([self.crop(picture) for picture in pictures])))
+        return self.scale(from_numpy(self.crop_all(pictures)))
 
     def read(self, picture: Picture, *, name: str = "picture") -> Image.Image | np.ndarray:
         """The whole picture in the model's channels, upright; an array for other numbers of bands than 1 and 3. `name`
@@ -93,9 +93,14 @@ class Preprocess(Settings):
         images = self._as_images(picture, name)
         return images[0] if len(images) == 1 else np.stack([np.asarray(image) for image in images], axis=2)
 
-    def crop(self, picture: Picture) -> np.ndarray:
-        """The picture as the model's eye gets it, before numbers are scaled: uint8 (H, W, C)."""
-        return self._stack([self._fit(image) for image in self._as_images(picture)])
+    def crop(self, picture: Picture, *, name: str = "picture") -> np.ndarray:
+        """The picture as the model's eye gets it, before numbers are scaled: uint8 (H, W, C). `name` is what errors
+        call bytes."""
+        return self._stack([self._fit(image) for image in self._as_images(picture, name)])
+
+    def crop_all(self, pictures: Iterable[Picture], *, first: int = 0) -> np.ndarray:
+        """`crop` of every picture: uint8 (B, H, W, C). Errors call one that has no name by its number, from `first`."""
+        return np.stack([self.crop(picture, name=f"picture {at}") for at, picture in enumerate(pictures, first)])
 
     def crop_box(self, picture: Picture, box: tuple[int, int, int, int]) -> np.ndarray:
         """One part of the picture, (top, left, height, width), resized to all of the model's eye: uint8 (H, W, C)."""
