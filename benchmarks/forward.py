@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torchvision_vit
 from redraw import redraw
 from vitrail.configs.zoo import find
+from vitrail.engines.base import need
 from vitrail.models.create import build
 
 BATCHES = {"Ti": (1, 16), "S": (1, 16), "B": (1, 8)}
@@ -56,9 +57,9 @@ def engines(size):
 
 def runtimes(model, batch):
     """ONNX Runtime and OpenVINO on the exported model; they are given two threads as torch is."""
-    import onnxruntime
     import openvino
 
+    onnxruntime = need("onnxruntime")
     made = {}
     images = torch.randn(batch, 3, 224, 224)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -21,7 +21,7 @@ from test_bundle import FIXTURE, GREY_8, make, tiny
 from test_contract import ONE_PER_FAMILY
 from vitrail.cli import main
 from vitrail.engines import cache, choose, export
-from vitrail.engines.base import Outputs, batch_for, cores
+from vitrail.engines.base import Outputs, batch_for, cores, need
 from vitrail.engines.cache import ready
 from vitrail.engines.export import prove, sample
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -161,9 +161,7 @@ def test_streaming_leaves_torchs_threads_as_they_were(bundle, pictures):
 
 
 def test_the_graph_and_what_it_says_of_itself(bundle):
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(bundle.with_name("pico.onnx") / cache.MODEL)
+    session = need("onnxruntime").InferenceSession(bundle.with_name("pico.onnx") / cache.MODEL)
     shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
     assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
     said = session.get_modelmeta().custom_metadata_map
@@ -331,6 +329,7 @@ def test_what_is_not_ours_beside_the_bundle_stays(copied, exports, home):
 
 
 def test_where_nothing_can_be_written_beside_the_bundle_the_users_cache_has_it(copied, exports, home, monkeypatch):
+    home.mkdir()
     shutil.rmtree(copied.with_name("pico.onnx"))
     can = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != copied.parent and can(path, mode))
@@ -344,6 +343,17 @@ def test_where_nothing_can_be_written_beside_the_bundle_the_users_cache_has_it(c
     assert user_folder() == Path("/somewhere/vitrail")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert user_folder() == Path.home() / ".cache" / "vitrail"
+
+
+def test_where_nothing_can_be_written_at_all_the_variable_is_named(copied, exports, home, monkeypatch, capsys, pictures):
+    shutil.rmtree(copied.with_name("pico.onnx"))
+    can = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: can(path, mode) and not mode & os.W_OK)
+    code, rows, said = predict(capsys, copied, pictures / "01.png", "--engine", "onnx")
+    assert (code, rows, exports) == (2, [], [])
+    assert said.startswith(f"vitrail: ONNX file must go to a folder that can be written, got '{copied}.onnx' and '{home}")
+    assert said.endswith("Set $VITRAIL_HOME to one that can, or use engine torch.\n")
+    assert said.count("\n") == 1
 
 
 def test_the_bundle_itself_never_changes(bundle):

@@ -1,7 +1,6 @@
 """What every engine is: cropped pictures in, logits and features out."""
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -11,6 +10,7 @@ import numpy as np
 
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import MissingError
+from vitrail.telemetry import import_quietly
 from vitrail.weights.parts import Parts
 
 _JOB_MACS = 6 * 10**9
@@ -56,7 +56,7 @@ def batch_for(config: ModelConfig) -> int:
 def need(package: str) -> ModuleType:
     """An optional package of the ONNX engine, or one line that says how to get it."""
     try:
-        return importlib.import_module(package)
+        return import_quietly(package)
     except ImportError:
         raise MissingError(
             f"Engine onnx needs the 'onnx' extra ({package} is missing). Run: pip install \"vitrail[onnx]\"."

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vitrail.configs.bundle import EMBEDDED, check_folder
 from vitrail.console import say
-from vitrail.errors import DamagedError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, read_json, user_folder, verify
 
 FORMAT = 1  # of what `engines.export` writes: what another version wrote is made anew
@@ -45,7 +45,12 @@ def ready(path: str | Path) -> Path:
             return place
     from vitrail.engines.export import export
 
-    place = next((place for place in places if can_replace(place)), places[-1])
+    place = next((place for place in places if can_replace(place)), None)
+    if place is None:
+        raise UsageError(
+            f"ONNX file must go to a folder that can be written, got {' and '.join(repr(str(place)) for place in places)}."
+            " Set $VITRAIL_HOME to one that can, or use engine torch."
+        )
     if os.path.lexists(place):
         say(f"{place} {flaws[place]} and is made anew")
     export(bundle, place, key)

@@ -23,7 +23,7 @@ _ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further 
 # In a process of its own, because in this one everything may be loaded already.
 _STARTS: dict[EngineName, str] = {
     "torch": "import sys; from vitrail.weights.bundle import load; load(sys.argv[1])",
-    "onnx": "import sys, numpy, onnxruntime; onnxruntime.InferenceSession(sys.argv[1])",
+    "onnx": "import sys; from vitrail.engines.base import need; need('onnxruntime').InferenceSession(sys.argv[1])",
 }
 
 

@@ -4,7 +4,6 @@ The other library is imported only here and only by name: vitrail does not depen
 model raises means "not verified", with the reason.
 """
 
-import importlib
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from vitrail.images.preprocess import Picture, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.look import look
 from vitrail.storage import write_json
+from vitrail.telemetry import import_quietly
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.google import needs_big_vision
 from vitrail.weights.timm import architecture, model_arguments, vit_arguments
@@ -91,7 +91,7 @@ def import_peer(name: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return importlib.import_module(name)
+            return import_quietly(name)
     except Exception as error:  # any failure of theirs
         raise Unverified(f"{name} cannot be imported ({_first_line(error)})") from None
 

@@ -1,0 +1,76 @@
+"""Nothing that we import reports to its maker: no file in the user's home, no name looked up."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail.telemetry import import_quietly
+
+PLAIN = "import onnxruntime"
+OURS = "from vitrail.engines.base import need; need('onnxruntime')"
+
+if find_spec("onnxruntime") is None:  # an import would be what is tested
+    pytest.skip("onnxruntime is not installed", allow_module_level=True)
+
+
+def alone(home):
+    """An environment without any variable by which the library would take us for a test machine."""
+    return {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(vitrail.__file__).parents[1])}
+
+
+def left_behind(home, script):
+    home.mkdir()
+    subprocess.run([sys.executable, "-c", script], check=True, env=alone(home))
+    return [path.name for path in home.rglob("*") if path.is_file()]
+
+
+def test_nothing_is_left_in_the_users_home(tmp_path):
+    assert left_behind(tmp_path / "ours", OURS) == []
+    if not left_behind(tmp_path / "plain", PLAIN):
+        pytest.skip("this build of onnxruntime leaves nothing behind by itself, so the test shows nothing")
+
+
+def test_child_processes_inherit_the_switches_and_the_users_own_choice_stays(tmp_path):
+    names = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
+    child = f"import os; print([os.environ.get(name) for name in {names}])"
+    script = f"{OURS}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    environment = {**alone(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "0"}
+    said = subprocess.run([sys.executable, "-c", script], check=True, env=environment, capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("['1', '0']\n", "")
+
+
+def test_an_import_that_came_too_early_is_said_once(monkeypatch, capsys):
+    import_quietly("onnxruntime")  # from now on it is imported, and quiet
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    import_quietly("onnxruntime")
+    import_quietly("onnxruntime")
+    said = capsys.readouterr().err
+    assert said.startswith("note: onnxruntime was imported before vitrail could switch off")
+    assert said.count("\n") == 1
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+@pytest.mark.slow
+def test_no_name_is_looked_up(tmp_path):
+    """The library waits for some seconds before it does; both processes wait longer."""
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    processes = []
+    for name, script in (("plain", PLAIN), ("ours", OURS)):
+        (tmp_path / name).mkdir()
+        trace = ["strace", "-f", "-qq", "-e", "trace=socket", "-o", str(tmp_path / f"{name}.trace")]
+        command = [*trace, sys.executable, "-c", f"{script}; import time; time.sleep(12)"]
+        processes.append(subprocess.Popen(command, env=alone(tmp_path / name), stderr=subprocess.PIPE, text=True))
+    said = [process.communicate()[1] for process in processes]
+    if any(process.returncode for process in processes):
+        pytest.skip(f"strace cannot be used here: {said}")
+    plain, ours = ((tmp_path / f"{name}.trace").read_text().count("AF_INET") for name in ("plain", "ours"))
+    assert ours == 0
+    if not plain:
+        pytest.skip("this build of onnxruntime opens no socket by itself, so the test shows nothing")
