@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail import chance
-from vitrail.configs.base import FAMILIES
 from vitrail.configs.recipe import Recipe
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Split
