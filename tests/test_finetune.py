@@ -15,7 +15,7 @@ from vitrail.errors import UsageError, VitrailError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import Ridge, ridge_head
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitrail.training.finetune import adapt, adapt_channels, adapt_head, finetune
+from vitrail.training.finetune import adapt, adapt_head, finetune
 from vitrail.training.loop import Options, Trainer
 from vitrail.training.run import train
 
@@ -97,10 +97,15 @@ def test_positions_are_interpolated_by_the_stored_rule_and_it_is_said():
     assert (adapted.config.resolution, adapted.config.dropout) == ((32, 32), 0.5)
 
 
-@pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4"])
+def for_channels(bundle, channels):
+    model, mean, std, words = bundle.model.adapt_channels(channels, bundle.preprocess.mean, bundle.preprocess.std)
+    return model, bundle.preprocess.replace(mean=mean, std=std), words
+
+
+@pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4", "LSTM-Micro/4"])
 def test_grey_pictures_are_read_exactly_as_in_three_colours(name):
     bundle = bundle_of(small(name))
-    grey, preprocess, words = adapt_channels(bundle.model, bundle.preprocess, 1)
+    grey, preprocess, words = for_channels(bundle, 1)
     assert (grey.config.channels, preprocess.channels) == (1, 1)
     assert "grey" in words
     picture = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), dtype=np.uint8)
@@ -112,7 +117,7 @@ def test_grey_pictures_are_read_exactly_as_in_three_colours(name):
 
 def test_more_bands_repeat_the_kernels():
     bundle = bundle_of(small())
-    wide, preprocess, words = adapt_channels(bundle.model, bundle.preprocess, 6)
+    wide, preprocess, words = for_channels(bundle, 6)
     assert preprocess.mean == IMAGENET_MEAN * 2
     assert "3/6" in words
     images = torch.rand(2, 3, 32, 32)
@@ -120,11 +125,11 @@ def test_more_bands_repeat_the_kernels():
         torch.testing.assert_close(wide.eval()(images.repeat(1, 2, 1, 1)), bundle.model(images), rtol=1e-4, atol=1e-5)
     # A CNN's first kernel overlaps: it keeps its colours, and grey is read as such.
     cnn = bundle_of(small("ResNet-Micro"))
-    same, _, words = adapt_channels(cnn.model, cnn.preprocess, 1)
+    same, _, words = for_channels(cnn, 1)
     assert same is cnn.model
-    assert words == "pictures with 1 channel(s) are read with the model's 3"
-    with pytest.raises(UsageError, match="must go to a ViT or a Mixer, got family resnet"):
-        adapt_channels(cnn.model, cnn.preprocess, 4)
+    assert words == "images with 1 channel(s) are read with the model's 3"
+    with pytest.raises(UsageError, match="must go to a family that reads patches, got family resnet"):
+        for_channels(cnn, 4)
 
 
 # The head in closed form

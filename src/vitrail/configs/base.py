@@ -138,6 +138,10 @@ class ModelConfig(Settings):
             changes["resolution"] = resolution
         return self.replace(**changes)
 
+    def to_document(self) -> dict[str, Any]:
+        """`to_json` with the family's name: all that is needed to build the model again."""
+        return {"family": self.family, **self.to_json()}
+
     @property
     def extensions(self) -> dict[str, str]:
         """What of this model other packages provide: `family.NAME` and the package with its version."""
@@ -175,3 +179,11 @@ FAMILIES: Registry[type[ModelConfig]] = Registry(
         "mlp": "vitrail.configs.mlp:MLPConfig",
     },
 )
+
+
+def read_model(document: object) -> ModelConfig:
+    """The configuration that `ModelConfig.to_document` wrote."""
+    if not isinstance(document, dict):
+        raise UsageError(f"Model must be a JSON object, got {type(document).__name__}.")
+    settings = dict(document)
+    return FAMILIES[settings.pop("family", None)].from_json(settings)

@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from vitrail.configs.base import FAMILIES, ModelConfig
+from vitrail.configs.base import FAMILIES, ModelConfig, read_model
 from vitrail.configs.positions import POSITIONS
 from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean
 from vitrail.extensions import Registry
@@ -60,11 +60,8 @@ def read_config(folder: Path) -> ModelConfig:
             raise DamagedError(f"{str(folder / name)!r} is missing or no file. Restore it from a copy.")
     verify(folder, ("config.json",))
     _check_extensions(folder, fields.pop("extensions", {}))
-    family = fields.pop("family", None)
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise DamagedError(f"{str(path)!r} names the family {family!r}, which this vitrail does not have.")
     try:
-        return FAMILIES[family].from_json(fields)
+        return read_model(fields)
     except UsageError as error:
         raise DamagedError(f"{str(path)!r} is not a model that works: {error}") from None
 

@@ -14,10 +14,7 @@ import numpy as np
 import torch
 
 from vitrail.configs.bundle import check_folder
-from vitrail.configs.igpt import IGPTConfig
-from vitrail.configs.mixer import MixerConfig
 from vitrail.configs.recipe import Recipe
-from vitrail.configs.vit import ViTConfig
 from vitrail.console import say
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
@@ -26,11 +23,9 @@ from vitrail.evaluation.metrics import wilson
 from vitrail.evaluation.transfer import Linear, ridge_head
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
-from vitrail.models.create import build
 from vitrail.settings import Pair
 from vitrail.storage import MANIFEST
 from vitrail.training.loop import Options
-from vitrail.training.optimise import is_row_of_blocks
 from vitrail.training.run import Given, Start, channels_of, run
 from vitrail.weights.bundle import Bundle, load
 
@@ -56,7 +51,7 @@ def finetune(
     if recipe.head_bias:
         raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
     loaded = load(bundle)
-    decays = is_row_of_blocks(loaded.model.state_dict())
+    decays = loaded.model.has_ordered_blocks
     if not decays:
         recipe = recipe.replace(layer_decay=1.0)
 
@@ -106,58 +101,43 @@ def adapt(
         model, note = _resize(model, wanted)
         notes += [note] if note else []
     if channels != model.config.channels:
-        model, preprocess, note = adapt_channels(model, preprocess, channels)
+        model, mean, std, note = model.adapt_channels(channels, preprocess.mean, preprocess.std)
+        preprocess = preprocess.replace(mean=mean, std=std)
         notes.append(note)
     model, note = adapt_head(model, bundle, labels)
     notes.append(note)
     if settings:
-        model = _rebuild(model, **settings)
+        model = model.changed(**settings)
     changes = {**recipe.preprocess, "resolution": model.config.resolution}
     return model, Preprocess.from_json({**preprocess.to_json(), **changes}), tuple(notes)
 
 
 def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
-    before = model.config
+    before = model.config.resolution
     model = model.resize(wanted)
-    if model.config.resolution == before.resolution:
+    if model.config.resolution == before:
         return model, None
-    rule = ""
-    if isinstance(before, ViTConfig) and before.position in ("learned-1d", "learned-2d", "relative"):
-        rule = f", positions interpolated by the rule of {before.resize_rule}"
-    return model, f"{_spoken(before.resolution)} px became {_spoken(model.config.resolution)}{rule}"
+    rule = f", {model.resize_note}" if model.resize_note else ""
+    return model, f"{_spoken(before)} px became {_spoken(model.config.resolution)}{rule}"
 
 
 def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
     """The same classes keep their rows of the head, in DATA's order. Others begin at zero, without the hidden layer."""
     if (order := _same_classes(bundle, now)) is not None:
-        kept = _rebuild(model)
+        kept = model.changed()
         with torch.no_grad():
             kept.head.weight.copy_(model.head.weight[order])
             kept.head.bias.copy_(model.head.bias[order])
         return kept, f"the {len(now):,} classes are the bundle's own: its head stays"
-    changes: dict[str, Any] = {"classes": len(now)}
-    words = f"a new head for {len(now):,} classes"
-    tensors = model.state_dict()
-    if getattr(model.config, "representation", "none") != "none":
-        changes["representation"] = "none"
-        words += "; the hidden layer of pre-training is dropped"
-    if isinstance(model.config, IGPTConfig) and model.config.output == "pixels":
-        # It read each pixel one place later, after a start token: what it learned of places moves along.
-        changes["output"] = "classes"
-        tensors["colour_embed.weight"] = tensors["colour_embed.weight"][:-1]
-        tensors["pos_embed"] = torch.cat([tensors["pos_embed"][:, 1:], tensors["pos_embed"][:, -1:]], dim=1)
-        words += "; the start token is dropped and places move by one"
-    fresh = _rebuild(model, tensors, drop=("head.", "pre_logits."), **changes)
-    torch.nn.init.zeros_(fresh.head.weight)
-    torch.nn.init.zeros_(fresh.head.bias)
-    return fresh, words
+    fresh, notes = model.with_new_head(len(now))
+    return fresh, "; ".join([f"a new head for {len(now):,} classes", *notes])
 
 
 def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
     """The bundle's index of each class, if the classes are its own: by name, or by number where it has no names. (Ten
     classes called 0 to 9 are not those of a bundle that has names for its ten.)"""
     classes = bundle.model.config.classes
-    if bundle.provenance.get("objective", "classify") != "classify" or len(now) != classes:
+    if bundle.provenance.get("objective", "classify") != "classify" or not classes or len(now) != classes:
         return None
     if bundle.labels is not None and set(bundle.labels) != set(now):
         return None
@@ -166,48 +146,6 @@ def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
     except UsageError:
         return None
     return place.tolist() if len(set(place.tolist())) == classes and bool(bundle.model.head.weight.any()) else None
-
-
-def adapt_channels(model: AnyModel, preprocess: Preprocess, channels: int) -> tuple[AnyModel, Preprocess, str]:
-    """Grey pictures for a model of colours, exactly; or another number of bands, by repetition."""
-    config = model.config
-    is_patched = type(config) is ViTConfig or isinstance(config, MixerConfig)
-    name = "stem.proj" if isinstance(config, MixerConfig) else "patch_embed.proj"
-    if channels == 1 and config.channels == 3 and is_patched and getattr(config, "padding", (0, 0)) == (0, 0):
-        grey = _to_grey(model, preprocess, name)
-        half = {"mean": (0.5,), "std": (0.5,)}
-        return grey, preprocess.replace(**half), "the kernels of three colours became one that reads grey the same"
-    if channels in (1, 3) and config.channels in (1, 3):
-        return model, preprocess, f"pictures with {channels} channel(s) are read with the model's {config.channels}"
-    if not is_patched:
-        raise UsageError(f"Pictures of {channels} bands must go to a ViT or a Mixer, got family {config.family}.")
-    bands = [band % config.channels for band in range(channels)]
-    tensors = model.state_dict()
-    tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:, bands] * (config.channels / channels)
-    mean, std = (tuple(values[band] for band in bands) for values in (preprocess.mean, preprocess.std))
-    note = f"the kernels of {config.channels} bands are repeated for {channels}, times {config.channels}/{channels}"
-    return _rebuild(model, tensors, channels=channels), preprocess.replace(mean=mean, std=std), note
-
-
-def _to_grey(model: AnyModel, preprocess: Preprocess, name: str) -> AnyModel:
-    """W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'."""
-    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (preprocess.mean, preprocess.std))
-    tensors = model.state_dict()
-    kernel, bias = tensors[f"{name}.weight"].double(), tensors[f"{name}.bias"].double()
-    tensors[f"{name}.weight"] = (0.5 * kernel / std).sum(dim=1, keepdim=True).float()
-    tensors[f"{name}.bias"] = (bias + (kernel * (0.5 - mean) / std).sum(dim=(1, 2, 3))).float()
-    return _rebuild(model, tensors, channels=1)
-
-
-def _rebuild(
-    model: AnyModel, tensors: dict[str, torch.Tensor] | None = None, *, drop: tuple[str, ...] = (), **changes: Any
-) -> AnyModel:
-    """A model with some settings changed and these tensors (its own), but for those whose names begin with `drop`."""
-    made = build(model.config.replace(**changes))
-    given = model.state_dict() if tensors is None else tensors
-    kept = {name: tensor for name, tensor in given.items() if not name.startswith(drop)}
-    made.load_state_dict({**made.state_dict(), **kept})
-    return made
 
 
 def learn_head(

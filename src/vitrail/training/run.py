@@ -139,7 +139,7 @@ def run(
         agreed = {
             "bundle": begin.source,
             "seed": options.seed,
-            "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
+            "model": begin.model.config.to_document(),
             "preprocess": begin.preprocess.to_json(),
             "recipe": recipe.to_json(),
             "data": dataset.fingerprint(),
@@ -325,7 +325,7 @@ def _config(data: str, begin: Start, recipe: Recipe, options: Options, command: 
         **options.to_json(),
         **recipe.to_json(),
         "preprocess": begin.preprocess.to_json(),
-        "model": {"family": begin.model.config.family, **begin.model.config.to_json()},
+        "model": begin.model.config.to_document(),
     }
     words = " ".join(command.removeprefix("vitrail ").split()) or "in Python"
     return f"{_MARK} {words}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"

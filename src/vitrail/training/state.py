@@ -11,8 +11,8 @@ import json
 import math
 from typing import Any
 
+from vitrail.configs.base import read_model
 from vitrail.configs.recipe import Recipe
-from vitrail.configs.zoo import FAMILIES
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_number, check_share, check_whole, spoken
@@ -58,7 +58,7 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
         **state,
         "recipe": Recipe.from_json(state["recipe"]).to_json(),
         "preprocess": Preprocess.from_json(state["preprocess"]).to_json(),
-        "model": _filled_model(state["model"]),
+        "model": read_model(state["model"]).to_document(),
     }
 
 
@@ -93,11 +93,3 @@ def _check_origin(origin: dict[str, Any]) -> None:
         raise UsageError("Origin must have finite numbers, got others.") from None
     if not all(name == "finetuned_from" and isinstance(value, dict) for name, value in origin.items()):
         raise UsageError(f"Origin must be empty or have finetuned_from, got {', '.join(origin)}.")
-
-
-def _filled_model(fields: dict[str, Any]) -> dict[str, Any]:
-    family = fields.get("family")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise UsageError(f"Family of the model must be one of {', '.join(FAMILIES)}, got {family!r}.")
-    config = FAMILIES[family].from_json({name: value for name, value in fields.items() if name != "family"})
-    return {"family": family, **config.to_json()}

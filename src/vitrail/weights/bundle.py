@@ -71,7 +71,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     check_provenance(bundle.provenance)
     with whole_folder(Path(path), force=force) as folder:
         extensions = {"extensions": config.extensions} if config.extensions else {}
-        document = {"format": FORMAT, "family": config.family, **extensions, **config.to_json()}
+        document = {"format": FORMAT, **extensions, **config.to_document()}
         write_json(folder / "config.json", document)
         write_json(folder / "preprocess.json", bundle.preprocess.to_json())
         write_json(folder / "labels.json", bundle.labels)

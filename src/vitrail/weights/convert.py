@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.configs import zoo
-from vitrail.configs.base import FAMILIES, ModelConfig
+from vitrail.configs.base import ModelConfig, read_model
 from vitrail.configs.bundle import EMBEDDED, Format
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Picture, Preprocess
@@ -226,8 +226,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
     except DamagedError as error:
         return None, f"vitrail.json is not believed, for files were changed since: {error}"
     try:
-        settings = dict(stated["config"])
-        config = FAMILIES[settings.pop("family")].from_json(settings)
+        config = read_model(stated["config"])
         labels = None if stated["labels"] is None else tuple(stated["labels"])
         reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels)
         return Stated(reading, dict(stated["provenance"])), None
@@ -310,7 +309,7 @@ def _write(
         write_json(
             folder / "vitrail.json",
             {
-                "config": {"family": config.family, **config.to_json()},
+                "config": config.to_document(),
                 "preprocess": bundle.preprocess.to_json(),
                 "labels": bundle.labels,
                 "provenance": bundle.provenance,
