@@ -10,8 +10,8 @@ from types import ModuleType
 
 from vitrail.console import say
 
-# ONNX Runtime (from 1.29 on) writes a device id and a database into the user's home as soon as it is imported, and looks
-# up its maker's host some seconds later. Its function `disable_telemetry_events` comes too late; the variable does not.
+# ONNX Runtime (from 1.29 on) writes a device id and a database into the user's home as soon as it is imported, and
+# looks up its maker's host some seconds later. Its function `disable_telemetry_events` comes too late; this does not.
 _SWITCHES = {"onnxruntime": "ORT_DISABLE_TELEMETRY", "huggingface_hub": "HF_HUB_DISABLE_TELEMETRY"}
 _REPORT_AT_IMPORT = ("onnxruntime",)
 

@@ -47,8 +47,9 @@ def ready(path: str | Path) -> Path:
 
     place = next((place for place in places if can_replace(place)), None)
     if place is None:
+        tried = " and ".join(repr(str(place)) for place in places)
         raise UsageError(
-            f"ONNX file must go to a folder that can be written, got {' and '.join(repr(str(place)) for place in places)}."
+            f"ONNX file must go to a folder that can be written, got {tried}."
             " Set $VITRAIL_HOME to one that can, or use engine torch."
         )
     if os.path.lexists(place):
