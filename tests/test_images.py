@@ -100,6 +100,18 @@ def test_exif_behind_the_pixels_of_a_png_turns_it():
     assert np.array_equal(np.asarray(open_picture(moved)), np.asarray(upright))
 
 
+@pytest.mark.parametrize("ending", ["pgm", "bmp", "tif"])
+def test_a_decoded_picture_is_independent_of_its_file(tmp_path, ending):
+    path = tmp_path / f"x.{ending}"
+    levels = noise(32, 32, channels=1)
+    Image.fromarray(levels).save(path)
+    image = open_picture(path)
+    with path.open("r+b") as file:
+        file.seek(-1024, os.SEEK_END)
+        file.write(bytes(1024))
+    assert np.array_equal(np.asarray(image), levels)
+
+
 def lossless_jpeg(levels):
     """A JPEG of the lossless kind (ITU-T T.81, annex H): each level as its difference to the one before."""
     height, width = levels.shape

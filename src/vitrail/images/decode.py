@@ -99,14 +99,17 @@ def identify(source: str | Path | bytes, *, name: str = "picture") -> tuple[str,
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     """A picture whose header was read. Whatever a decoder raises in the block becomes one error that names the file."""
-    if isinstance(source, bytes):
-        file: io.BytesIO | str | Path = io.BytesIO(source)
-    else:
-        file, name = source, str(source)
+    if not isinstance(source, bytes):
+        name = str(source)
         if not Path(source).is_file():
             raise UsageError(f"Picture must be a file that exists, got {name!r}.")
     try:
-        with _QUIET, Image.open(file, formats=_known_formats()) as image:
+        # By its path, Pillow would map some files into memory: their pixels would change, or be gone, with the file.
+        with (
+            _QUIET,
+            io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file,
+            Image.open(file, formats=_known_formats()) as image,
+        ):
             yield image
     except VitrailError:
         raise
