@@ -93,7 +93,7 @@ def undisturbed(tmp_path_factory):
     assert process.returncode == 0, err
     assert "test accuracy" in out
     assert sorted(path.name for path in output.iterdir() if "tfevents" not in path.name) == [
-        "bundle", "checkpoints", "config.toml", "metrics.jsonl", "report.html",
+        ".lock", "bundle", "checkpoints", "config.toml", "metrics.jsonl", "report.html",
     ]  # fmt: skip
     return output
 

@@ -5,12 +5,14 @@ A reader trusts a folder only if its manifest, written last, agrees with every b
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -72,6 +74,58 @@ def whole_file(path: Path, *, force: bool = False) -> Generator[BinaryIO]:
         ) from None
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
+    """Hold the lock file `path`, which one process at a time can; its folder is made if there is none.
+
+    If another process holds it, `on_busy` is told which one; it may raise, else we wait. Yields false where the file
+    system has no locks. The file stays: if it were deleted, two processes could lock two files of the same name.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _open_lock(path)
+    except OSError as error:
+        raise UsageError(
+            f"Output must be in a folder that can be written, got {str(path.parent)!r} ({_reason(error)})."
+        ) from None
+    _LOCKS.add(file)
+    try:
+        is_held = _lock(file, on_busy)
+        if is_held:
+            with contextlib.suppress(OSError):  # a full disk, another user's file: we hold it without a name
+                os.ftruncate(file, 0)
+                os.pwrite(file, f"process {os.getpid()} on {os.uname().nodename}\n".encode(errors="replace"), 0)
+        yield is_held
+    finally:
+        _LOCKS.discard(file)
+        os.close(file)
+
+
+# A process that is forked shares our open files, and a lock lasts until the last of them is closed.
+_LOCKS: set[int] = set()
+os.register_at_fork(after_in_child=lambda: [os.close(_LOCKS.pop()) for _ in tuple(_LOCKS)])
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _lock(file: int, on_busy: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_busy(os.pread(file, 300, 0).decode(errors="replace").strip() or "another process")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return False
+    return True
 
 
 def user_folder() -> Path:

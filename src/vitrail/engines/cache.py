@@ -15,7 +15,7 @@ from pathlib import Path
 from vitrail.configs.bundle import EMBEDDED, check_folder
 from vitrail.console import say
 from vitrail.errors import DamagedError, UsageError
-from vitrail.storage import MANIFEST, can_replace, read_json, user_folder, verify
+from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
 FORMAT = 1  # of what `engines.export` writes: what another version wrote is made anew
 MODEL, PROOF, SPEED = "model.onnx", "proof.json", "speed.json"
@@ -38,11 +38,8 @@ def ready(path: str | Path) -> Path:
     places = [user_folder() / "onnx" / key]
     if path not in EMBEDDED:  # the package itself never changes
         places.insert(0, beside)
-    flaws = {}
-    for place in places:
-        flaws[place] = _flaw(place, key)
-        if not flaws[place]:
-            return place
+    if (whole := _whole(places, key)) is not None:
+        return whole
     from vitrail.engines.export import export
 
     place = next((place for place in places if can_replace(place)), None)
@@ -52,10 +49,22 @@ def ready(path: str | Path) -> Path:
             f"ONNX file must go to a folder that can be written, got {tried}."
             " Set $VITRAIL_HOME to one that can, or use engine torch."
         )
-    if os.path.lexists(place):
-        say(f"{place} {flaws[place]} and is made anew")
-    export(bundle, place, key)
+    # Of processes that want it at the same time, one makes it and the others wait. The folder is exchanged as a whole,
+    # so its lock lies elsewhere: in the user's cache, or else beside it.
+    lock = (places[-1] if can_replace(places[-1]) else place).with_suffix(".lock")
+    with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
+        if not is_held:
+            say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
+        if (whole := _whole(places, key)) is not None:
+            return whole
+        if os.path.lexists(place):
+            say(f"{place} {_flaw(place, key)} and is made anew")
+        export(bundle, place, key)
     return place
+
+
+def _whole(places: list[Path], key: str) -> Path | None:
+    return next((place for place in places if not _flaw(place, key)), None)
 
 
 def _flaw(folder: Path, key: str) -> str:

@@ -95,7 +95,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def tidy(folder: Path, *, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best, and what killed writers left behind."""
+    """Remove all but the newest `keep` checkpoints and the best."""
     steps = steps_of(folder)
     for step in steps[: -keep if keep else None]:
         if step != best:
@@ -103,5 +103,14 @@ def tidy(folder: Path, *, keep: int, best: int | None) -> None:
             leaving = folder / f".step-{step:09d}.removed"
             with contextlib.suppress(OSError):
                 (folder / f"step-{step:09d}").rename(leaving)
-    for path in folder.glob(".step-*"):
+    _remove(folder.glob(".step-*.removed"))
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left behind. Only for who holds the run's lock: others may be writing still."""
+    _remove(folder.glob(".step-*"))
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         shutil.rmtree(path, ignore_errors=True)

@@ -5,10 +5,12 @@ RUN/metrics.jsonl    what happened, a line of JSON for each event; TensorBoard's
 RUN/checkpoints/     the last ones and the best
 RUN/bundle/          the model, ready to use
 RUN/report.html      for people
+RUN/.lock            held by the process that writes the run, whose id and machine it names
 """
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import sys
@@ -23,7 +25,7 @@ from vitrail import __version__
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.recipe import Recipe, write_toml
-from vitrail.console import printable
+from vitrail.console import printable, say
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
@@ -35,8 +37,8 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.igpt import IGPT
-from vitrail.storage import MANIFEST, check_output
-from vitrail.training.checkpoint import Checkpoint, steps_of
+from vitrail.storage import MANIFEST, check_output, locked
+from vitrail.training.checkpoint import Checkpoint, steps_of, sweep
 from vitrail.training.loop import Options, Stop, Trainer, resume
 from vitrail.training.objectives import model_settings
 from vitrail.training.palette import make_palette
@@ -127,6 +129,9 @@ def run(
         if options.threads:
             torch.set_num_threads(options.threads)
         ranks.first_does(lambda: _check_claim(output, resumes=resumes, force=force))
+        # Once, by the first rank, to the end of the run: at once where there is a folder, else when it is claimed.
+        hold = functools.cache(lambda: stack.enter_context(locked(output / _LOCK, functools.partial(_refuse, output))))
+        ranks.first_does(lambda: output.is_dir() and hold())
         goes_on = ranks.first_does(lambda: resumes and bool(steps_of(output / "checkpoints")))
         begin = start(Given(dataset, training, ranks, is_new=not goes_on))
         cache = None
@@ -135,7 +140,7 @@ def run(
         trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
         trainer.loader.damaged |= begin.damaged
         settings = _config(data, begin, recipe, options, command)
-        is_new = ranks.first_does(lambda: _claim(output, settings, resumes=resumes, force=force))
+        is_new = ranks.first_does(lambda: _claim(output, settings, is_held=hold(), resumes=resumes, force=force))
         agreed = {
             "bundle": begin.source,
             "seed": options.seed,
@@ -262,7 +267,7 @@ def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str
 def _check_claim(output: Path, *, resumes: bool, force: bool) -> None:
     """Refuse an output that may not be written, before any work is done for it."""
     is_run = _is_run(output)
-    is_taken = os.path.lexists(output) and any(output.iterdir() if output.is_dir() else [output])
+    is_taken = bool(_content(output)) if output.is_dir() else os.path.lexists(output)
     if is_taken and not (resumes and is_run):
         if force and not is_run:
             raise UsageError(
@@ -277,9 +282,20 @@ def _check_claim(output: Path, *, resumes: bool, force: bool) -> None:
     check_output(output, force=True)
 
 
-def _claim(output: Path, settings: str, *, resumes: bool, force: bool) -> bool:
+def _refuse(output: Path, holder: str) -> None:
+    raise UsageError(
+        f"Output must be written by one process at a time, got {str(output)!r}, which {holder} is writing. Wait for it,"
+        " end it, or choose another path."
+    )
+
+
+def _claim(output: Path, settings: str, *, is_held: bool, resumes: bool, force: bool) -> bool:
     """Make the run's folder with its config.toml. Returns whether the run is new."""
     _check_claim(output, resumes=resumes, force=force)
+    if is_held:
+        sweep(output / "checkpoints")
+    else:
+        say(f"note: {str(output)!r} is on a file system without locks: see to it that no other process writes there")
     if resumes and _is_run(output):
         return False
     for path in (*output.glob("events.out.tfevents.*"), *(output / name for name in _LEFT)):
@@ -308,11 +324,17 @@ def _is_run(output: Path) -> bool:
         with (output / "config.toml").open(encoding="utf-8") as file:
             return file.read(len(_MARK)) == _MARK
     except (OSError, UnicodeDecodeError):
-        is_begun = output.is_dir() and [path.name for path in output.iterdir()] == [_WRITING]
+        is_begun = output.is_dir() and _content(output) == [_WRITING]
         return is_begun or (output / "bundle" / MANIFEST).is_file()
 
 
+def _content(output: Path) -> list[str]:
+    """What is in the folder, besides the lock that never leaves it."""
+    return [path.name for path in output.iterdir() if path.name != _LOCK]
+
+
 _MARK = "# vitrail"
+_LOCK = ".lock"
 _WRITING = ".config.toml.writing"
 _LEFT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
 
