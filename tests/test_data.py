@@ -3,6 +3,8 @@
 import gzip
 import os
 import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -168,7 +170,10 @@ def test_npz_files(tmp_path):
             "differ",
         ),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "classes": np.array([b"a"])}, "names"),
-        ({"images": np.array([{}, {}]), "labels": np.zeros(2, int)}, r"cannot be read as npz \(images: Object"),
+        (
+            {"images": np.array([{}, {}]), "labels": np.zeros(2, int)},
+            r"cannot be read as npz \(images: it holds",
+        ),
     ],
 )
 def test_impossible_npz_files_are_one_line(tmp_path, arrays, complaint):
@@ -225,6 +230,78 @@ def test_a_file_that_promises_more_than_the_machine_holds(tmp_path):
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, 1) + b"x")
     with pytest.raises(DamagedError, match="would fill"):
         open_data(tmp_path)
+
+
+def peak_of(function):
+    """The most memory, in bytes, that numpy and Python held at once while the function ran, and what it raised."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1], ""
+    except VitrailError as error:
+        return tracemalloc.get_traced_memory()[1], str(error)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["npz", "idx"])
+def test_arrays_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeypatch, kind):
+    """A file of 30 kB that unpacks to 32 MB: all of it, without a copy, or nothing."""
+    images, labels = np.zeros((2**15, 32, 32), np.uint8), (np.arange(2**15) % 3).astype(np.uint8)
+    if kind == "npz":
+        data = tmp_path / "x.npz"
+        np.savez_compressed(data, images=images, labels=labels)
+    else:
+        data = tmp_path
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+            (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    peak, refusal = peak_of(lambda: open_data(data))
+    assert (peak < 1.1 * images.nbytes, refusal) == (True, "")
+    monkeypatch.setattr("vitrail.memory.available", lambda: 30 * 2**20)
+    peak, refusal = peak_of(lambda: open_data(data))
+    assert peak < 2**20
+    assert "would fill" in refusal
+    assert "31,457,280 are available" in refusal
+
+
+def lying(path, header_shape, told, stored=100):
+    """An npz whose array promises `header_shape` bytes and whose archive tells of `told`, where `stored` are."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {header_shape}, }}".ljust(117) + "\n"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(stored)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", content)
+    size = struct.pack("<I", len(content))
+    path.write_bytes(path.read_bytes().replace(size, struct.pack("<I", 128 + told)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "told", "complaint"),
+    [
+        ((10**12,), 100, "promises 1,000,000,000,000 bytes"),
+        ((10**7,), 10**7, "has fewer"),
+        ((50,), 100, "promises 50 bytes"),
+        ((50,), 50, "Bad CRC"),
+        ((-10, -10), 100, "cannot be read as npz"),
+        (("x",), 100, "cannot be read as npz"),
+        ((10**12, 0), 0, "cannot be read as npz"),
+    ],
+)
+def test_archives_that_lie_about_their_sizes_are_refused(tmp_path, shape, told, complaint):
+    lying(tmp_path / "x.npz", shape, told)
+    peak, refusal = peak_of(lambda: open_data(tmp_path / "x.npz"))
+    assert complaint in refusal
+    assert "\n" not in refusal
+    assert peak < 20 * 2**20
+
+
+def test_pipes_are_no_data(tmp_path):
+    """Reading one would wait for ever."""
+    for name in ("x.npz", "x.csv", "idx/train-images-idx3-ubyte"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(VitrailError, match="regular file"):
+            open_data(tmp_path / "idx" if "idx" in name else tmp_path / name)
 
 
 @pytest.mark.parametrize(

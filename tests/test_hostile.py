@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -17,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from test_convert import small
-from vitrail.errors import DamagedError
+from vitrail.errors import DamagedError, VitrailError
 from vitrail.weights.convert import Told, read_any
-from vitrail.weights.files import CHILD
+from vitrail.weights.files import CHILD, _read
 
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -101,6 +102,63 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(DamagedError, match=r"finite numbers, got others in blocks\.1\.mlp\.fc1\.weight"):
         read_any(str(tmp_path / "model.safetensors"), Told())
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.npz", "model.safetensors", "model.safetensors.index.json"])
+def test_pipes_are_no_checkpoints(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(VitrailError) as caught:
+            read_any(str(source), Told())
+        assert "\n" not in str(caught.value)
+
+
+def test_pipes_beside_checkpoints_are_not_read(tmp_path, call):
+    save_file(small().model.state_dict(), tmp_path / "model.safetensors")
+    for name in ("config.json", "preprocessor_config.json", "README.md", "labels.json", "recipe.toml"):
+        os.mkfifo(tmp_path / name)
+    assert read_any(str(tmp_path), Told()).library == "timm"
+    done = call("convert", tmp_path, tmp_path / "out", "--labels", tmp_path / "labels.json")
+    assert (done.returncode, "is no regular file" in done.stderr) == (2, True)
+    done = call("train", "digits", "--model", "ViT-Pico/2", "--output", tmp_path / "out", "--recipe",
+                tmp_path / "recipe.toml")  # fmt: skip
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_documents_are_at_most_64_megabytes(tmp_path, call):
+    """A config.json of 400 MB would cost a gigabyte."""
+    save_file(small().model.state_dict(), tmp_path / "model.safetensors")
+    large = tmp_path / "config.json"
+    large.write_bytes(b"[]")
+    os.truncate(large, 400_000_000)
+    tracemalloc.start()
+    for words in (
+        ("convert", tmp_path, tmp_path / "out"),
+        ("info", tmp_path),
+        ("convert", "fashion", tmp_path / "out", "--labels", large),
+    ):
+        done = call(*words)
+        assert (done.returncode in (1, 2), len(done.stderr.splitlines())) == (True, 1), done.stderr
+        assert "it has more than 67,108,864 bytes" in done.stderr
+    assert tracemalloc.get_traced_memory()[1] < 150 * 2**20
+    tracemalloc.stop()
+
+
+def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", kernel=np.zeros(2**23, np.float32), step=np.zeros(2**23, np.int64))
+    notes = []
+    tracemalloc.start()
+    found = _read(tmp_path / "x.npz", notes)
+    peak = tracemalloc.get_traced_memory()[1]
+    assert (list(found), len(notes)) == (["kernel"], 1)
+    assert peak < 1.1 * 2**25  # what is no weight is not unpacked
+    del found
+    monkeypatch.setattr("vitrail.memory.available", lambda: 2**26)
+    tracemalloc.reset_peak()
+    with pytest.raises(DamagedError, match="would fill 100,663,296 bytes"):
+        _read(tmp_path / "x.npz", notes)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def child(*words, **options):

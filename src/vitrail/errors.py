@@ -25,6 +25,11 @@ class DamagedError(VitrailError):
     """A file that exists does not hold what it should."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line; its class where it says nothing."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """`" Did you mean 'ViT-B/16'?"`, or an empty string where nothing is near."""
     plain = {_plain(name): name for name in known}

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 from vitrail.errors import DamagedError, UsageError, VitrailError
 
 MANIFEST = "manifest.json"
+_MOST = 64 * 2**20  # bytes of a document
 
 
 @contextlib.contextmanager
@@ -179,12 +181,25 @@ def can_replace(path: Path) -> bool:
     return (not os.path.lexists(path) or _is_ours(path)) and os.access(above, os.W_OK | os.X_OK)
 
 
+def read_document(path: Path) -> bytes:
+    """The bytes of a file that holds settings, names or a table: a regular one (a pipe would wait for ever), of at most
+    64 MB. Anything else is an OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a pipe is opened at once
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(None, "it is no regular file", str(path))
+        content = file.read(_MOST + 1)
+    if len(content) > _MOST:
+        raise OSError(None, f"it has more than {_MOST:,} bytes", str(path))
+    return content
+
+
 def read_json(path: Path) -> Any:
     """The JSON document in a file that should hold one."""
     if not path.is_file():  # nor a pipe, which would wait for ever
         raise DamagedError(f"{str(path)!r} is missing or no file. Restore it from a copy.")
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_document(path))
     except (ValueError, RecursionError):
         raise DamagedError(f"{str(path)!r} is damaged: it is not a JSON document. Restore it from a copy.") from None
     except OSError as error:
@@ -203,7 +218,7 @@ def verify(folder: Path, names: Iterable[str]) -> None:
     files = manifest.get("files") if isinstance(manifest, dict) and manifest.keys() == {"files"} else None
     # Written by `_canonical`, read back the same: any changed byte of the manifest shows here or in a checksum.
     try:
-        is_as_written = manifest_path.read_bytes() == _canonical(manifest).encode()
+        is_as_written = read_document(manifest_path) == _canonical(manifest).encode()
     except (OSError, ValueError):  # what JSON can read but we would never write: NaN, half characters
         is_as_written = False
     if not isinstance(files, dict) or not is_as_written:

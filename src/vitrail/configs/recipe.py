@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from vitrail.configs.augment import Augment
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_number, check_whole, spoken
+from vitrail.storage import read_document
 
 Objective = Literal["classify", "masked", "next-pixel"]
 
@@ -153,9 +154,11 @@ def find_recipe(name: str) -> Recipe:
             f"{did_you_mean(name, known)}"
         )
     try:
-        return read_recipe(path.read_text(encoding="utf-8"), name)
+        text = read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{name!r} cannot be read ({error}).") from None
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise DamagedError(f"{name!r} cannot be read ({reason}).") from None
+    return read_recipe(text, name)
 
 
 def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:

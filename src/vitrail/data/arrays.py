@@ -2,19 +2,21 @@
 
 import dataclasses
 import gzip
+import math
 import os
 import re
 import struct
-import zipfile
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 
-from vitrail import chance
+from vitrail import chance, unpack
 from vitrail.data.dataset import SPLITS, Dataset, Split
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, first_line
+from vitrail.memory import refuse_more
+
+_MOST_CLASSES = 10_000_000
 
 BUILT_IN = ("digits", "fashion-40", "fashion-mnist")
 
@@ -54,27 +56,8 @@ def _idx_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 def read_npz(path: Path) -> Dataset:
     """`images` and `labels`, or `train_images` ... `test_labels`; optional `classes`: the names behind the numbers."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        _refuse_more_than_memory(size, path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: _read_member(file, name) for name in file.files}
-    except DamagedError:
-        raise
-    except Exception as error:  # a damaged archive raises what its parsers raise
-        raise DamagedError(f"{str(path)!r} cannot be read as npz ({_reason(error)}).") from None
+    arrays = {name: array for name, array in unpack.read_npz(path).items() if array is not None}
     return _from_arrays(arrays, str(path))
-
-
-def _read_member(file: NpzFile, name: str) -> np.ndarray:
-    try:
-        array = file[name]
-    except Exception as error:
-        raise ValueError(f"{name}: {_reason(error)}") from None
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name} is no array")
-    return array
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
@@ -128,54 +111,48 @@ def _class_table(
     labels: list[np.ndarray], classes: np.ndarray | None, name: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """Names sorted (numbers by value), and every label as an index into them."""
-    labels = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in labels]
-    if len({part.dtype.kind for part in labels}) > 1:
+    # Each split's own values first: all labels in one array would be a copy of them.
+    distinct = [np.unique(part) for part in labels]
+    distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]
+    if len({part.dtype.kind for part in distinct}) > 1:
         raise DamagedError(f"{name!r} has labels that are numbers in one split and names in another.")
-    together = np.concatenate(labels)
+    values = np.unique(np.concatenate(distinct))
+    if len(values) > _MOST_CLASSES:
+        raise DamagedError(f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.")
     if classes is not None:
-        names = classes.tolist() if classes.ndim == 1 and classes.dtype.kind == "U" else []
+        is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MOST_CLASSES
+        names = classes.tolist() if is_list else []
         if not names or len(set(names)) < len(names):
             raise DamagedError(f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.")
-        if together.dtype.kind == "U" or together.min() < 0 or together.max() >= len(names):
+        if values.dtype.kind == "U" or values[0] < 0 or values[-1] >= len(names):
             raise DamagedError(
                 f"Labels must be numbers below {len(names)}, the number of names in classes, in {name!r}."
             )
         order = sorted(range(len(names)), key=names.__getitem__)
         place = np.argsort(order)
-        return tuple(names[index] for index in order), [place[part].astype(np.int64) for part in labels]
-    values = np.unique(together)
-    return tuple(str(value) for value in values), [np.searchsorted(values, part).astype(np.int64) for part in labels]
+        return tuple(names[index] for index in order), [place[part] for part in labels]
+    return tuple(map(str, values)), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
 
 
 def _read_idx(path: Path) -> np.ndarray:
     try:
+        if not path.is_file():
+            raise ValueError("it is no regular file")
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
             if zeros or kind != 8 or not 1 <= dimensions <= 4:
                 raise ValueError("it does not begin as an idx file of bytes")
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            size = int(np.prod(shape, dtype=object))
-            _refuse_more_than_memory(size, path)
-            levels = file.read(size)
-            if len(levels) != size or file.read(1):
-                relation = "fewer" if len(levels) < size else "more"
-                raise ValueError(f"its header promises {size:,} bytes of pixels or labels, it has {relation}")
+            refuse_more(math.prod(shape), path)
+            levels = np.empty(shape, np.uint8)
+            unpack.fill(levels, file)
+            if file.read(1):
+                raise ValueError(f"its header promises {levels.size:,} bytes, it has more")
     except DamagedError:
         raise
     except Exception as error:
-        raise DamagedError(f"{str(path)!r} cannot be read ({_reason(error)}).") from None
-    return np.frombuffer(levels, np.uint8).reshape(shape)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _refuse_more_than_memory(size: int, path: Path) -> None:
-    """A small compressed file may promise more than the machine holds."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise DamagedError(f"{str(path)!r} would fill {size:,} bytes; this machine has {memory:,}.")
+        raise DamagedError(f"{str(path)!r} cannot be read ({first_line(error)}).") from None
+    return levels
 
 
 def _digits() -> Dataset:

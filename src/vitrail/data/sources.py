@@ -43,6 +43,8 @@ def open_data(data: str | Path) -> Dataset:
     try:
         if path.is_dir():
             return read_idx_folder(path) if is_idx_folder(path) else _read_class_folder(path)
+        if not path.is_file():
+            raise UsageError(f"Data must be a folder or a regular file, got {str(path)!r}.")
         match path.suffix.lower():
             case ".npz":
                 return read_npz(path)

@@ -22,7 +22,7 @@ from vitrail.engines.base import Engine, Outputs, need
 from vitrail.engines.cache import FORMAT, MODEL, PROOF
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.runtime import OnnxEngine
-from vitrail.errors import UsageError, VitrailError
+from vitrail.errors import UsageError, VitrailError, first_line
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.convolutions import bake_
@@ -94,7 +94,7 @@ def _translate(model: AnyModel) -> Any:
     except Exception as error:  # whatever the exporter meets
         raise UsageError(
             f"Engine onnx must have a model that can be exported, got family {config.family}, which torch.onnx cannot"
-            f" ({str(error).splitlines()[0] if str(error) else type(error).__name__}). Use engine torch."
+            f" ({first_line(error)}). Use engine torch."
         ) from None
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig, read_model
 from vitrail.configs.bundle import EMBEDDED, Format
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.images.preprocess import Picture, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
-from vitrail.storage import check_output, verify, whole_folder, write_json
+from vitrail.storage import check_output, read_document, verify, whole_folder, write_json
 from vitrail.weights.bundle import Bundle, load, not_finite, save, save_tensors
 from vitrail.weights.dino import Dino
 from vitrail.weights.files import read_checkpoint
@@ -141,9 +141,9 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
             " Nothing is loaded in part."
         ) from None
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DamagedError(
-            f"{str(checkpoint.path)!r} looks like a model of {vocabulary.name}, but cannot be understood ({reason})."
+            f"{str(checkpoint.path)!r} looks like a model of {vocabulary.name}, but cannot be understood"
+            f" ({first_line(error)})."
         ) from None
     config = reading.config
     _agree(told.config, config)
@@ -180,8 +180,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Names of classes in a file: a JSON list of names, or of objects that have a name; or a name a line. One that
     comes twice (ImageNet has two cranes) gets its number."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_document(path).decode()
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({reason}).") from None
     if path.suffix != ".json":
@@ -265,7 +265,7 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
             )
     if broken := not_finite(tensors):
         raise DamagedError(f"Weights must be finite numbers, got others in {', '.join(broken[:5])}.")
-    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     return model.eval()
 
@@ -322,7 +322,7 @@ def _write(
 def _is_bundle(path: Path) -> bool:
     """A folder that says our format's number."""
     try:
-        document = json.loads((path / "config.json").read_bytes())
+        document = json.loads(read_document(path / "config.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and "format" in document and "family" in document

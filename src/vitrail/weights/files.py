@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitrail.errors import DamagedError, UsageError
+from vitrail import unpack
+from vitrail.errors import DamagedError, UsageError, first_line
+from vitrail.memory import available, refuse_more
 from vitrail.storage import read_json
 from vitrail.weights.vocabulary import Checkpoint
 
@@ -65,6 +66,8 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
+    if not file.is_file():  # nor a pipe, which would wait for ever
+        raise UsageError(f"Checkpoint must be a regular file, got {str(file)!r}.")
     if file.name.endswith(".index.json"):
         return _read_shards(file, notes)
     if file.name.endswith(".safetensors"):
@@ -96,35 +99,35 @@ def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
 
 
 def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            _refuse_more_than_memory(sum(member.file_size for member in archive.infolist()), file)
-        with np.load(file, allow_pickle=False) as arrays:
-            found = {name: _reals(arrays[name]) for name in arrays.files}
-    except DamagedError:
-        raise
-    except Exception as error:  # a damaged archive raises what its parsers raise
-        raise DamagedError(f"{str(file)!r} cannot be read as npz ({_first_line(error)}).") from None
-    if others := [name for name, tensor in found.items() if tensor is None]:
+    # Beside the arrays: our model in 32-bit floats, and a reading of bfloat16 as such.
+    found = unpack.read_npz(file, _is_real, beside=8)
+    if others := [name for name, array in found.items() if array is None]:
         notes.append(f"arrays that are no real numbers are left out: {', '.join(others[:4])}")
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    try:
+        return {name: _as_tensor(array) for name, array in found.items() if array is not None}
+    except (TypeError, ValueError) as error:  # byte orders and lengths that torch does not have
+        raise DamagedError(f"{str(file)!r} cannot be read as npz ({first_line(error)}).") from None
 
 
-def _reals(array: np.ndarray) -> Tensor | None:
-    """An array of reals; bfloat16, for which numpy has no name, is two bytes of nothing to it."""
-    if array.dtype.kind == "V" and array.dtype.itemsize == 2:
-        return torch.from_numpy((array.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
-    return torch.from_numpy(np.array(array)) if array.dtype.kind == "f" else None
+def _is_real(dtype: np.dtype) -> bool:
+    """Reals; bfloat16, for which numpy has no name, is two bytes of nothing to it."""
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize == 2)
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    if array.dtype.kind == "V":
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return torch.from_numpy(array)
 
 
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
     """The state dict in a pickle, through a child process that can do nothing else with what it finds."""
     if not os.access(file, os.R_OK):
         raise DamagedError(f"{str(file)!r} cannot be read.")
-    _refuse_more_than_memory(file.stat().st_size, file)
+    refuse_more(file.stat().st_size, file)
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
-        words = [str(file.absolute()), str(plain), str(_memory()), *_search_path()]
+        words = [str(file.absolute()), str(plain), str(available()), *_search_path()]
         # One thread: the child may start no other.
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         try:
@@ -201,17 +204,3 @@ save_file({{name: tensor.detach().clone().contiguous() for name, tensor in tenso
 others = [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]
 print(json.dumps({{"cut": is_cut, "taken": taken, "beside": [str(name) for name in beside][:4], "others": others[:4]}}))
 """
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _refuse_more_than_memory(size: int, path: Path) -> None:
-    memory = _memory()
-    if size > memory:
-        raise DamagedError(f"{str(path)!r} would fill {size:,} bytes; this machine has {memory:,}.")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

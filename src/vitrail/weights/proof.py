@@ -19,7 +19,7 @@ from vitrail.configs.base import ModelConfig
 from vitrail.configs.hybrid import HybridConfig
 from vitrail.configs.mixer import MixerConfig
 from vitrail.configs.vit import ViTConfig
-from vitrail.errors import UsageError, VitrailError
+from vitrail.errors import UsageError, VitrailError, first_line
 from vitrail.images.preprocess import Picture, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.look import look
@@ -80,7 +80,7 @@ def attempt(
     except VitrailError:
         raise
     except Exception as error:  # any failure of theirs
-        reason = f"{library} does not take the model ({_first_line(error)[:200]})"
+        reason = f"{library} does not take the model ({first_line(error)[:200]})"
         if ours:
             raise VitrailError(f"{reason}. Nothing is written. If it is meant, convert with --no-verify.") from None
         return {"library": library, "not_verified": reason}
@@ -93,7 +93,7 @@ def import_peer(name: str) -> Any:
             warnings.simplefilter("ignore")
             return import_quietly(name)
     except Exception as error:  # any failure of theirs
-        raise Unverified(f"{name} cannot be imported ({_first_line(error)})") from None
+        raise Unverified(f"{name} cannot be imported ({first_line(error)})") from None
 
 
 def read_by_peer(library: str, config: ModelConfig, checkpoint: Checkpoint, *, has_head: bool) -> Forward:
@@ -212,7 +212,3 @@ def some_pictures(config: ModelConfig, pictures: Sequence[Picture]) -> list[Pict
     if any(not isinstance(picture, np.ndarray) for picture in chosen):
         raise UsageError(f"Pictures of {config.channels} bands must be arrays, got files: leave --pictures out.")
     return [np.repeat(np.asarray(picture)[..., :1], config.channels, axis=2) for picture in chosen]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error).strip() else type(error).__name__

@@ -18,7 +18,7 @@ from vitrail.configs.base import ModelConfig
 from vitrail.configs.hybrid import HybridConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import MODELS
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import build
 from vitrail.settings import Pair
@@ -308,10 +308,12 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
         missing += absent
         if not absent:
             try:
-                ours[entry.ours] = entry.join([tensors[name].float() for name in entry.theirs]).contiguous()
+                joined = entry.join([tensors[name].float() for name in entry.theirs])
             except (RuntimeError, ValueError, IndexError) as error:
-                reason = str(error).splitlines()[0]
-                raise DamagedError(f"{', '.join(entry.theirs)} do not fit the model ({reason}).") from None
+                raise DamagedError(f"{', '.join(entry.theirs)} do not fit the model ({first_line(error)}).") from None
+            # The only copy, into memory of its own: kernels choose their path by alignment, and a view into a file
+            # would answer with other last bits.
+            ours[entry.ours] = joined.clone(memory_format=torch.contiguous_format)
     unknown = sorted(tensors.keys() - used)
     if missing or unknown:
         problems = [f"{len(missing)} missing ({_some(missing)})"] if missing else []

@@ -1,0 +1,22 @@
+"""How much memory there is, so that nothing larger is begun."""
+
+import os
+from pathlib import Path
+
+from vitrail.errors import DamagedError
+
+
+def available() -> int:
+    """Bytes that can be had without swapping, where Linux tells; else all of the machine's."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def refuse_more(size: int, path: Path) -> None:
+    """Refuse a file whose content would take more than there is: a small compressed file may promise any size."""
+    free = available()
+    if size > free:
+        raise DamagedError(f"{str(path)!r} would fill {size:,} bytes of memory; {free:,} are available.")
