@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint format docs dist bench clean
 
 demo: $(VENV)/.ready-core
 	$(BIN)/vitrail demo --force
@@ -12,7 +12,7 @@ demo: $(VENV)/.ready-core
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint
+test-all: lint $(VENV)/.ready-docs $(VENV)/.ready-dist
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.ready-test
@@ -20,6 +20,20 @@ lint: $(VENV)/.ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
 	$(BIN)/lint-imports
+
+format: $(VENV)/.ready-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python docs/layers.py
+
+# Opens with site/index.html, from disk and without network; Korean in site/ko.
+docs: $(VENV)/.ready-docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d $(VENV)/.doctrees/en . site
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d $(VENV)/.doctrees/ko -t ko . site/ko
+
+# dist/vitrail-*.whl and dist/vitrail-*.tar.gz
+dist: $(VENV)/.ready-dist
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/forward.py
@@ -30,7 +44,7 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/train.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site dist docs/api
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -43,6 +57,14 @@ $(VENV)/.ready-core: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[test]"
+	@touch $@ $(VENV)/.ready-core
+
+$(VENV)/.ready-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[docs]"
+	@touch $@ $(VENV)/.ready-core
+
+$(VENV)/.ready-dist: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[dist]"
 	@touch $@ $(VENV)/.ready-core
 
 $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(BIN)/python

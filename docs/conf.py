@@ -1,0 +1,149 @@
+"""How `make docs` turns the Markdown pages of this repository into a site in two languages.
+
+    sphinx-build -c docs . site             English: every page.md
+    sphinx-build -c docs -t ko . site/ko    Korean: page.ko.md, or page.md where there is no Korean one
+
+A page can be read where it lies, too: links between files become links between pages of the site. Nothing that is built
+loads anything from an outside address (tests/test_docs.py).
+"""
+
+import re
+from os.path import relpath
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.search import SearchLanguage
+
+import vitrail
+
+ROOT = Path(__file__).resolve().parents[1]
+KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)
+
+# The order of the navigation; titles are those of the pages.
+PAGES = [
+    *(f"docs/{name}" for name in ("families", "inspect", "weights", "scale", "architecture", "extending", "api")),
+    *("benchmarks/README", "CONTRIBUTING", "CHANGELOG"),
+]
+TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}
+
+project = html_title = "Vitrail"
+author = copyright = "The Vitrail authors"
+release = vitrail.__version__
+language = "ko" if KOREAN else "en"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+
+root_doc = "README"
+include_patterns = ["*.md", "docs/**.md", "benchmarks/README.md"]
+exclude_patterns = [".*", "site", "dist", "tests", *sorted(TRANSLATED)]
+if KOREAN:  # docstrings are English: their pages are on the English site alone
+    exclude_patterns = [*(name.replace(".ko.md", ".md") for name in exclude_patterns), "docs/api/**"]
+source_suffix = {".ko.md": "markdown", ".md": "markdown"} if KOREAN else {".md": "markdown"}
+
+myst_heading_anchors = 3
+default_role = "code"  # docstrings write code in single backticks, as Markdown does
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "fully-qualified"
+maximum_signature_line_length = 100
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_sphinx = False
+
+
+def write_api_pages(app: Sphinx) -> None:
+    """One page for each part of the package: what the docstrings of its modules say."""
+    source = ROOT / "src"
+    files = sorted((source / "vitrail").rglob("*.py"), key=lambda path: path.relative_to(source).with_suffix("").parts)
+    pages: dict[str, str] = {}
+    for file in files:
+        name = ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        if name in ("vitrail", "vitrail.__main__"):
+            continue
+        part = ".".join(name.split(".")[:2])
+        heading = f"# {part}\n" if name == part else f"\n## {name}\n"
+        pages[part] = pages.get(part, "") + f"{heading}\n```{{eval-rst}}\n.. automodule:: {name}\n```\n"
+    folder = ROOT / "docs" / "api"
+    folder.mkdir(exist_ok=True)
+    for page in folder.glob("*.md"):
+        if page.stem not in pages:
+            page.unlink()
+    for part, text in pages.items():
+        page = folder / f"{part}.md"
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+
+
+def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Links to the same page in the other language lead to the other site; navigation is added to two pages."""
+    here = ROOT / docname
+
+    def other_language(link: re.Match) -> str:
+        words, file, anchor = link.groups()
+        target = relpath((here.parent / file).resolve(), ROOT)
+        korean = target if target.endswith(".ko.md") else target.replace(".md", ".ko.md")
+        if korean not in TRANSLATED or target.endswith(".ko.md") == KOREAN:
+            return link.group()
+        page = Path("." if KOREAN else "ko") / korean.replace(".ko.md", ".html")
+        up = relpath(".", Path(docname).parent) if not KOREAN else relpath("..", Path(docname).parent)
+        return f'<a href="{(Path(up) / page).as_posix()}{anchor or ""}">{words}</a>'
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+\.md)(#[^)]*)?\)", other_language, source[0])
+    if docname == root_doc:
+        source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(PAGES) + "\n```\n"
+    if docname == "docs/api" and not KOREAN:
+        source[0] += "\n```{toctree}\n:glob:\n:maxdepth: 2\n\napi/*\n```\n"
+
+
+def read_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Docstrings are plain text with `code` and indented examples: nothing else in them is markup."""
+    text, example = [], False
+    for line in lines:
+        if line.startswith("    "):
+            text += [] if example else ["", "::", ""]
+            example = True
+        elif line:
+            text += [""] if example else []
+            example = False
+            parts = line.split("`")
+            parts[::2] = [re.sub(r"([*|\\]|_\b)", r"\\\1", part) for part in parts[::2]]
+            line = "`".join(parts)
+        text.append(line)
+    lines[:] = text
+
+
+def skip_member(app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
+    """What scikit-learn and torch put into our classes is theirs to document."""
+    return True if str(getattr(thing, "__module__", "")).startswith(("sklearn.", "torch.")) else None
+
+
+def write_index(app: Sphinx, error: Exception | None) -> None:
+    """A folder opens with its `index.html`, here the page of the README."""
+    if error is None:
+        (Path(app.outdir) / "index.html").write_bytes((Path(app.outdir) / "README.html").read_bytes())
+
+
+class Korean(SearchLanguage):
+    """A word is found by its beginning: particles follow the noun without a space."""
+
+    lang = "ko"
+    language_name = "Korean"
+
+    def split(self, input: str) -> list[str]:
+        found = []
+        for word in super().split(input):
+            shortest = 2 if "가" <= word[0] <= "힣" else len(word)
+            found += [word[:end] for end in range(shortest, len(word))] + [word]
+        return found
+
+
+def setup(app: Sphinx) -> None:
+    app.add_search_language(Korean)
+    app.connect("builder-inited", write_api_pages)
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-skip-member", skip_member)
+    app.connect("build-finished", write_index)
