@@ -1,0 +1,68 @@
+"""What `make dist` builds works where the repository is not."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import vitrail
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*words, cwd, **environment):
+    """Runs a command that knows nothing of where these tests run from, unless `environment` says so."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    words = [str(word) for word in words]
+    done = subprocess.run(words, cwd=cwd, env=kept | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_citation_says_the_version_of_the_package():
+    assert f"version: {vitrail.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_every_tool_that_an_extra_names_is_pinned():
+    """`make` installs the versions that were tested, whatever has been released since."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()}
+    for extra in ("docs", "dist"):
+        wanted = {word.split(">=")[0] for word in project["optional-dependencies"][extra]}
+        assert {name for name in wanted if not name.startswith("vitrail[")} <= pins
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_environment_away_from_the_repository(tmp_path):
+    pytest.importorskip("build", reason="needs the extra `dist`")
+    pins = str(ROOT / "constraints.txt")
+    ours = {"PIP_CONSTRAINT": pins, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    run(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path, **ours)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.split("/")[0] for name in archive.namelist()}
+    assert folders == {"vitrail", f"vitrail-{vitrail.__version__}.dist-info"}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.ko.md", "CONTRIBUTING.md", "CITATION.cff", "NOTICE", "Makefile", "docs/conf.py"} <= names
+    assert not any(name.startswith(("docs/api/", "site/", ".venv")) for name in names)
+
+    run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    tools = tmp_path / "env" / "bin"
+    run(tools / "python", "-m", "pip", "install", "--quiet", "-c", pins, wheel, cwd=tmp_path)
+    home = run(tools / "python", "-c", "import vitrail; print(vitrail.__file__)", cwd=tmp_path)
+    assert home.startswith(str(tmp_path))
+    run(tools / "vitrail", "demo", "--epochs", 1, "--output", "demo", cwd=tmp_path)
+    lines = run(tools / "vitrail", "predict", "fashion", "demo/pictures", "--json", cwd=tmp_path).splitlines()
+    assert len(lines) == 40
+    answers = [json.loads(line) for line in lines]
+    named = [answer["predictions"][0]["label"].lower().replace("/", "-").replace(" ", "-") for answer in answers]
+    assert sum(name in answer["file"] for name, answer in zip(named, answers, strict=True)) >= 35
+    run(tools / "vitrail", "inspect", "fashion", answers[0]["file"], "--output", "inside", cwd=tmp_path)
+    assert len(json.loads((tmp_path / "inside/inspect.json").read_text())["layers"]) == 5
