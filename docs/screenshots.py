@@ -21,9 +21,13 @@ PICTURES = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 def main() -> None:
     clothes = built_in("fashion-40").splits["test"]
     found = examine(
-        vitrail.load("fashion"), [clothes.pictures[index] for index in PICTURES.values()], names=list(PICTURES),
-        name="fashion", evidence=True, others=list(clothes.pictures),
-    )  # fmt: skip
+        vitrail.load("fashion"),
+        [clothes.pictures[index] for index in PICTURES.values()],
+        names=list(PICTURES),
+        name="fashion",
+        evidence=True,
+        others=list(clothes.pictures),
+    )
     SHOTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         write_page(found, Path(folder) / "page")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -116,6 +117,23 @@ def test_a_position(toys, call, tmp_path, images):
     found = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
     # Places on one diagonal are equal, so rows and columns count the same.
     assert found["positions"]["row"] == pytest.approx(found["positions"]["column"], abs=1e-6)
+
+
+def test_a_panel(toys, call, tmp_path, images):
+    done = call("inspect", "fashion", *images, "--output", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    bundle = load("fashion")
+    greys = [float(bundle.preprocess.crop(path).mean()) for path in images]
+    assert json.loads(done.stdout)["brightness"] == pytest.approx(greys)
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["brightness"] == pytest.approx(greys)
+    text = (tmp_path / "out" / "index.html").read_text()
+    section = re.search(r'<section id="brightness"><h2>(.+?)</h2>(.+?)</section>', text)
+    assert "Brightness" in section[1]
+    assert "밝기" in section[1]
+    assert "<svg" in section[2]
+    assert '<a href="#brightness">' in text
+    assert text.index('<section id="layers">') < section.start() < text.index('<section id="absent">')
+    assert "mean grey" in (tmp_path / "out" / "figures" / "brightness.svg").read_text()
 
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):

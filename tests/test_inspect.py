@@ -8,10 +8,10 @@ import vitrail
 from redraw import redraw
 from vitrail.errors import UsageError
 from vitrail.inspection.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
+from vitrail.inspection.heads import entropy, grid_distances, measure_heads, reading
 from vitrail.inspection.layers import cka, cka_table, gram, outliers
 from vitrail.inspection.maps import attention_written_out, maps, relevance, rollout
 from vitrail.inspection.places import filters, position_table, similarity, structure
-from vitrail.inspection.weights import entropy, grid_distances, layout, measure_heads, reading
 
 
 def tiny(**changes):
@@ -39,7 +39,7 @@ def attention_of(config, weights_NN):
 )
 def test_distances_of_known_attention(grid, patch, uniform, alone, box, cross, largest):
     model = vitrail.create("ViT-Micro/4", resolution=grid * patch, patch=patch)
-    config, where = model.config, layout(model)
+    config, where = model.config, model.layout()
     distances = grid_distances((grid, grid), (patch, patch))
     count = grid * grid
     rows, columns = np.divmod(np.arange(count), grid)
@@ -63,7 +63,7 @@ def test_attention_to_the_class_token_is_told_apart():
     config = model.config
     weights = np.full((1, 1, config.tokens, config.tokens), 0.5 / config.patches)
     weights[..., 0] = 0.5
-    found = measure_heads(weights, layout(model))
+    found = measure_heads(weights, model.layout())
     assert found.prefix_mass[0, 0] == pytest.approx(0.5)
     assert found.of_uniform[0, 0] == pytest.approx(1)
     assert found.entropy[0, 0] == pytest.approx(1)
@@ -79,7 +79,7 @@ def test_attention_to_the_class_token_is_told_apart():
 )
 def test_uniform_attention_within_a_mask_is_uniform(name, changes):
     model = vitrail.create(name, channels=1, **changes)
-    where = layout(model)
+    where = model.layout()
     uniform = where.allowed / where.allowed.sum(1, keepdims=True)
     tokens = where.prefix + len(uniform)
     weights = np.zeros((1, 1, tokens, tokens))
@@ -133,7 +133,7 @@ def test_attention_beside_the_fused_kernel_reproduces_its_output(name, changes):
     torch.testing.assert_close(kept[1], seen.attention[1], rtol=0, atol=1e-6)
     if seen.pooling is not None:
         torch.testing.assert_close(kept[-1], seen.pooling, rtol=0, atol=1e-6)
-    elif layout(model).reads == "[CLS]":
+    elif model.layout().reads == "[CLS]":
         assert kept[-1].shape[2] == 1  # only [CLS] asks in the last layer
     assert not [module for module in model.modules() if "forward" in vars(module)]
 
@@ -141,7 +141,7 @@ def test_attention_beside_the_fused_kernel_reproduces_its_output(name, changes):
 @pytest.mark.parametrize(("name", "changes"), KINDS)
 def test_maps_of_every_kind(name, changes):
     model, images = kind(name, changes)
-    where = layout(model)
+    where = model.layout()
     found = maps(model.requires_grad_(False), images)
     assert {method: values.shape for method, values in found.items()} == dict.fromkeys(
         ("rollout", "last attention", "relevance"), (2, *where.grid)
@@ -219,7 +219,7 @@ def test_cka_identities():
     ones, others = list(map(gram, x)), list(map(gram, other))
     table = cka_table({"a": ones, "b": others}, {"a": ones})
     np.testing.assert_allclose(table, [[1], [cka(other, x)]], atol=1e-12)
-    with pytest.raises(UsageError, match="4 pictures or more, got 3"):
+    with pytest.raises(UsageError, match="4 images or more, got 3"):
         cka([rng.normal(size=(3, 2))], [rng.normal(size=(3, 2))])
 
 
@@ -295,8 +295,11 @@ def test_a_true_map_has_low_deletion_and_high_insertion():
 
 def test_cells_of_every_family():
     for name, resolution, grid in (
-        ("ViT-Ti/16", 224, (14, 14)), ("ViT-Ti/16", 384, (24, 24)), ("ViT-Ti/16", 512, (11, 11)),
-        ("ResNet-Nano", 37, (10, 10)), ("MLP-Nano", 28, (14, 14)),
-    ):  # fmt: skip
+        ("ViT-Ti/16", 224, (14, 14)),
+        ("ViT-Ti/16", 384, (24, 24)),
+        ("ViT-Ti/16", 512, (11, 11)),
+        ("ResNet-Nano", 37, (10, 10)),
+        ("MLP-Nano", 28, (14, 14)),
+    ):
         with torch.device("meta"):
             assert evidence_grid(vitrail.create(name, resolution=resolution)) == grid

@@ -13,7 +13,7 @@ import vitrail
 from redraw import redraw
 from vitrail.data.arrays import built_in
 from vitrail.inspection.examine import examine
-from vitrail.inspection.page import make_page, write_page
+from vitrail.inspection.page import draw_figures, make_page, write_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -27,9 +27,13 @@ CLOTHES = built_in("fashion-40").splits["test"].pictures
 def found():
     names = ["0.png", "a/" + "long_" * 40 + ".png"]
     return examine(
-        vitrail.load("fashion"), CLOTHES[:2], names=names, evidence=True, others=CLOTHES[2:20],
+        vitrail.load("fashion"),
+        CLOTHES[:2],
+        names=names,
+        evidence=True,
+        others=CLOTHES[2:20],
         against=("another", vitrail.load("fashion")),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +84,7 @@ def point(page, row, column):
 
 def test_every_layer_and_head_is_drawn(opened, found):
     page = opened()
-    config = found.bundle.model.config
+    config = found.context.model.config
     assert page.locator(".cell").count() == config.depth * config.heads
     assert page.locator("#asked").inner_text().startswith("[CLS] · where it looks · layer 4 · head 0")
 
@@ -90,7 +94,7 @@ def test_the_pointer_asks_and_a_click_holds(opened, found):
     of_class = shown(page)
     page.locator("#stage").hover(position=point(page, 2, 3))
     page.wait_for_function("$('asked').textContent.startsWith('row 2, column 3 · where it looks')")
-    weights = found.views[0].attention[4][0, 1 + 2 * 7 + 3, 1:]
+    weights = found.panels["attention"].weights[0][4][0, 1 + 2 * 7 + 3, 1:]
     assert f"largest {weights.max() * 50:.1f}" in page.locator("#asked").inner_text()
     assert shown(page) != of_class
     page.locator("#stage").click(position=point(page, 5, 1))
@@ -98,7 +102,7 @@ def test_the_pointer_asks_and_a_click_holds(opened, found):
     assert page.locator("#asked").inner_text().startswith("row 5, column 1")
     page.locator("input[value=to]").check()
     page.wait_for_function("$('asked').textContent.startsWith('row 5, column 1 · who looks at it')")
-    received = found.views[0].attention[4][0, 1:, 1 + 5 * 7 + 1]
+    received = found.panels["attention"].weights[0][4][0, 1:, 1 + 5 * 7 + 1]
     told = float(page.locator("#asked").inner_text().split("largest ")[1].split()[0])
     assert told == pytest.approx(received.max() * 50, abs=0.1, rel=0.02)
     page.locator("#stage").press("ArrowRight")
@@ -112,7 +116,7 @@ def test_a_small_map_is_laid_over_the_picture(opened, found):
     page.locator(".cell").nth(4).click()
     page.wait_for_function("$('asked').textContent.includes('layer 1 · head 1')")
     assert page.locator(".cell[aria-pressed=true]").count() == 1
-    weights = found.views[0].attention[1][1, 0, 1:]
+    weights = found.panels["attention"].weights[0][1][1, 0, 1:]
     assert shown(page)[weights.argmax()] == [254, 232, 56]
 
 
@@ -126,7 +130,7 @@ def test_another_picture_is_chosen(opened, found):
     assert page.locator("[data-picture='1']").first.is_visible()
     page.wait_for_function("$('stage').firstChild.className.includes('p1')")
     assert shown(page) != before
-    assert page.locator("#stage").get_attribute("aria-label") == found.views[1].name
+    assert page.locator("#stage").get_attribute("aria-label") == found.context.names[1]
 
 
 def test_the_page_speaks_korean(opened):
@@ -163,10 +167,11 @@ def contrast(one, other):
     return max(lights) / min(lights)
 
 
-def test_names_stay_text_in_a_browser(opened, found):
-    views = [dataclasses.replace(view, name=EVIL, answers=[{"label": EVIL, "score": 1.0}]) for view in found.views]
-    comparison = dataclasses.replace(found.comparison, against=EVIL)
-    page = opened(dataclasses.replace(found, views=views, name=EVIL, comparison=comparison))
+def test_names_stay_text_in_a_browser(opened):
+    bundle = vitrail.load("fashion")
+    bundle = dataclasses.replace(bundle, labels=[f"{EVIL}{label}" for label in bundle.labels])
+    settings = {"name": EVIL, "names": [EVIL, EVIL], "others": CLOTHES[2:20], "against": (EVIL, bundle)}
+    page = opened(examine(bundle, CLOTHES[:2], **settings))
     assert EVIL in page.locator("#layers").inner_text()
     assert page.title().startswith("Inside ")
     assert page.locator("img[src=x]").count() == 0
@@ -182,11 +187,13 @@ def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
 
 
 def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeypatch):
-    button = '<button id="language"></button>'
-    monkeypatch.setattr("vitrail.inspection.page.make_sections", lambda *_: (button, ""))
-    monkeypatch.setattr("vitrail.inspection.page.LIMIT", len(make_page(found, (button, ""), "means").encode()))
+    attention = found.panels["attention"]
+    means = next(panel for panel in attention.smaller() if panel.detail == "means")
+    figures = draw_figures(found)
+    contents = {panel: panel.html(figures) for panel in (*found.panels.values(), means) if panel is not attention}
+    monkeypatch.setattr("vitrail.inspection.page.LIMIT", len(make_page(found, contents).encode()))
     page = opened()
-    config = found.bundle.model.config
+    config = found.context.model.config
     assert page.locator(".cell").count() == config.depth * config.heads
     page.locator("#stage").click(position=point(page, 2, 3))
     page.wait_for_function("document.querySelectorAll('.cell').length === 5")

@@ -17,10 +17,10 @@ from vitrail.data.arrays import built_in
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.examine import examine
-from vitrail.inspection.figures import draw_curves, draw_pictures
-from vitrail.inspection.page import make_page, make_sections, write_page
-from vitrail.inspection.walk import colours_of, walk
-from vitrail.inspection.words import words
+from vitrail.inspection.page import draw_figures, make_page, write_page
+from vitrail.inspection.panels.walk import colours_of, walk
+from vitrail.inspection.registry import PANELS
+from vitrail.inspection.words import SHARED
 
 CLOTHES = built_in("fashion-40").splits["test"].pictures
 
@@ -29,8 +29,11 @@ def some(count):
     return list(CLOTHES[:count])
 
 
-def page_of(found, detail="heads"):
-    return make_page(found, make_sections(found, dict(draw_pictures(found)), dict(draw_curves(found))), detail)
+def page_of(found, version=0):
+    """The page, with its panels' versions of this number (the first: everything), or their last."""
+    figures, versions = draw_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
+    panels = [some[min(version, len(some) - 1)] for some in versions]
+    return make_page(found, {panel: panel.html(figures) for panel in panels})
 
 
 def test_colours_tell_places_apart():
@@ -49,7 +52,7 @@ def found():
 def test_everything_is_in_the_numbers(found, tmp_path):
     document = write_page(found, tmp_path / "out")
     assert document == json.loads((tmp_path / "out" / "inspect.json").read_text())
-    config = found.bundle.model.config
+    config = found.context.model.config
     assert len(document["layers"]) == config.depth
     assert all(len(layer["heads"]) == config.heads for layer in document["layers"])
     head = document["layers"][0]["heads"][0]
@@ -71,13 +74,13 @@ def test_everything_is_in_the_numbers(found, tmp_path):
     assert (tmp_path / "out" / "index.html").stat().st_size < 6_000_000
 
 
-def test_names_stay_text(found):
+def test_names_stay_text():
     evil = '<img src=x onerror="alert(1)">'
-    views = [dataclasses.replace(found.views[0], name=evil, answers=[{"label": evil, "score": 1.0}])]
-    changed = dataclasses.replace(found, views=views, name=evil)
-    text = page_of(changed)
+    bundle = vitrail.load("fashion")
+    bundle = dataclasses.replace(bundle, labels=[f"{evil}{label}" for label in bundle.labels])
+    text = page_of(examine(bundle, some(1), name=evil, names=[evil]))
     assert "<img src=x" not in text
-    assert "&lt;img src=x" in text
+    assert text.count("&lt;img src=x") >= 3  # the bundle, the image, the classes
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,9 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
         found = examine(vitrail.Bundle(model=model, preprocess=eye), pictures, evidence=True)
         document = write_page(found, tmp_path / "out", force=True)
         assert document["layers"][3]["heads"][3]["entropy"] > 0
-        assert ("positions" in {row["panel"] for row in document["absent"]}) == (found.structure is None)
+        assert ("positions" in {row["panel"] for row in document["absent"]}) == (
+            found.panels["positions"].structure is None
+        )
         assert sum(map(sum, document["pictures"][0]["maps"]["relevance"]["values"])) > 0
 
 
@@ -129,24 +134,31 @@ def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
     document = write_page(found, tmp_path / "out")
     assert document["pictures"][0]["predictions"] == []
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
-    assert "no answer" in reasons["evidence"]
+    assert "no class" in reasons["evidence"]
     assert "one place later" in reasons["reach"]
-    assert "no answer to ask about" in (tmp_path / "out" / "index.html").read_text()
+    assert "no class to ask about" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_every_word_is_in_both_languages():
-    for name, sentence in words().items():
-        assert sentence.keys() == {"en", "ko"}, name
-        fields = [set(re.findall(r"{(\w+)}", text)) for text in sentence.values()]
-        assert fields[0] == fields[1], name
+    for words in (SHARED, *(PANELS[name].words for name in PANELS)):
+        for name, sentence in words.items():
+            assert sentence.keys() == {"en", "ko"}, name
+            fields = [set(re.findall(r"{(\w+)}", text)) for text in sentence.values()]
+            assert fields[0] == fields[1], name
+    for name in PANELS:
+        assert "title" in PANELS[name].words
+        assert not PANELS[name].words.keys() & SHARED.keys()
 
 
 def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path):
-    sizes = [len(page_of(found, detail).encode()) for detail in ("heads", "means", "reads")]
+    sizes = [len(page_of(found, version).encode()) for version in (0, 2, 3)]
     assert sizes == sorted(sizes, reverse=True)
     for limit, words_of_it in (
-        (sizes[0], None), (sizes[0] - 1, None), (sizes[1], "the mean over heads"), (1000, "patches cannot be asked"),
-    ):  # fmt: skip
+        (sizes[0], None),
+        (sizes[0] - 1, None),
+        (sizes[1], "the mean over heads"),
+        (1000, "patches cannot be asked"),
+    ):
         monkeypatch.setattr("vitrail.inspection.page.LIMIT", limit)
         write_page(found, tmp_path / "out", force=True)
         text = (tmp_path / "out" / "index.html").read_text()
@@ -162,9 +174,10 @@ def test_two_bundles_are_compared_layer_by_layer():
     model = redraw(vitrail.create("ViT-Micro/4", resolution=28, classes=10, channels=1), std=0.1)
     other = vitrail.Bundle(model=model, preprocess=bundle.preprocess)
     found = examine(bundle, some(16), against=("tiny", other))
-    assert found.comparison.table.shape == (bundle.model.config.depth, 6)
-    assert found.comparison.against == "tiny"
-    assert found.comparison.pictures == 16
+    comparison = found.panels["layers"].comparison
+    assert comparison.table.shape == (bundle.model.config.depth, 6)
+    assert comparison.against == "tiny"
+    assert comparison.images == 16
 
 
 def test_a_page_has_so_many_pictures_and_no_more():
@@ -182,13 +195,11 @@ def test_a_page_has_so_many_pictures_and_no_more():
 def test_layers_and_heads_are_chosen(tmp_path):
     bundle = vitrail.load("fashion")
     found = examine(bundle, some(1), layers=[0, -1], heads=[1])
-    assert {layer: weights.shape for layer, weights in found.views[0].attention.items()} == {
-        0: (1, 50, 50),
-        4: (1, 50, 50),
-    }
+    shown = found.panels["attention"].weights[0]
+    assert {layer: weights.shape for layer, weights in shown.items()} == {0: (1, 50, 50), 4: (1, 50, 50)}
     assert len(found.to_json()["layers"][2]["heads"]) == 3
     everything = examine(bundle, some(1))
-    assert (found.views[0].attention[4][0] == everything.views[0].attention[4][1]).all()
+    assert (shown[4][0] == everything.panels["attention"].weights[0][4][1]).all()
     assert '"heads":[1]' in page_of(found)
     with pytest.raises(UsageError, match="Head must be from 0 to 2"):
         examine(bundle, some(1), heads=[3])
@@ -213,7 +224,7 @@ def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
     assert document["pictures"][0]["predictions"] == []
     assert document["pictures"][0]["path"] == []
     assert document["pictures"][0]["maps"].keys() == {"rollout", "last attention"}
-    assert "learned to see, not to name" in (tmp_path / "out" / "index.html").read_text()
+    assert "trained for features, not for classes (objective features)" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_one_patch_has_nothing_to_compare(tmp_path):
@@ -222,12 +233,12 @@ def test_one_patch_has_nothing_to_compare(tmp_path):
     found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
     reasons = {row["panel"]: row["reason"] for row in write_page(found, tmp_path / "out")["absent"]}
     for panel in ("attention", "maps", "distances", "positions", "walk"):
-        assert reasons[panel] == "The picture is one patch: there is nothing to compare."
+        assert reasons[panel] == "The image is a single patch: there is nothing to compare."
 
 
 def test_a_picture_that_is_given_twice_counts_once():
     found = examine(vitrail.load("fashion"), some(2), others=some(20))
-    assert found.comparison.pictures == 20
+    assert found.panels["layers"].comparison.images == 20
     assert found.to_json()["measured_on"] == 20
 
 
@@ -253,7 +264,7 @@ def test_half_the_precision_is_enough():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05).to(torch.bfloat16)
     eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
-    assert found.views[0].attention[0].dtype == np.float32
+    assert found.panels["attention"].weights[0][0].dtype == np.float32
     assert found.to_json()["layers"][0]["heads"][0]["attention_distance"] > 0
 
 
@@ -275,10 +286,10 @@ def test_half_the_precision_is_enough():
 )
 def test_the_walk_names_the_equations_of_this_model(changes, block, read):
     model = vitrail.create("ViT-Nano/7", **changes).eval()
-    panels = {panel.key: panel for panel in walk(model, vitrail.look(model, torch.rand(1, 1, 28, 28)), 0)}
-    assert panels["blocks.0"].equation == block
-    assert (panels["pooled"].equation, panels["logits"].equation) == read
-    assert panels["logits"].shape == (10,)
+    steps = {step.key: step for step in walk(model, vitrail.look(model, torch.rand(1, 1, 28, 28)), 0)}
+    assert steps["blocks.0"].equation == block
+    assert (steps["pooled"].equation, steps["logits"].equation) == read
+    assert steps["logits"].shape == (10,)
 
 
 def test_names_that_are_no_text_are_shown(tmp_path):
@@ -292,9 +303,9 @@ def test_the_command_takes_it_all(call, tmp_path):
     picture = tmp_path / "tall.png"
     Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(picture)
     done = call(
-        "inspect", "fashion", picture, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40",
-        "--against", "fashion", "--layers", "-1", "0", "--heads", "2", "--full", "--json",
-    )  # fmt: skip
+        *("inspect", "fashion", picture, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40"),
+        *("--against", "fashion", "--layers", "-1", "0", "--heads", "2", "--full", "--json"),
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["pictures"][0]["file"] == str(picture)
@@ -306,8 +317,9 @@ def test_the_command_takes_it_all(call, tmp_path):
     assert arrays["picture-0-attention-4"].shape == (1, 50, 50)
     assert arrays["positions"].shape == (49, 49)
     data = re.search(r'id="data">(.+?)</script>', (tmp_path / "out" / "index.html").read_text())[1]
-    assert json.loads(data)["heads"] == [2]
-    assert [layer["layer"] for layer in json.loads(data)["pictures"][0]["layers"]] == [0, 4]
+    attention = json.loads(data)["attention"]
+    assert attention["heads"] == [2]
+    assert [layer["layer"] for layer in attention["images"][0]["layers"]] == [0, 4]
 
 
 def test_bad_input_is_one_line(call, tmp_path):

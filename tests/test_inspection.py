@@ -8,8 +8,8 @@ from torch import nn
 from vitrail.errors import UsageError
 from vitrail.inspection.attention import attention_figure
 from vitrail.inspection.colours import sequential
+from vitrail.inspection.heads import reading
 from vitrail.inspection.reach import Reach, reach, reach_figure, reaches
-from vitrail.inspection.weights import layout, reading
 from vitrail.models.base import Model
 from vitrail.models.create import create
 from vitrail.models.look import look
@@ -106,13 +106,13 @@ def test_attention_figure_shows_each_layer_and_head():
 def test_what_the_head_reads():
     model = create("ViT-Nano/7")
     seen = look(model, torch.rand(2, 1, 28, 28))
-    assert (reading(seen, layout(model)) == np.eye(17)[[0, 0]]).all()
+    assert (reading(seen, model.layout()) == np.eye(17)[[0, 0]]).all()
     model = create("ViT-Nano/7", pool="gap", registers=2)
-    assert layout(model).prefix == 2
-    shares = reading(look(model, torch.rand(2, 1, 28, 28)), layout(model))
+    assert model.layout().prefix == 2
+    shares = reading(look(model, torch.rand(2, 1, 28, 28)), model.layout())
     assert (shares == np.array([0, 0] + [1 / 16] * 16, np.float32)).all()
-    assert layout(create("Hybrid-Nano")).step == (8, 8)  # pixels, not cells of the stem's map
-    assert layout(create("ResNet-Nano")) is None
+    assert create("Hybrid-Nano").layout().step == (8, 8)  # pixels, not cells of the stem's map
+    assert create("ResNet-Nano").layout() is None
 
 
 def test_areas_of_known_maps():

@@ -18,7 +18,7 @@ def attention_figure(
     title: str,
     numbers: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Maps (heads, h, w) of each layer (rows) and head (columns; `numbers` if not all) beside the picture they are of.
+    """Maps (heads, h, w) of each layer (rows) and head (columns; `numbers` if not all) beside the image they are of.
 
     Each tile is scaled from 0 (dark) to its own largest value (bright), which stands under it as a multiple of uniform
     attention to all `tokens`: a flat map must not be read as a sharp one.
@@ -32,13 +32,13 @@ def attention_figure(
     draw = ImageDraw.Draw(figure)
     font, small = ImageFont.load_default(13), ImageFont.load_default(11)
     draw.text((_GAP, 8), title, INK, font)
-    for column, name in enumerate(["picture", *(f"head {head}" for head in numbers or range(heads))]):
+    for column, name in enumerate(["image", *(f"head {head}" for head in numbers or range(heads))]):
         draw.text((_MARGIN + column * (_TILE + _GAP), 2 * _LINE), name, INK, font)
-    picture = np.repeat(pixels_HWC, 3, axis=2) if pixels_HWC.shape[2] == 1 else pixels_HWC
+    image = np.repeat(pixels_HWC, 3, axis=2) if pixels_HWC.shape[2] == 1 else pixels_HWC
     for row, (layer, some) in enumerate(sorted(maps.items())):
         down = top + row * (tall + _LINE + _GAP)
         draw.text((_GAP, down + tall // 2 - 8), f"layer {layer}", INK, font)
-        for column, tile in enumerate([picture, *map(heat, some)]):
+        for column, tile in enumerate([image, *map(heat, some)]):
             left = _MARGIN + column * (_TILE + _GAP)
             figure.paste(Image.fromarray(tile).resize((_TILE, tall), Image.Resampling.NEAREST), (left, down))
             draw.rectangle((left - 1, down - 1, left + _TILE, down + tall), outline=LEAD)

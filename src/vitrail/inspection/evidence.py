@@ -1,7 +1,7 @@
-"""Evidence: what happens to the answer when parts of the picture are taken away, and whether a map foretold it.
+"""Evidence: how a prediction changes when parts of the image are removed, and whether a map foretold it.
 
-A part is a cell of a grid (the patches, if the model has some). What is taken away is filled with the picture's mean
-colour. Every number is a probability of one class; every family can be asked.
+A part is a cell of a grid (the patches, if the model has some). What is removed is filled with the image's mean colour.
+Every number is the probability of one class; every family can be asked.
 """
 
 from collections.abc import Sequence
@@ -21,28 +21,28 @@ _SIDE, _MOST = 14, 24  # cells a side: usually, and at most
 
 
 class Faith(NamedTuple):
-    """Whether a map tells the truth: the class's probability while cells are taken away or put back in its order."""
+    """How faithful a map is: the class's probability while cells are removed or put back in its order."""
 
     deletion: float
-    """Mean probability while the highest cells are taken away first: low is good."""
+    """Mean probability while the highest cells are removed first: low is good."""
     insertion: float
-    """Mean probability while the highest cells are put into an empty picture first: high is good."""
+    """Mean probability while the highest cells are put into an empty image first: high is good."""
 
 
 def evidence_grid(model: AnyModel) -> Pair:
-    """The cells that are taken away: the model's patches, or squares of several if they are more than 24 a side; of a
+    """The cells that are removed: the model's patches, or squares of several if they are more than 24 a side; of a
     model without patches, fourteen a side."""
     height, width = model.config.resolution
-    grid = model.config.info()["grid"] or (min(height, _SIDE), min(width, _SIDE))
+    grid = model.config.grid or (min(height, _SIDE), min(width, _SIDE))
     rows, columns = (side if side <= _MOST else -(-side // -(-side // _SIDE)) for side in grid)
     return rows, columns
 
 
 def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
-    """K copies of a picture, each without the cells that its row of `gone_KN` names. Cells may differ by a pixel."""
+    """K copies of an image, each without the cells that its row of `gone_KN` names. Cells may differ by a pixel."""
     _, height, width = image_CHW.shape
     if grid[0] > height or grid[1] > width:
-        raise UsageError(f"Grid must be within the picture's {height} x {width} px, got {grid[0]} x {grid[1]}.")
+        raise UsageError(f"Grid must be within the image's {height} x {width} px, got {grid[0]} x {grid[1]}.")
     rows = torch.arange(height, device=image_CHW.device) * grid[0] // height
     columns = torch.arange(width, device=image_CHW.device) * grid[1] // width
     mask = gone_KN.view(-1, 1, *grid).to(image_CHW.dtype)[:, :, rows][..., columns]
@@ -52,7 +52,7 @@ def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
 
 @torch.inference_mode()
 def ask(model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int) -> np.ndarray:
-    """The probability of a class, (K), for a picture without these cells."""
+    """The probability of a class, (K), for an image without these cells."""
     answers = []
     with evaluating(model):
         for start in range(0, len(gone_KN), _BATCH):

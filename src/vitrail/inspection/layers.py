@@ -1,4 +1,4 @@
-"""Layers compared: what each one's representation shares with another's, and how large its tokens grow."""
+"""Layers compared: the similarity of their representations, and the norms of their tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,10 +10,10 @@ from vitrail.errors import UsageError
 
 
 def cka(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Linear CKA of two representations (arXiv 1905.00414) of the same pictures, from batches of them, without bias
+    """Linear CKA of two representations (arXiv 1905.00414) of the same images, from batches of them, without bias
     (arXiv 2010.15327): 1 is the same up to turning and scaling, about 0 is unrelated.
 
-    Each batch is (m, features) with m of at least 4; the two sides may have any numbers of features. Of few pictures it
+    Each batch is (m, features) with m of at least 4; the two sides may have any numbers of features. Of few images it
     is noise: two unrelated representations have 0.6 with 4 of them, 0.2 with 8, 0.08 with 16.
     """
     return float(cka_table({"": list(map(gram, ones))}, {"": list(map(gram, others))})[0, 0])
@@ -32,10 +32,10 @@ def cka_table(ones: Mapping[str, Sequence[np.ndarray]], others: Mapping[str, Seq
 
 
 def gram(features: np.ndarray) -> np.ndarray:
-    """The products of each picture's features with each other's, (m, m), with an empty diagonal."""
+    """The products of each image's features with each other's, (m, m), with an empty diagonal."""
     flat = np.asarray(features, np.float64).reshape(len(features), -1)
     if len(flat) < 4:
-        raise UsageError(f"CKA must have batches of 4 pictures or more, got {len(flat)}.")
+        raise UsageError(f"CKA must have batches of 4 images or more, got {len(flat)}.")
     products = flat @ flat.T
     np.fill_diagonal(products, 0)
     return products
@@ -49,11 +49,10 @@ def _hsic(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def token_norms(tokens_BTD: Tensor) -> np.ndarray:
-    """Length of every token, (B, T)."""
+    """Norm of every token, (B, T)."""
     return torch.linalg.vector_norm(tokens_BTD.float(), dim=-1).cpu().numpy()
 
 
 def outliers(norms_BT: np.ndarray, times: float = 5.0) -> np.ndarray:
-    """Which tokens are some times longer than their picture's median: they carry what has no place of its own (arXiv
-    2309.16588)."""
+    """Which tokens have some times the median norm of their image: they hold global information (arXiv 2309.16588)."""
     return norms_BT > times * np.median(norms_BT, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Maps of a whole model: which patches an answer came from, as three methods tell it.
+"""Attribution maps: which patches a prediction came from, as three methods tell it.
 
 Shapes: B images, H heads, T tokens of which the first are [CLS] and registers, N = h*w patches.
 """
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.weights import Layout, layout, reading
-from vitrail.models.base import AnyModel, Seen
+from vitrail.inspection.heads import reading
+from vitrail.models.base import AnyModel, Layout, Seen
 from vitrail.models.layers import Attention, AttentionPool, attention_weights
 from vitrail.models.look import evaluating, look
 
@@ -24,25 +24,25 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
 
     `seen` is what `look` returned for these images, if it has been asked already.
     """
-    where = _where(model)
+    layout = _layout(model)
     seen = look(model, images) if seen is None else seen
     if len(seen.logits) != len(images):
         raise UsageError(f"Seen must be of these {len(images)} images, got {len(seen.logits)}.")
-    shares_BT = reading(seen, where)
+    shares_BT = reading(seen, layout)
     last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
     flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])
     found = {
-        name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, where.prefix :].reshape(-1, *where.grid)
+        name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, layout.prefix :].reshape(-1, *layout.grid)
         for name, weights_BTT in (("rollout", flow), ("last attention", last))
     }
-    if seen.logits.ndim == 2:
+    if model.config.classifies:
         found["relevance"] = relevance(model, images)[0]
     return found
 
 
 def rollout(attentions: Sequence[Tensor]) -> np.ndarray:
-    """What reaches each token from each first one, (B, T, T), if attention and residuals were all there is (arXiv
-    2005.00928): the product of (mean over heads + identity), rows scaled to 1, over the layers."""
+    """How much of each input token reaches each output token, (B, T, T), if attention and residuals were all there is
+    (arXiv 2005.00928): the product of (mean over heads + identity), rows scaled to 1, over the layers."""
     if not attentions:
         raise UsageError("Rollout must have the attention of at least one layer, got none.")
     flow = None
@@ -59,15 +59,16 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
     """How much each patch speaks for a class, (B, h, w), and the classes (B): attention weighted by the gradient of the
     class's logit, negative parts cut off, added up over the layers (arXiv 2103.15679, eqs. 5 and 6).
 
-    By default the class that the model answers. The map is the row of what the head reads: [CLS]; the mean over patches
-    of what came to each from others; with attention pooling, the row of its query. A class without weights has a map
-    of zeros.
+    By default the predicted class. The map is the row of what the classifier reads: [CLS]; the mean over patches, each
+    without itself; with attention pooling, the row of its query. A class without weights has a map of zeros.
     """
-    where = _where(model)
+    layout = _layout(model)
+    if not model.config.classifies:
+        raise UsageError(
+            f"Relevance must be asked of a model that classifies, got one that predicts {model.config.predicts}."
+        )
     with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
         logits = model(images)
-        if logits.ndim != 2:
-            raise UsageError("Relevance must be asked of a model that classifies, got one that predicts pixels.")
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
         gradients = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), kept)
     identity = torch.eye(kept[0].shape[-1], dtype=torch.float64, device=images.device)
@@ -78,15 +79,15 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
     ]
     for step in steps[: model.config.depth]:  # (B, Q, T): the last layer may ask for [CLS] alone
         flow[:, : step.shape[1]] += step @ flow
-    match where.reads:
+    match layout.reads:
         case "[CLS]":
             row = flow[:, 0]
         case "mean":
-            row = (flow - identity)[:, where.prefix :].mean(dim=1)
+            row = (flow - identity)[:, layout.prefix :].mean(dim=1)
         case "pool":
             row = (steps[-1] @ flow)[:, 0]
-    found = row[:, where.prefix :].float().cpu().numpy()
-    return found.reshape(-1, *where.grid), classes.cpu().numpy()
+    found = row[:, layout.prefix :].float().cpu().numpy()
+    return found.reshape(-1, *layout.grid), classes.cpu().numpy()
 
 
 @contextlib.contextmanager
@@ -130,8 +131,8 @@ def _keep(weights: Tensor, kept: list[Tensor]) -> Tensor:
     return weights
 
 
-def _where(model: AnyModel) -> Layout:
-    where = layout(model)
-    if where is None:
+def _layout(model: AnyModel) -> Layout:
+    layout = model.layout()
+    if layout is None:
         raise UsageError(f"Maps must be asked of a model with attention, got family {model.config.family}.")
-    return where
+    return layout

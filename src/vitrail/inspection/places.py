@@ -1,4 +1,4 @@
-"""What a model's position embeddings know of the picture's rows and columns, and what its first filters look for."""
+"""What a model's position embeddings know of the image's rows and columns, and what its patch filters respond to."""
 
 from typing import NamedTuple
 
@@ -43,8 +43,8 @@ def structure(table_ND: np.ndarray, grid: Pair) -> Structure:
     cells = table_ND.reshape(rows, columns, -1)
     mean = cells.mean(axis=(0, 1))
     rest = cells - cells.mean(axis=1, keepdims=True) - cells.mean(axis=0, keepdims=True) + mean
-    whole = np.square(cells - mean).sum()
-    additive = 1 - np.square(rest).sum() / whole if whole > 0 else 0.0
+    total = np.square(cells - mean).sum()
+    additive = 1 - np.square(rest).sum() / total if total > 0 else 0.0
     row, column = np.divmod(np.arange(rows * columns), columns)
     chance = (rows + columns - 2) / max(rows * columns - 1, 1)
     return Structure(float(additive), chance, _decode(table_ND, row), _decode(table_ND, column))

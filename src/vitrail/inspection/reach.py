@@ -1,10 +1,9 @@
-"""What reaches what: how strongly each pixel moves the state at the centre of a layer, in any family.
+"""Receptive fields: how strongly each pixel moves the state at the centre of a layer, in any family.
 
-An architecture's bias is visible before any training: in which pixels a place *can* hear.
+An architecture's bias is visible before any training: which pixels *can* move a state at all.
 """
 
-import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.lstm import LSTMConfig
 from vitrail.errors import UsageError
 from vitrail.inspection.colours import INK, LEAD, PAPER, sequential
 from vitrail.models.base import AnyModel, Seen
-from vitrail.models.igpt import IGPT
 from vitrail.models.look import evaluating
-from vitrail.models.lstm import sequence_order
 from vitrail.settings import check_whole
 
 _DECADES = 4  # of the logarithmic colour scale
@@ -35,7 +31,7 @@ def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.nda
 
 
 class Reach(NamedTuple):
-    """What reaches the centre of a layer."""
+    """The receptive field of the centre of a layer."""
 
     heard: np.ndarray
     """(H, W), largest value 1."""
@@ -43,7 +39,7 @@ class Reach(NamedTuple):
     """Where the centre's state stands, in pixels from the top left corner: the middle of a patch or pixel."""
 
     def areas(self, shares: Sequence[float]) -> dict[float, float]:
-        """The part of the picture that the smallest square around the middle takes which holds each share of it all."""
+        """The part of the image that the smallest square around the middle covers which holds each share of the sum."""
         rows, columns = (
             np.abs(np.arange(side) + 0.5 - at) for side, at in zip(self.heard.shape, self.middle, strict=True)
         )
@@ -58,25 +54,24 @@ class Reach(NamedTuple):
 
 
 def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int = 8) -> dict[int, Reach]:
-    """`reach` of several layers, from one pass of each picture."""
+    """`reach` of several layers, from one pass of each image."""
     config = model.config
     for layer in layers:
         check_whole("layer", layer, low=0, high=config.depth - 1)
-    if config.family == "igpt" and config.output == "pixels":
+    if config.predicts == "pixels":
         raise UsageError("Reach into a pixel model must be asked with output classes.")
     generator = torch.Generator().manual_seed(0)
     sums = {layer: np.zeros(config.resolution) for layer in layers}
     middles = {}
-    with torch.enable_grad(), evaluating(model), _tokens_with_gradient(model):
+    with torch.enable_grad(), evaluating(model), model.differentiable_input():
         for image in images.split(1):
             seen = Seen(frozenset(layers), weighs=False)
-            source = image.detach().clone().requires_grad_()
-            model(source, seen)
-            if config.family == "igpt":
-                source = seen.steps["tokens"]
+            pixels = image.detach().clone().requires_grad_()
+            model(pixels, seen)
+            source = model.input_of(pixels, seen)
             for layer in layers:
                 output = seen.steps[f"blocks.{layer}"]
-                state_1D, middles[layer] = _centre(output, config), _middle(output, config)
+                state_1D, middles[layer] = _centre(output, model), _middle(output, config)
                 for _ in range(draws):
                     signs = torch.randint(0, 2, state_1D.shape, generator=generator).to(state_1D) * 2 - 1
                     (gradient,) = torch.autograd.grad((state_1D * signs).sum(), source, retain_graph=True)
@@ -87,39 +82,22 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     return {layer: Reach(heard / heard.max(), middles[layer]) for layer, heard in sums.items()}
 
 
-@contextlib.contextmanager
-def _tokens_with_gradient(model: AnyModel) -> Generator[None]:
-    """A pixel model's tokens have a gradient if its positions have one, which frozen ones get for a while."""
-    if not isinstance(model, IGPT):
-        yield
-        return
-    was = model.pos_embed.requires_grad
-    model.pos_embed.requires_grad_()
-    try:
-        yield
-    finally:
-        model.pos_embed.requires_grad_(was)
-
-
-def _centre(output: Tensor, config: ModelConfig) -> Tensor:
-    """The state (B, D) that stands for the middle of the picture in what left a layer."""
+def _centre(output: Tensor, model: AnyModel) -> Tensor:
+    """The state (B, D) at the centre of the image in what left a layer."""
     if output.ndim == 4:  # a feature map
         return output[:, :, output.shape[2] // 2, output.shape[3] // 2]
     if output.ndim == 2:  # no places at all
         return output
-    rows, columns = config.info()["grid"]
-    place = rows // 2 * columns + columns // 2
-    if isinstance(config, LSTMConfig):
-        place = sequence_order(config.order, config.grid, config.order_seed).tolist().index(place)
-    return output[:, output.shape[1] - rows * columns + place]
+    return output[:, model.config.prefix + model.centre_place()]
 
 
 def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
+    """Where that state stands, in pixels from the top left corner."""
     height, width = config.resolution
     if output.ndim == 4:  # cell i of a feature map looks at the pixel i strides from the edge
         rows, columns = output.shape[2:]
         return rows // 2 * height / rows + 0.5, columns // 2 * width / columns + 0.5
-    rows, columns = config.info()["grid"] if output.ndim == 3 else (height, width)
+    rows, columns = (config.grid if output.ndim == 3 else None) or (height, width)
     return (rows // 2 + 0.5) * height / rows, (columns // 2 + 0.5) * width / columns
 
 

@@ -1,34 +1,32 @@
-"""What pages say, in English and Korean, from `words.toml`."""
+"""Sentences of the page in English and Korean. `words.toml` has those of the page itself and of several panels."""
 
-import functools
 import tomllib
-from importlib import resources
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vitrail.pages.page import Html, escape
 
+Words = Mapping[str, Mapping[str, str]]
+"""Sentences by name and language; {fields} in them are filled in."""
 
-@functools.cache
-def words() -> dict[str, dict[str, str]]:
-    """Every sentence by its name and language."""
-    return tomllib.loads(resources.files("vitrail.inspection").joinpath("words.toml").read_text(encoding="utf-8"))
-
-
-def english(name: str, **fields: Any) -> str:
-    """A sentence as plain text, for programs."""
-    return words()[name]["en"].format(**fields)
+LANGUAGES = ("en", "ko")
 
 
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A few words in both languages, of which the page shows one."""
+def words_beside(file: str) -> Words:
+    """The sentences in the TOML file that has the name of a Python file."""
+    return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+SHARED = words_beside(__file__)
+
+
+def word(name: str, tag: str = "span", *, words: Words = SHARED, **fields: Any) -> Html:
+    """A sentence in both languages, of which the page shows one; English where there is no other."""
+    texts = {language: words[name].get(language, words[name]["en"]) for language in LANGUAGES}
     return Html(
         "".join(
             f'<{tag} class="{language}" lang="{language}">{escape(text.format(**fields))}</{tag}>'
-            for language, text in words()[name].items()
+            for language, text in texts.items()
         )
     )
-
-
-def say(name: str, **fields: Any) -> Html:
-    """The same as paragraphs."""
-    return word(name, "p", **fields)

@@ -209,6 +209,11 @@ class Model(nn.Module, Generic[Config]):
         return "fixed"
 
     @property
+    def position_tables(self) -> int:
+        """Number of position tables: one for all layers, or one for each."""
+        return 1
+
+    @property
     def resize_note(self) -> str:
         """How `resize` changes learned positions, in a few words; empty where it does not."""
         return ""

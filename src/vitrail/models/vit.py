@@ -283,6 +283,10 @@ class ViT(Model[ViTConfig]):
         return self.position.origin
 
     @property
+    def position_tables(self) -> int:
+        return self.config.position_rules.tables
+
+    @property
     def resize_note(self) -> str:
         return f"positions interpolated by the rule of {self.config.resize_rule}" if self.position.learned else ""
 

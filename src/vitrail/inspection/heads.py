@@ -1,38 +1,19 @@
-"""Attention in numbers: where tokens stand, how far heads look, and how evenly.
+"""Attention heads in numbers: how far they look, and how evenly.
 
 Shapes: B images, H heads, T tokens of which the first are [CLS] and registers, N = h*w patches.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from vitrail.models.base import AnyModel, Seen
-from vitrail.models.igpt import IGPT
-from vitrail.models.vit import ViT
+from vitrail.models.base import Layout, Seen
 from vitrail.settings import Pair
-
-Reads = Literal["[CLS]", "mean", "pool"]
-
-
-class Layout(NamedTuple):
-    """Where the tokens of a model stand in the picture, and which of them its head reads."""
-
-    grid: Pair
-    """Rows and columns of patches (or pixels)."""
-    step: Pair
-    """Pixels from one to the next."""
-    prefix: int
-    """[CLS] and registers, which stand before them and nowhere in the picture."""
-    reads: Reads
-    """What the head reads: [CLS], the mean of the patches, or all tokens through a query of its own."""
-    allowed: np.ndarray | None = None
-    """(N, N): at which patches each patch may look, where it may not look at all."""
 
 
 class Heads(NamedTuple):
-    """Numbers of the heads of one layer, (B, H) each, means over the patches of a picture."""
+    """Numbers of the heads of one layer, (B, H) each, means over the patches of an image."""
 
     distance: np.ndarray
     """Mean attention distance in pixels, between centres of patches, weighted by attention."""
@@ -44,29 +25,16 @@ class Heads(NamedTuple):
     """Share of a patch's attention that goes to [CLS] and registers; distances are of the rest."""
 
 
-def layout(model: AnyModel) -> Layout | None:
-    """The layout of a model whose places attend to each other; None for other families."""
-    c = model.config
-    if isinstance(model, ViT):
-        step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
-        reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
-        allowed = None if model.mask is None else model.mask[c.prefix :, c.prefix :].cpu().numpy()
-        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed)
-    if isinstance(model, IGPT):
-        return Layout(c.grid, (1, 1), 0, "mean", None if model.mask is None else model.mask.cpu().numpy())
-    return None
-
-
-def reading(seen: Seen, where: Layout) -> np.ndarray:
-    """The shares in which the head of a model reads its last tokens, (B, T). With attention pooling, those of its
-    query, mean over heads."""
+def reading(seen: Seen, layout: Layout) -> np.ndarray:
+    """The shares in which the classifier reads the last layer's tokens, (B, T): all of [CLS], equal shares of the
+    patches, or the attention of the pooling query, mean over heads."""
     if seen.pooling is not None:
         return seen.pooling.float().mean(dim=1)[:, 0].cpu().numpy()
-    shares = np.zeros((len(seen.logits), where.prefix + where.grid[0] * where.grid[1]), np.float32)
-    if where.reads == "[CLS]":
+    shares = np.zeros((len(seen.logits), layout.prefix + layout.grid[0] * layout.grid[1]), np.float32)
+    if layout.reads == "[CLS]":
         shares[:, 0] = 1
     else:
-        shares[:, where.prefix :] = 1 / (shares.shape[1] - where.prefix)
+        shares[:, layout.prefix :] = 1 / (shares.shape[1] - layout.prefix)
     return shares
 
 
@@ -78,17 +46,17 @@ def grid_distances(grid: Pair, step: Pair) -> np.ndarray:
     return np.hypot(down, across)
 
 
-def measure_heads(attention_BHTT: Tensor | np.ndarray, where: Layout) -> Heads:
+def measure_heads(attention_BHTT: Tensor | np.ndarray, layout: Layout) -> Heads:
     """How far and how evenly the patches of a layer look, head by head.
 
     Attention to [CLS] and registers has no distance: it is reported beside, and the rest is scaled to sum to 1. Where
     attention is masked, uniform means uniform over what may be looked at.
     """
-    among = np.asarray(attention_BHTT, np.float64)[:, :, where.prefix :, where.prefix :]
+    among = np.asarray(attention_BHTT, np.float64)[:, :, layout.prefix :, layout.prefix :]
     mass = among.sum(-1, keepdims=True)
     among = among / np.maximum(mass, 1e-300)
-    distances = grid_distances(where.grid, where.step)
-    allowed = np.ones_like(distances) if where.allowed is None else where.allowed.astype(np.float64)
+    distances = grid_distances(layout.grid, layout.step)
+    allowed = np.ones_like(distances) if layout.allowed is None else layout.allowed.astype(np.float64)
     counts = allowed.sum(axis=1)
     distance = np.einsum("bhqk,qk->bh", among, distances) / len(distances)
     uniform = ((allowed * distances).sum(axis=1) / counts).mean()

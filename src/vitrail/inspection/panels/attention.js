@@ -1,11 +1,7 @@
 // Attention under the pointer. Maps travel as 8-bit images: row h*Q+q is what token q of head h looks at, in levels of
 // square roots of shares of the row's largest value, which stands in `peaks`: one for [CLS] and registers, one for
-// patches. `read` is what the head of the model reads ([CLS], else the mean patch).
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
-const root = document.documentElement;
-const state = { picture: 0, layer: 0, head: 0, patch: null, way: "from", held: false };
+// patches. `read` is what the classification head reads ([CLS], else the mean patch).
+const state = { image: 0, layer: 0, head: 0, patch: null, way: "from", held: false };
 const decoded = new Map();
 
 // The numbers of one image, as bytes, one for each pixel.
@@ -23,10 +19,10 @@ async function bytes(source) {
   return { found, tokens: image.width };
 }
 
-// Every layer of a picture, decoded once.
+// Every layer of an image, decoded once.
 function layersOf(number) {
   if (!decoded.has(number)) {
-    decoded.set(number, Promise.all(data.pictures[number].layers.map(async ({ layer, read, all }) => {
+    decoded.set(number, Promise.all(data.images[number].layers.map(async ({ layer, read, all }) => {
       const open = async (packed) => packed && { ...packed, ...(await bytes(packed.image)) };
       return { layer, read: await open(read), all: await open(all) };
     })));
@@ -99,7 +95,7 @@ function frame(layers, counts) {
 let turn = 0;
 async function draw() {
   const mine = ++turn;
-  const layers = await layersOf(state.picture);
+  const layers = await layersOf(state.image);
   if (mine !== turn) return;
   const found = layers.map(mapsOf);
   frame(layers, found.map((heads) => heads.length));
@@ -142,44 +138,32 @@ function ask(patch, held) {
   state.patch = patch; state.held = held; draw();
 }
 
-function choose(number) {
-  state.picture = number;
-  for (const part of document.querySelectorAll("[data-picture]")) part.hidden = Number(part.dataset.picture) !== number;
-  for (const thumb of document.querySelectorAll("[data-choose]")) thumb.setAttribute("aria-pressed", String(Number(thumb.dataset.choose) === number));
-  const stage = $("stage");
-  if (!stage) return;
-  stage.querySelector(".under").className = `under p${number}`;
-  stage.setAttribute("aria-label", data.pictures[number].name);
-  state.patch = null; state.held = false;
-  draw();
-}
-
 const stage = $("stage");
-if (stage) {
-  const canAsk = data.pictures[0].layers.every(({ all }) => all);
-  if (canAsk) {
-    stage.onpointermove = (event) => { if (!state.held && event.pointerType === "mouse") ask(under(event), false); };
-    stage.onpointerleave = () => { if (!state.held) ask(null, false); };
-    stage.onclick = (event) => { const patch = under(event); ask(patch, !(state.held && patch === state.patch)); };
-    stage.onkeydown = (event) => {
-      const [high, wide] = data.grid;
-      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
-      if (event.key === "Escape") ask(null, false);
-      if (step === undefined) return;
-      event.preventDefault();
-      const middle = Math.floor(high / 2) * wide + Math.floor(wide / 2);
-      ask(state.patch === null ? middle : (state.patch + step + high * wide) % (high * wide), true);
-    };
-  }
-  for (const radio of document.querySelectorAll("input[name=way]")) {
-    radio.disabled = !canAsk;
-    radio.onchange = () => { state.way = radio.value; draw(); };
-  }
-  $("class").onclick = () => ask(null, false);
-  state.layer = data.pictures[0].layers.length - 1;
+const canAsk = data.images[0].layers.every(({ all }) => all);
+if (canAsk) {
+  stage.onpointermove = (event) => { if (!state.held && event.pointerType === "mouse") ask(under(event), false); };
+  stage.onpointerleave = () => { if (!state.held) ask(null, false); };
+  stage.onclick = (event) => { const patch = under(event); ask(patch, !(state.held && patch === state.patch)); };
+  stage.onkeydown = (event) => {
+    const [high, wide] = data.grid;
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
+    if (event.key === "Escape") ask(null, false);
+    if (step === undefined) return;
+    event.preventDefault();
+    const middle = Math.floor(high / 2) * wide + Math.floor(wide / 2);
+    ask(state.patch === null ? middle : (state.patch + step + high * wide) % (high * wide), true);
+  };
 }
-for (const thumb of document.querySelectorAll("[data-choose]")) thumb.onclick = () => choose(Number(thumb.dataset.choose));
-function speak(language) { root.lang = language; history.replaceState(null, "", `#${language}`); if (stage) draw(); }
-$("language").onclick = () => speak(root.lang === "ko" ? "en" : "ko");
-choose(0);
-if (location.hash === "#ko" || (location.hash !== "#en" && navigator.language.startsWith("ko"))) speak("ko");
+for (const radio of document.querySelectorAll("input[name=way]")) {
+  radio.disabled = !canAsk;
+  radio.onchange = () => { state.way = radio.value; draw(); };
+}
+$("class").onclick = () => ask(null, false);
+state.layer = data.images[0].layers.length - 1;
+whenLanguage.push(draw);
+whenChosen.push((number) => {
+  stage.querySelector(".under").className = `under p${number}`;
+  stage.setAttribute("aria-label", data.images[number].name);
+  state.image = number; state.patch = null; state.held = false;
+  draw();
+});

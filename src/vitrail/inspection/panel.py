@@ -1,0 +1,238 @@
+"""What a panel of `vitrail inspect` is: one class that answers every question that the page asks of it.
+
+A panel lives in one file and has one line in `registry.py` (or one entry point `panel.NAME` in another package).
+`examine` makes one of each, shows it every image once, and `page` writes down what it found.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.evaluation.metrics import mean_interval
+from vitrail.images.preprocess import Picture
+from vitrail.inspection.words import SHARED, Words, word
+from vitrail.models.base import AnyModel, Layout, Seen
+from vitrail.pages.page import Html, data_image, escape
+from vitrail.weights.bundle import Bundle
+
+Figure = np.ndarray | str
+"""Pixels, uint8 (h, w, 3), which become a PNG file; or an SVG element, which becomes an SVG file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What is inspected and what was asked for. Images are decoded when a panel first needs them."""
+
+    bundle: Bundle
+    name: str
+    """What the bundle is called on the page."""
+    shown: Sequence[Picture]
+    """The images of the page."""
+    names: Sequence[str]
+    """What they are called."""
+    others: Sequence[Picture] = ()
+    """More images, for what needs many."""
+    layers: Sequence[int] | None = None
+    """Layers whose attention is shown, from 0 or from the end (-1); default all."""
+    heads: Sequence[int] | None = None
+    """The same for heads."""
+    evidence: bool = False
+    """Whether panels that need hundreds of forward passes are wanted."""
+    against: tuple[str, Bundle] | None = None
+    """Another bundle, with its name, to compare layers with."""
+    seed: int = 0
+
+    @property
+    def model(self) -> AnyModel:
+        """The model of the bundle."""
+        return self.bundle.model
+
+    @functools.cached_property
+    def layout(self) -> Layout | None:
+        """Where tokens stand; None for a model without attention between patches, or with a single patch."""
+        found = self.model.layout()
+        return None if found is not None and found.grid == (1, 1) else found
+
+    @functools.cached_property
+    def _decoded(self) -> list[tuple[Picture, np.ndarray]]:
+        """Every image with its crop, the shown ones first; others that are among those do not count twice."""
+        crop = self.bundle.preprocess.crop
+        shown = [(image, crop(image)) for image in self.shown]
+        same = {pixels.tobytes() for _, pixels in shown}
+        others = ((image, crop(image)) for image in self.others)
+        return shown + [(image, pixels) for image, pixels in others if pixels.tobytes() not in same]
+
+    @property
+    def sources(self) -> list[Picture]:
+        """Every image as it was given, the shown ones first."""
+        return [image for image, _ in self._decoded]
+
+    def pixels(self, number: int) -> np.ndarray:
+        """A shown image as the model gets it, uint8 (H, W, C)."""
+        return self._decoded[number][1]
+
+    @functools.cached_property
+    def images(self) -> Tensor:
+        """Every image, preprocessed, the shown ones first."""
+        return prepare(self.bundle, [pixels for _, pixels in self._decoded])
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the bundle records what its weights were learned from."""
+        return bool({"steps", "converted_from"} & self.bundle.provenance.keys())
+
+    def why_no_attention(self) -> str | None:
+        """The sentence that says why there is no attention between patches; None where there is."""
+        if self.layout is not None:
+            return None
+        return "no-attention" if self.model.layout() is None else "one-patch"
+
+    def why_no_prediction(self) -> str | None:
+        """The sentence that says why the model predicts no class; None where it does."""
+        if not self.model.config.classifies:
+            return f"predicts-{self.model.config.predicts}"
+        return None if self.bundle.provenance.get("objective", "classify") == "classify" else "no-classes"
+
+
+def prepare(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
+    """Crops as a batch for the model, on its device and in its dtype."""
+    weight = next(bundle.model.parameters())
+    pixels = torch.from_numpy(np.stack(crops)).to(weight.device)
+    return bundle.preprocess.scale(pixels).to(weight.dtype)
+
+
+class Panel:
+    """One section of the page, with its numbers, figures and sentences. Whatever a subclass leaves out is empty."""
+
+    words: ClassVar[Words] = {}
+    """Its sentences; `title` is its heading. Those it lacks are looked up in `words.toml`."""
+    script: ClassVar[str] = ""
+    """JavaScript that the page runs for it; `data` there is what `data()` returns here."""
+    sees_others: ClassVar[bool] = False
+    """Whether `observe` gets all images, not only the shown ones."""
+
+    def __init__(self, name: str, context: Context) -> None:
+        """What cannot be done is refused here, before any image is decoded."""
+        self.name, self.context = name, context
+
+    def why_absent(self) -> str | None:
+        """The sentence, by its name, that says why this model has no such panel; then nothing is computed for it."""
+        return None
+
+    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+        """Take what is needed from one image and what `look` saw of it."""
+
+    def finish(self) -> None:
+        """Compute what needs all images or none, after the last of them."""
+
+    def numbers(self) -> dict[str, Any]:
+        """Entries of `inspect.json`."""
+        return {}
+
+    def layer_numbers(self, layer: int) -> dict[str, Any]:
+        """Entries of a layer in `inspect.json`."""
+        return {}
+
+    def image_numbers(self, number: int) -> dict[str, Any]:
+        """Entries of a shown image in `inspect.json`."""
+        return {}
+
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        """Its figures, by the names of their files."""
+        yield from ()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Its entries of `arrays.npz`."""
+        return {}
+
+    def html(self, figures: Mapping[str, Figure]) -> str:
+        """Its section below the heading, from its figures; without content there is no section."""
+        return ""
+
+    def data(self) -> dict[str, Any]:
+        """What its script reads."""
+        return {}
+
+    def least_bytes(self) -> int:
+        """How much of the page it takes at least, as far as that is known before it is written."""
+        return 0
+
+    def smaller(self) -> Iterator[Self]:
+        """The same panel with less and less in it, for a page that would be too large."""
+        yield from ()
+
+    def absences(self) -> Iterator[tuple[str, str, str]]:
+        """What is missing of this panel: the name of the part, and those of its title and of the sentence why."""
+        if (why := self.why_absent()) is not None:
+            yield self.name, "title", why
+
+    def fields(self) -> dict[str, Any]:
+        """What fills in the sentences that say why something is missing."""
+        config, provenance = self.context.model.config, self.context.bundle.provenance
+        return {"family": config.family, "objective": provenance.get("objective", "")}
+
+    # What panels build their sections from.
+
+    def word(self, name: str, tag: str = "span", **fields: Any) -> Html:
+        """One of its sentences, in both languages."""
+        return word(name, tag, words={**SHARED, **self.words}, **fields)
+
+    def say(self, name: str, **fields: Any) -> Html:
+        """The same as a paragraph."""
+        return self.word(name, "p", **fields)
+
+    def label(self, name: str) -> Html:
+        """The same inside an SVG element."""
+        return self.word(name, "tspan")
+
+    def english(self, name: str, **fields: Any) -> str:
+        """The same in English, as plain text."""
+        return {**SHARED, **self.words}[name]["en"].format(**fields)
+
+    def each(self, number: int, content: str) -> str:
+        """A part that is visible while a shown image is chosen."""
+        return f'<div data-picture="{number}">{content}</div>'
+
+    def photo(self, number: int, inside: str = "", *, attributes: str = 'class="photo" role="img"') -> Html:
+        """A shown image, with elements laid over it. Its pixels are in the page once, as the background `p{number}`."""
+        height, width = self.context.pixels(number).shape[:2]
+        return Html(
+            f'<div style="aspect-ratio: {width} / {height}" aria-label="{escape(self.context.names[number])}"'
+            f' {attributes}><div class="under p{number}"></div>{inside}</div>'
+        )
+
+    def overlay(self, number: int, colours: Figure) -> Html:
+        """A map over a shown image."""
+        inside = f'<img class="heat" src="{_address(colours)}" alt="">'
+        return self.photo(number, inside, attributes='class="photo laid" role="img"')
+
+
+def wide_image(pixels: Figure, text: str) -> str:
+    """A figure across its section, with a text that says what it shows."""
+    return f'<img class="wide" src="{_address(pixels)}" alt="{escape(text)}">'
+
+
+def _address(pixels: Figure) -> str:
+    assert isinstance(pixels, np.ndarray)
+    return data_image(pixels)
+
+
+def rgb(pixels_HWC: np.ndarray) -> np.ndarray:
+    """The channels that can be shown: the first three, else the first."""
+    return pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., :1]
+
+
+def interval(values: np.ndarray) -> list[float] | None:
+    """The 95 % interval of a mean for `inspect.json`; None of a single value."""
+    ends = mean_interval(values.tolist())
+    return None if ends is None else list(ends)
+
+
+def rounded(table: np.ndarray) -> list[list[float]]:
+    """A table for `inspect.json`."""
+    return [[round(float(value), 6) for value in row] for row in table]

@@ -1,0 +1,42 @@
+"""A panel of `vitrail inspect`: how bright each grey image is."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from vitrail.inspection.panel import Context, Figure, Panel
+from vitrail.inspection.words import Words
+from vitrail.models.base import Seen
+from vitrail.pages.page import Line, chart, figure
+
+
+class Brightness(Panel):
+    """The mean grey of the shown images, from 0 to 255."""
+
+    words: ClassVar[Words] = {
+        "title": {"en": "Brightness", "ko": "밝기"},
+        "grey": {"en": "mean grey", "ko": "평균 밝기"},
+        "colour": {"en": "Images of family {family} are coloured.", "ko": "{family} 계열의 이미지에는 색이 있습니다."},
+    }
+
+    def __init__(self, name: str, context: Context) -> None:
+        super().__init__(name, context)
+        self.greys: list[float] = []
+
+    def why_absent(self) -> str | None:
+        return None if self.context.model.config.channels == 1 else "colour"
+
+    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+        self.greys.append(float(self.context.pixels(number).mean()))
+
+    def numbers(self) -> dict[str, Any]:
+        return {"brightness": self.greys}
+
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        if self.greys:
+            line = Line(self.label("grey"), range(len(self.greys)), self.greys, 0)
+            yield "brightness", chart([line], "image", self.label("grey"), dots=True)
+
+    def html(self, figures: Mapping[str, Figure]) -> str:
+        return figure(self.word("grey"), "0 - 255", str(figures["brightness"])) if self.greys else ""
