@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 
 from test_convert import small
 from vitrail.errors import DamagedError, VitrailError
+from vitrail.weights import unpickle
 from vitrail.weights.convert import Told, read_any
-from vitrail.weights.files import CHILD, _read
+from vitrail.weights.files import _read
 
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -162,7 +163,7 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
 
 
 def child(*words, **options):
-    command = [sys.executable, "-I", "-c", CHILD, *map(str, words), str(2**36), *sys.path[1:]]
+    command = [sys.executable, "-I", unpickle.__file__, *map(str, words), str(2**36), *sys.path[1:]]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
@@ -173,7 +174,43 @@ def test_a_pickle_is_read_without_network(tmp_path):
     report = json.loads(done.stdout)
     allowed = subprocess.run(["unshare", "--net", "--map-root-user", "true"], capture_output=True, check=False)
     assert report["cut"] == (allowed.returncode == 0)
-    assert "socket.socket = refuse" in CHILD
+    script = (
+        "import runpy, socket, sys\n"
+        "runpy.run_path(sys.argv[1])['forbid_sockets']()\n"
+        "try:\n"
+        "    socket.create_connection(('127.0.0.1', 1))\n"
+        "except OSError as error:\n"
+        "    sys.exit(str(error) != 'no network here')\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", script, unpickle.__file__], check=False)
+    assert done.returncode == 0
+
+
+def test_what_reads_pickles_imports_nothing_of_ours(tmp_path):
+    torch.save({"a": torch.zeros(3)}, tmp_path / "a.pth")
+    script = (
+        "import runpy, sys\n"
+        "program, sys.argv = sys.argv[1], sys.argv[1:]\n"
+        "runpy.run_path(program, run_name='__main__')\n"
+        "sys.exit(any(name.partition('.')[0] == 'vitrail' for name in sys.modules))\n"
+    )
+    words = [unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_compressed_pickle_fills_no_memory(tmp_path):
+    """PyTorch stores its records plain, but reads compressed ones: 2 MB that unpack to 512 MB."""
+    torch.save({"a": torch.zeros(2**27)}, tmp_path / "plain.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as plain,
+        zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as bomb,
+    ):
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    (tmp_path / "plain.pth").unlink()
+    with pytest.raises(DamagedError, match="would fill more memory than is available, or than a file of its size"):
+        read_any(str(tmp_path / "bomb.pth"), Told())
 
 
 def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
@@ -184,7 +221,15 @@ def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
     folder.chmod(0o777)
     torch.save({"a": torch.zeros(300, 300), "epoch": 3}, folder / "a.pth")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    words = [sys.executable, "-I", "-c", CHILD, str(folder / "a.pth"), str(folder / "out"), str(2**36), *sys.path[1:]]
+    words = [
+        sys.executable,
+        "-I",
+        unpickle.__file__,
+        str(folder / "a.pth"),
+        str(folder / "out"),
+        str(2**36),
+        *sys.path[1:],
+    ]
     if subprocess.run([*nobody, sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode:
         pytest.skip("nobody else may read this environment")
     done = subprocess.run([*nobody, *words], capture_output=True, text=True, check=False, env=ALONE)

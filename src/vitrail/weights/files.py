@@ -1,7 +1,7 @@
 """Tensors from files that strangers made: safetensors, npz, and pickles, which are opened behind a wall.
 
 A pickle can run code. It is read with `weights_only=True`, never otherwise, by a child process that has no network, and
-that hands over plain tensors.
+that hands over plain tensors: `weights.unpickle`.
 """
 
 import json
@@ -21,6 +21,7 @@ from vitrail import unpack
 from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.memory import available, refuse_more
 from vitrail.storage import read_json
+from vitrail.weights import unpickle
 from vitrail.weights.vocabulary import Checkpoint
 
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
@@ -132,13 +133,13 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-c", CHILD, *words], capture_output=True, text=True, timeout=_PATIENCE,
+                [sys.executable, "-I", unpickle.__file__, *words], capture_output=True, text=True, timeout=_PATIENCE,
                 check=False, cwd=folder, stdin=subprocess.DEVNULL, env=alone,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise DamagedError(f"{str(file)!r} takes longer than {_PATIENCE} s to read.") from None
         reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
-        if done.returncode == _REFUSED:
+        if done.returncode == unpickle.REFUSED:
             raise DamagedError(
                 f"{str(file)!r} is refused: it is no plain table of tensors ({reason}). Nothing of it was run."
             )
@@ -155,52 +156,3 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
 def _search_path() -> list[str]:
     """Where the child finds torch: an isolated interpreter does not look at PYTHONPATH."""
     return [place for place in sys.path if place and Path(place).is_dir()]
-
-
-_REFUSED = 3
-
-# What the child runs. The network is cut first, while it is one thread: a namespace of its own, where the kernel has
-# such and lets us; and Python has no sockets. It may start no process, and fill no more than the machine's memory.
-CHILD = f"""
-import ctypes, sys
-new_user, new_network = 0x10000000, 0x40000000
-kernel = ctypes.CDLL(None)
-is_cut = False
-if hasattr(kernel, "unshare"):
-    is_cut = kernel.unshare(new_network) == 0 or kernel.unshare(new_user | new_network) == 0
-source, target, memory, *places = sys.argv[1:]
-sys.path += places
-import argparse, json, os, re, resource, socket, torch
-from safetensors.torch import save_file
-torch.set_num_threads(1)
-def refuse(*_, **__):
-    raise OSError("no network here")
-socket.socket = refuse
-resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-def leave(reason):
-    sys.stderr.write(reason.strip().splitlines()[0][:300] if reason.strip() else "no reason given")
-    sys.exit({_REFUSED})
-try:
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        found = torch.load(source, map_location="cpu", weights_only=True)
-except Exception as error:
-    wanted = re.search(r"Unsupported (?:global|class)[^.]*?([A-Za-z_][\\w.]+)[^\\w]* was not an allowed", str(error))
-    wanted = wanted or re.search(r"GLOBAL ([\\w.]+)", str(error))
-    leave(f"it asks for {{wanted[1]}}" if wanted else "it is no file of PyTorch's, or not a whole one")
-taken, beside = "", []
-for name in ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module", "model_state_dict"):
-    if isinstance(found, dict) and isinstance(found.get(name), dict):
-        beside += [key for key in found if key != name and isinstance(found[key], dict) and "optim" not in str(key)]
-        taken, found = name, found[name]
-if not isinstance(found, dict):
-    leave("it holds a " + type(found).__name__)
-tensors = {{name: value for name, value in found.items() if isinstance(value, torch.Tensor)}}
-tensors = {{str(name).removeprefix("module."): tensor for name, tensor in tensors.items()}}
-size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-if size > 4 * os.path.getsize(source) + 2**20:
-    leave(f"its tensors would fill {{size:,}} bytes")
-save_file({{name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}}, target)
-others = [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]
-print(json.dumps({{"cut": is_cut, "taken": taken, "beside": [str(name) for name in beside][:4], "others": others[:4]}}))
-"""
