@@ -78,6 +78,17 @@ def test_a_loaded_bundle_can_be_trained_and_moved(tmp_path):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_a_bundle_without_a_head_of_version_0_1_is_still_one():
+    """It was written with one class and a head of zeros."""
+    bundle = vitrail.load(Path(__file__).parent / "fixtures" / "bundle-without-head")
+    assert (bundle.model.config.classes, bundle.model.config.predicts) == (0, "features")
+    features = bundle.model(torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8))
+    expected = torch.tensor([[1.2687, -0.5735, -1.8779, -0.0875, -0.3878, -0.4341, 1.0468, 1.0453]])
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-4)
+    with pytest.raises(UsageError, match="must have been trained to classify"):
+        bundle.parts.check_classifies()
+
+
 def test_the_fixture_of_format_1_loads_for_ever():
     bundle = vitrail.load(FIXTURE)
     assert bundle.labels == ("cat", "dog", "새")

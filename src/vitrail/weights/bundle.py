@@ -100,12 +100,15 @@ def load(path: str | Path) -> Bundle:
     weights = folder / "model.safetensors"
     try:
         with safe_open(weights, framework="pt") as file:
-            if problems := _mismatch(model, _read_header(file)):
+            header = _read_header(file)
+            if not parts.config.classes:  # older versions wrote a head of zeros for one class
+                header = {name: one for name, one in header.items() if not name.startswith("head.")}
+            if problems := _mismatch(model, header):
                 name = parts.config.name or parts.config.family
                 raise DamagedError(f"{str(weights)!r} does not fit {name}: {problems}.")
             # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer
             # with other last bits than the model that was saved.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
+            tensors = {name: file.get_tensor(name).clone() for name in header}
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{str(weights)!r} cannot be read ({error}).") from None
     if broken := not_finite(tensors):
@@ -166,10 +169,11 @@ def _model_card(bundle: Bundle) -> str:
     info = bundle.model.config.info()
     provenance = bundle.provenance
     height, width = info["resolution"]
-    is_classifier = getattr(bundle.model.config, "output", "classes") == "classes"
-    task = "image-classification" if is_classifier else "unconditional-image-generation"
-    use = 'print(vitrail.Classifier("path/to/this/folder").predict(["picture.png"]))'
-    if not is_classifier:
+    predicts = bundle.model.config.predicts
+    tasks = {"classes": "image-classification", "pixels": "unconditional-image-generation"}
+    task = tasks.get(predicts, "image-feature-extraction")
+    use = 'print(vitrail.Classifier("path/to/this/folder").predict(["image.png"]))'
+    if predicts != "classes":
         use = 'model = vitrail.load("path/to/this/folder").model'
     lines = [
         "---",

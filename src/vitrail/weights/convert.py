@@ -147,11 +147,7 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
         ) from None
     config = reading.config
     _agree(told.config, config)
-    entries = [
-        entry
-        for entry in vocabulary.entries(config, checkpoint.tensors.keys())
-        if reading.has_head or not entry.ours.startswith("head.")
-    ]
+    entries = list(vocabulary.entries(config, checkpoint.tensors.keys()))
     tensors = join_tensors(entries, checkpoint, reading.left_out)
     preprocess = _change(reading.preprocess, told.preprocess)
     about_pixels = None if told.preprocess else reading.about_pixels
@@ -255,8 +251,6 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
     with torch.device("meta"):
         model = build(config)
     expected = model.state_dict()
-    # A backbone without a head gets one that says nothing.
-    tensors = {name: torch.zeros(expected[name].shape) for name in ("head.weight", "head.bias")} | tensors
     for name, tensor in tensors.items():
         if name in expected and tensor.shape != expected[name].shape:
             raise DamagedError(

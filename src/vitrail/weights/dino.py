@@ -73,7 +73,7 @@ class Dino(Vocabulary):
         config = ViTConfig(
             width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(names, layers), heads=heads,
             mlp=shape[f"{layers}0.mlp.fc1.weight"][0], resolution=grid_of(shape[table][1] - 1, patch, told),
-            registers=count, resize_rule="timm" if count else "huggingface", classes=1,
+            registers=count, resize_rule="timm" if count else "huggingface", classes=0,
             layer_scale=1e-5, norm_epsilon=stated.get("layer_norm_eps", 1e-6), activation=ACTIVATIONS[activation],
         )  # fmt: skip
         preprocess, about_pixels = read_processor(checkpoint, config)

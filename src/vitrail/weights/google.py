@@ -147,7 +147,7 @@ def _read_vit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Vi
         "mlp": shape[f"{first}{numbers.mlp}/Dense_0/kernel"][1],
         "pool": "cls" if "cls" in shape else "map" if "MAPHead_0/probe" in shape else "gap",
         "representation": "tanh" if "pre_logits/kernel" in shape else "none", "activation": "gelu-tanh",
-        "resize_rule": "google", "classes": shape["head/kernel"][1] if "head/kernel" in shape else 1,
+        "resize_rule": "google", "classes": shape["head/kernel"][1] if "head/kernel" in shape else 0,
     }  # fmt: skip
     plan: type[ViTConfig] = ViTConfig
     if "conv_root/kernel" in shape:
@@ -169,7 +169,7 @@ def _read_mixer(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> 
         width=width, channels=channels, patch=(tall, wide), resolution=grid_of(patches, (tall, wide), told),
         token_mlp=hidden,
         channel_mlp=shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1], activation="gelu-tanh",
-        depth=count_layers(shape, "MixerBlock_", "/"), classes=shape["head/kernel"][1] if "head/kernel" in shape else 1,
+        depth=count_layers(shape, "MixerBlock_", "/"), classes=shape["head/kernel"][1] if "head/kernel" in shape else 0,
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def _read_bit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Re
     layers = [sum(unit.format(stage, number) in shape for number in range(1, 100)) for stage in range(1, stages + 1)]
     head = shape.get("resnet/head/conv2d/kernel")
     return ResNetConfig(
-        base=base, channels=channels, layers=tuple(layers), classes=head[-1] if head else 1,
+        base=base, channels=channels, layers=tuple(layers), classes=head[-1] if head else 0,
         resolution=told.resolution if told is not None else (224, 224),
     )  # fmt: skip
 

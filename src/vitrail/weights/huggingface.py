@@ -100,7 +100,7 @@ class HuggingFace(Vocabulary):
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
             norm_epsilon=stated.get("layer_norm_eps", 1e-12), activation=ACTIVATIONS[activation],
             representation="tanh" if "pooler.dense.weight" in names else "none", resize_rule="huggingface",
-            classes=shape["classifier.weight"][0] if has_head else 1,
+            classes=shape["classifier.weight"][0] if has_head else 0,
         )  # fmt: skip
         preprocess, about_pixels = read_processor(checkpoint, config)
         about = None if stated else "there is no config.json: epsilon 1e-12 and exact GELU are taken"

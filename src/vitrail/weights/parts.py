@@ -40,10 +40,12 @@ class Parts:
         check_provenance(self.provenance)
 
     def check_classifies(self) -> None:
-        """Refuse what cannot name pictures."""
+        """Refuse what cannot name the class of an image."""
         refuse_untrained_head(self)
-        if getattr(self.config, "output", "classes") == "pixels":
-            raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
+        if not self.config.classifies:
+            raise UsageError(
+                f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
+            )
 
 
 def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
@@ -52,7 +54,9 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
     folder = check_folder(path)
     config = read_config(folder)
     verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
-    labels = read_json(folder / "labels.json")
+    labels, provenance = read_json(folder / "labels.json"), read_json(folder / "provenance.json")
+    if _had_placeholder_head(config, provenance):
+        config = config.replace(classes=0)
     try:
         if not isinstance(labels, list | None):
             raise UsageError(f"Labels must be a list, got {type(labels).__name__}.")
@@ -60,10 +64,16 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
             labels=None if labels is None else tuple(labels),
-            provenance=read_json(folder / "provenance.json"),
+            provenance=provenance,
         )
     except UsageError as error:
         raise DamagedError(f"{str(folder)!r} is not a bundle that works: {error}") from None
+
+
+def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:
+    """Version 0.1.0.dev0 gave a model without a head one class and a head of zeros, and said so in its provenance."""
+    objective = provenance.get("objective") if isinstance(provenance, dict) else None
+    return config.classes == 1 and objective == "features"
 
 
 class Traced(Protocol):

@@ -188,7 +188,7 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
         "qkv_bias": "blocks.0.attn.qkv.bias" in names, "resize_rule": "timm",
         "activation": _ACTIVATIONS[arguments.get("act_layer") or "gelu"],
         "representation": "tanh" if "pre_logits.fc.weight" in names else "none",
-        "classes": shape["head.weight"][0] if "head.weight" in names else 1,
+        "classes": shape["head.weight"][0] if "head.weight" in names else 0,
     }  # fmt: skip
     if "blocks.0.ls1.gamma" in names:
         settings["layer_scale"] = 1e-5
@@ -223,7 +223,7 @@ def _read_mixer(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig
         width=width, channels=channels, patch=(patch[0], patch[1]), resolution=grid_of(patches, patch, told),
         depth=count_layers(shape, "blocks."), token_mlp=hidden,
         channel_mlp=shape["blocks.0.mlp_channels.fc1.weight"][0],
-        classes=shape["head.weight"][0] if "head.weight" in shape else 1,
+        classes=shape["head.weight"][0] if "head.weight" in shape else 0,
     )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def _read_bit(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
     return ResNetConfig(
         base=base, channels=channels, resolution=resolution,
         layers=tuple(count_layers(shape, f"stages.{stage}.blocks.") for stage in range(stages)),
-        classes=shape["head.fc.weight"][0] if "head.fc.weight" in shape else 1,
+        classes=shape["head.fc.weight"][0] if "head.fc.weight" in shape else 0,
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class Torchvision(Vocabulary):
             width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(shape, _LAYERS), heads=heads,
             mlp=shape[f"{_LAYERS}0.{hidden}"][0], resolution=resolution, resize_rule="torchvision",
             representation="tanh" if "heads.pre_logits.weight" in shape else "none",
-            classes=shape["heads.head.weight"][0] if has_head else 1,
+            classes=shape["heads.head.weight"][0] if has_head else 0,
         )  # fmt: skip
         crop = 0.875 if resolution == (224, 224) else 1.0  # its weights state 256 -> 224, the larger ones no margin
         preprocess = Preprocess(
