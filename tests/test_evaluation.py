@@ -159,6 +159,18 @@ def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
     assert not (pictures / "x").exists()
 
 
+def test_classes_that_are_matched_by_number_though_names_differ_are_said(call):
+    for flag in ([], ["--json"]):
+        done = call("evaluate", "fashion", "digits", *flag)
+        assert done.returncode == 0
+        assert done.stderr == (
+            "note: names of classes differ, so that they are matched by number: '0' of the data is 'Ankle boot' of the"
+            " bundle\n"
+        )
+    assert json.loads(done.stdout)["labels_matched"] == "as class numbers"
+    assert call("evaluate", "fashion", "fashion-40").stderr == ""
+
+
 def test_a_class_of_five_thousand_digits_is_a_name():
     with pytest.raises(UsageError, match="numbers below 10"):
         match_labels(None, 10, ["1" * 5000])

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from itertools import islice
 from pathlib import Path
 
@@ -460,8 +461,109 @@ def test_a_file_that_is_no_picture_is_named_the_others_are_answered(bundle, pict
         code, rows, said = predict(capsys, bundle, pictures, "--engine", engine)
         assert code == 1
         assert [name for name, row in zip(names(rows), rows, strict=True) if "error" in row] == ["07.png"]
-        assert "07.png' cannot be decoded" in rows[names(rows).index("07.png")]["error"]
-        assert said == ""
+        error = rows[names(rows).index("07.png")]["error"]
+        assert "07.png' cannot be decoded" in error
+        assert said == f"vitrail: 1 of 12 pictures could not be answered; the first: {error}\n"
+
+
+def test_on_a_terminal_errors_are_not_said_twice(bundle, pictures, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, rows, said = predict(capsys, bundle, pictures / "07.png", pictures / "01.png")
+    assert (code, ["error" in row for row in rows], said) == (1, [True, False], "")
+
+
+# In Python
+
+
+def test_predict_decodes_and_computes_side_by_side(bundle, pictures, monkeypatch):
+    both = threading.Barrier(2, timeout=20)
+    crop = vitrail.Preprocess.crop
+
+    def meet(*given, **named):
+        both.wait()
+        return crop(*given, **named)
+
+    monkeypatch.setattr(vitrail.Preprocess, "crop", meet)
+    files = [str(pictures / f"{index:02d}.png") for index in (1, 2, 4, 5)]
+    assert len(vitrail.Classifier(bundle, threads=2).predict(files, batch_size=1)) == 4
+
+
+def test_predict_takes_every_kind_of_picture_from_anything_in_order(bundle, pictures):
+    files = [path for path in vitrail_order(pictures) if path.name != "07.png"]
+    expected = vitrail.Classifier(bundle, threads=1).predict(map(str, files))
+    kinds = [files[0], str(files[1]), files[2].read_bytes(), Image.open(files[3]), np.asarray(Image.open(files[4]))]
+    kinds += [np.asarray(Image.open(files[5]).convert("RGB")), *files[6:]]
+    for threads in (1, 4):
+        for given in (kinds, iter(kinds), (kind for kind in kinds), dict(enumerate(kinds)).values()):
+            assert_alike(vitrail.Classifier(bundle, threads=threads).predict(given, batch_size=2), expected)
+    lazy = Image.open(files[0])
+    assert_alike(vitrail.Classifier(bundle, threads=4).predict([lazy] * 40), expected[:1] * 40)
+    assert vitrail.Classifier(bundle).predict([]) == []
+
+
+def test_predict_raises_the_first_error_in_order(bundle, pictures):
+    broken = pictures / "07.png"
+    classifier = vitrail.Classifier(bundle, threads=2)
+    for given, message in (
+        ([pictures / "01.png", broken, pictures / "nowhere.png"], "07.png' cannot be decoded"),
+        ([pictures / "01.png", pictures / "nowhere.png", broken], "must be a file that exists"),
+        ([pictures / "01.png", broken.read_bytes()], "picture 1' cannot be decoded"),
+        ([3.5], "Picture must be a path"),
+        ("a.png", "Pictures must be a list, got one str. Put it in brackets."),
+        (b"\x89PNG", "Pictures must be a list, got one bytes. Put it in brackets."),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            classifier.predict(given)
+    assert torch.get_num_threads() == 2
+
+
+# Devices
+
+
+ACCELERATORS = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available()]
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps", "cuda", "cuda:99", "hpu", "meta", ""])
+def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
+    if device in ACCELERATORS:
+        pytest.skip("this machine has it")
+    for words in (
+        ["predict", FIXTURE, __file__],
+        ["evaluate", FIXTURE, "digits"],
+        ["evaluate", FIXTURE, "digits", "--protocol", "knn"],
+        ["inspect", FIXTURE, __file__, "--output", tmp_path / "out"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", tmp_path / "out", "--steps", "1"],
+    ):
+        done = call(*words, "--device", device)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"vitrail: Device must be one that this machine has (cpu), got {device!r}.\n"
+    with pytest.raises(UsageError, match="Device must be one that this machine has"):
+        vitrail.Classifier(make(), device=device)
+    assert not (tmp_path / "out").exists()
+
+
+def test_devices_by_name(bundle, call, pictures, tmp_path):
+    assert next(vitrail.load(bundle, device="auto").model.parameters()).device.type in ("cuda", "cpu")
+    for engine in ("torch", "onnx"):
+        done = call("predict", bundle, pictures / "01.png", "--device", "cpu", "--engine", engine)
+        assert done.returncode == 0, done.stderr
+    done = call("predict", bundle, pictures / "01.png", "--device", "cuda", "--engine", "onnx")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Device must be cpu for engine onnx, got 'cuda'. Use engine torch." in done.stderr
+
+
+@pytest.mark.skipif(not ACCELERATORS, reason="this machine has no GPU")
+@pytest.mark.parametrize("device", ACCELERATORS)
+def test_a_gpu_gives_the_same_answers(bundle, call, pictures, device, tmp_path):
+    files = [str(path) for path in vitrail_order(pictures) if path.name != "07.png"]
+    ours, theirs = (vitrail.Classifier(bundle, device=name).predict(files) for name in ("cpu", device))
+    assert_alike(ours, theirs, 1e-4)
+    for words in (
+        ["evaluate", "fashion", "fashion-40"],
+        ["evaluate", "fashion", "digits", "--protocol", "knn", "--cache", tmp_path / "cache"],
+        ["inspect", "fashion", files[0], "--output", tmp_path / "out", "--evidence"],
+    ):
+        assert call(*words, "--device", device).returncode == 0
 
 
 def test_the_table_is_aligned_and_printable(bundle, pictures, capsys, tmp_path):

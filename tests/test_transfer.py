@@ -1,5 +1,6 @@
 """Learning from frozen features: equal to scikit-learn, leave-one-out by brute force, features remembered."""
 
+import dataclasses
 import json
 import shutil
 import time
@@ -412,6 +413,15 @@ def test_scores_of_the_protocols_equal_scikit_learns(examples):
     one = scores["shots"][1]
     peer = Peer(alpha=one["penalties"][1]).fit(e.features[drawn], signs(e.labels[drawn], 10))
     assert one["accuracies"][1] == pytest.approx((peer.predict(e.asked).argmax(1) == e.truth).mean())
+
+
+def test_fewer_pictures_than_neighbours(examples):
+    few = dataclasses.replace(examples, features=examples.features[:7], labels=examples.labels[:7])
+    found = knn(few)
+    assert (found["neighbours"], knn(examples)["neighbours"]) == (7, 20)
+    assert found["accuracy"] == knn(few, neighbours=7)["accuracy"]
+    with pytest.raises(UsageError, match="Neighbours must be a whole number from 1 to 7, got 8"):
+        knn(few, neighbours=8)
 
 
 def test_classes_of_few_pictures_are_said(examples):

@@ -1,10 +1,11 @@
 """The shortest way from a bundle to answers."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from vitrail.weights.bundle import Bundle
 
 Named = list[dict[str, str | float]]
+Answer = tuple[Named, np.ndarray] | VitrailError
+"""The classes of a picture and what the head read, or why there are none."""
 
 
 class Classifier:
@@ -29,7 +32,7 @@ class Classifier:
 
     Engine `onnx` runs a bundle on disk by ONNX Runtime: its ONNX file is made and checked when first asked for; from
     then on torch is not even imported. `threads` may compute (default: every core); `jpeg` overrides how the bundle's
-    preprocessing decodes JPEG files.
+    preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or where the model is).
     """
 
     def __init__(
@@ -39,98 +42,102 @@ class Classifier:
         engine: EngineName = "torch",
         threads: int | None = None,
         jpeg: Literal["exact", "double"] | None = None,
+        device: str | None = None,
     ) -> None:
         if threads is not None:
             check_whole("threads", threads, low=1, high=4096)
         self.threads = threads
-        self._engine = _open_engine(bundle, engine)
+        self._engine = _open_engine(bundle, engine, device)
+        self._decoding = Lock()
         parts = self._engine.parts
         parts.check_classifies()
         self.config = parts.config
         self.preprocess = parts.preprocess if jpeg is None else parts.preprocess.replace(jpeg=jpeg)
         self.labels = parts.labels or tuple(map(str, range(parts.config.classes)))
 
-    def predict(self, pictures: Iterable[Picture], *, top_k: int = 5, batch_size: int = 16) -> list[Named]:
-        """For each picture, the `top_k` most probable classes, best first: `[{"label": "cat", "score": 0.93}, ...]`."""
-        check_whole("top_k", top_k, low=1, high=10_000_000)
-        check_whole("batch_size", batch_size, low=1, high=1_000_000)
+    def predict(self, pictures: Iterable[Picture], *, top_k: int = 5, batch_size: int | None = None) -> list[Named]:
+        """For each picture, the `top_k` most probable classes, best first: `[{"label": "cat", "score": 0.93}, ...]`.
+        The first picture that cannot be read raises its error."""
         is_one = isinstance(pictures, np.ndarray) and pictures.ndim < 3
-        if is_one or isinstance(pictures, str | Path | Image.Image) or not isinstance(pictures, Iterable):
+        if is_one or isinstance(pictures, str | bytes | Path | Image.Image) or not isinstance(pictures, Iterable):
             raise UsageError(f"Pictures must be a list, got one {type(pictures).__name__}. Put it in brackets.")
-        answers = []
-        waiting = iter(pictures)
-        with self._engine.running(self.threads) as run:
-            while batch := list(islice(waiting, batch_size)):
-                logits_BK = run(self.preprocess.crop_all(batch, first=len(answers))).logits
-                if not np.isfinite(logits_BK).all():
-                    raise DamagedError(OVERFLOWS)
-                answers += self._name(logits_BK, top_k)
-        return answers
+        found = []
+        with contextlib.closing(self._answers(pictures, top_k, batch_size)) as answers:
+            for answer in answers:
+                if isinstance(answer, VitrailError):
+                    raise answer
+                found.append(answer[0])
+        return found
 
     def stream(
         self, files: Sequence[str], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
     ) -> Iterator[dict[str, Any]]:
         """For each picture file, in order, as soon as it is known: `{"file", "predictions"}`, with `features` also what
-        the head read; or `{"file", "error"}`.
+        the head read; or `{"file", "error"}`."""
+        with contextlib.closing(self._answers(files, top_k, batch_size)) as answers:
+            for file, answer in zip(files, answers, strict=True):
+                if isinstance(answer, VitrailError):
+                    yield {"file": file, "error": str(answer)}
+                    continue
+                named, row = answer
+                yield {"file": file, "predictions": named, **({"features": row} if features else {})}
 
-        Every thread takes some files, decodes them and computes their answers alone, so that no core ever waits for
-        another; one that has a single file to itself is helped by the others in computing.
+    def _answers(self, pictures: Iterable[Picture], top_k: int, batch_size: int | None) -> Generator[Answer]:
+        """For each picture, in order, its classes and what the head read, or the error that it met.
+
+        Every thread takes some pictures, decodes them and computes their answers alone, so that no core ever waits for
+        another; one that has a single picture to itself is helped by the others in computing.
         """
         check_whole("top_k", top_k, low=1, high=10_000_000)
         size = batch_for(self.config) if batch_size is None else batch_size
         check_whole("batch_size", size, low=1, high=1_000_000)
-        if not files:
-            return
         threads = self.threads or cores()
-        workers = min(threads, len(files))
+        numbered = enumerate(pictures)
         # The first answers come soonest if each thread begins with one picture.
-        starts = [*range(workers), *range(workers, len(files), size)]
-        pieces = [files[at:end] for at, end in zip(starts, [*starts[1:], len(files)], strict=True)]
-        with self._engine.running(threads // workers) as run:
-            jobs = (partial(self._answer, piece, run, top_k, features) for piece in pieces)
-            with contextlib.closing(in_order(jobs, workers, ahead=2 * workers)) as done:
+        first = [[one] for one in islice(numbered, threads)]
+        if not first:
+            return
+        rest = iter(lambda: list(islice(numbered, size)), [])
+        with self._engine.running(threads // len(first)) as run:
+            jobs = (partial(self._answer, piece, run, top_k) for piece in chain(first, rest))
+            with contextlib.closing(in_order(jobs, len(first), ahead=2 * len(first))) as done:
                 for answers in done:
                     yield from answers
 
-    def _answer(self, files: Sequence[str], run: Run, top_k: int, features: bool) -> list[dict[str, Any]]:
-        answers: list[dict[str, Any]] = []
-        crops = []
-        for file in files:
-            answer: dict[str, Any] = {"file": file}
+    def _answer(self, numbered: list[tuple[int, Picture]], run: Run, top_k: int) -> list[Answer]:
+        crops: list[np.ndarray | VitrailError] = []
+        for number, picture in numbered:
             try:
-                crops.append(self.preprocess.crop(file))
+                crops.append(self._crop(number, picture))
             except VitrailError as error:
-                answer["error"] = str(error)
-            answers.append(answer)
-        if crops:
-            outputs = run(np.stack(crops))
-            good = [answer for answer in answers if "error" not in answer]
-            for answer, logits_K, row in zip(good, outputs.logits, outputs.features, strict=True):
-                if not np.isfinite(logits_K).all():
-                    answer["error"] = OVERFLOWS
-                    continue
-                answer["predictions"] = self._name(logits_K[None], top_k)[0]
-                if features:
-                    answer["features"] = row
-        return answers
+                crops.append(error)
+        good = [crop for crop in crops if isinstance(crop, np.ndarray)]
+        outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
+        return [crop if isinstance(crop, VitrailError) else self._name(*next(outputs), top_k) for crop in crops]
 
-    def _name(self, logits_BK: np.ndarray, top_k: int) -> list[Named]:
-        shares_BK = np.exp(logits_BK - logits_BK.max(axis=1, keepdims=True))
-        scores_BK = shares_BK / shares_BK.sum(axis=1, keepdims=True)
-        best = np.argsort(-logits_BK, axis=1, kind="stable")[:, :top_k]
-        return [
-            [{"label": self.labels[index], "score": float(scores[index])} for index in row]
-            for scores, row in zip(scores_BK, best, strict=True)
-        ]
+    def _crop(self, number: int, picture: Picture) -> np.ndarray:
+        # A Pillow image is decoded when it is first used, and two threads may be given the same one.
+        with self._decoding if isinstance(picture, Image.Image) else contextlib.nullcontext():
+            return self.preprocess.crop(picture, name=f"picture {number}")
+
+    def _name(self, logits_K: np.ndarray, row: np.ndarray, top_k: int) -> Answer:
+        if not np.isfinite(logits_K).all():
+            return DamagedError(OVERFLOWS)
+        shares_K = np.exp(logits_K - logits_K.max())
+        scores_K = shares_K / shares_K.sum()
+        best = np.argsort(-logits_K, kind="stable")[:top_k]
+        return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row
 
 
-def _open_engine(bundle: "Bundle | str | Path", name: str) -> Engine:
+def _open_engine(bundle: "Bundle | str | Path", name: str, device: str | None) -> Engine:
     match name:
         case "torch":
             from vitrail.engines.eager import TorchEngine
             from vitrail.weights.bundle import load
 
-            return TorchEngine(load(bundle) if isinstance(bundle, str | Path) else bundle)
+            return TorchEngine(load(bundle) if isinstance(bundle, str | Path) else bundle, device)
+        case "onnx" if device not in (None, "auto", "cpu"):
+            raise UsageError(f"Device must be cpu for engine onnx, got {device!r}. Use engine torch.")
         case "onnx" if isinstance(bundle, str | Path):
             from vitrail.engines.runtime import open_onnx
 

@@ -26,7 +26,7 @@ from vitrail.console import (
     printable,
     say,
 )
-from vitrail.errors import UsageError, did_you_mean
+from vitrail.errors import DamagedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from vitrail.configs.recipe import Recipe
@@ -52,6 +52,9 @@ Data = Annotated[
 ]
 
 
+Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes a GPU if there is one.")]
+
+
 @dataclasses.dataclass(frozen=True)
 class Running:
     """How long, where and how to train; the same flags for all runs."""
@@ -72,7 +75,7 @@ class Running:
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
     workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2
     threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None
-    device: Annotated[str, arg(metavar="D", help="cpu, cuda, ...; auto takes a GPU if there is one.")] = "auto"
+    device: Device = "auto"
     amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False
     compile: Annotated[bool, arg(help="Compile the model first.")] = False
     cache: Annotated[
@@ -289,6 +292,7 @@ def evaluate(
         Path | None, arg(metavar="DIR", help="Where features are kept (~/.cache/vitrail/features); delete it at will.")
     ] = None,
     workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """How good a bundle is on data: accuracy with its interval, top 5, calibration, each class, confusion."""
@@ -296,8 +300,10 @@ def evaluate(
 
     scores = judge(
         bundle, data, split, protocol=protocol, workers=workers, layer=layer, neighbours=neighbours,
-        temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache,
+        temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache, device=device,
     )  # fmt: skip
+    for note in scores["notes"]:
+        say(f"note: {note}")
     return print_json(scores) if json else print_scores(scores)
 
 
@@ -322,6 +328,7 @@ def predict(
         ),
     ] = "torch",
     threads: Annotated[int | None, arg(metavar="N", help="Threads that decode and compute; else every core.")] = None,
+    device: Device = "cpu",
     jpeg: Annotated[
         Literal["exact", "double"] | None,
         arg(help="Decode JPEG files exactly, or large ones at a reduced scale, much faster; else as BUNDLE says."),
@@ -341,20 +348,23 @@ def predict(
     if features is not None:
         check_features_file(features, force=force)
     paths = find_pictures(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
-    chosen = faster(bundle, len(paths), threads or cores()) if engine == "auto" else engine
-    classifier = Classifier(bundle, engine=chosen, threads=threads, jpeg=jpeg)
+    if engine == "auto":  # ONNX Runtime computes on the CPU alone
+        engine = faster(bundle, len(paths), threads or cores()) if device == "cpu" else "torch"
+    classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     show = print_json if json else prediction_table(paths, classifier.labels)
-    found, is_damaged = [], False
+    found, errors = [], []
     for answer in classifier.stream(paths, top_k=top_k, features=features is not None):
         if "features" in answer:
             found.append((answer["file"], answer.pop("features")))
-        is_damaged |= "error" in answer
+        errors += [answer["error"]] if "error" in answer else []
         show(answer)
         sys.stdout.flush()
     if features is not None:
         write_features(features, found, force=force)
-    if is_damaged:
+    if errors and sys.stdout.isatty():  # each of them has just been seen
         sys.exit(1)
+    if errors:
+        raise DamagedError(f"{len(errors):,} of {len(paths):,} pictures could not be answered; the first: {errors[0]}")
 
 
 def inspect(
@@ -379,6 +389,7 @@ def inspect(
     full: Annotated[
         bool, arg(help="Keep every head for every patch, however large the page becomes, and write arrays.npz.")
     ] = False,
+    device: Device = "cpu",
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
     json: Annotated[bool, arg(help="Print what inspect.json holds.")] = False,
 ) -> None:
@@ -394,9 +405,9 @@ def inspect(
     from vitrail.weights.bundle import load
 
     others = () if data is None else _some_pictures(data, 64)
-    other = None if against is None else (against, load(against))
+    other = None if against is None else (against, load(against, device=device))
     found = examine(
-        load(bundle), paths, name=bundle, evidence=evidence, others=others, against=other,
+        load(bundle, device=device), paths, name=bundle, evidence=evidence, others=others, against=other,
         layers=layers or None, heads=heads or None,
     )  # fmt: skip
     document = write_page(found, output, full=full, force=force)

@@ -88,8 +88,6 @@ def print_scores(scores: dict[str, Any]) -> None:
     if scores["ece"] is not None:
         rows.append(["calibration error", f"{scores['ece']:.3f}"])
     print_table(None, rows)
-    for note in scores.get("notes", ()):
-        say(f"note: {note}")
     if "shots" in scores:
         sys.stdout.write("\n")
         rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]

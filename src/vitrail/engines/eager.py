@@ -8,14 +8,17 @@ import torch
 
 from vitrail.engines.base import Outputs, Run
 from vitrail.models.base import Seen
+from vitrail.models.device import find_device
 from vitrail.weights.bundle import Bundle
 
 
 class TorchEngine:
-    """A bundle's model in evaluation mode, on the device it is on."""
+    """A bundle's model in evaluation mode, on the device it is on, or moved to another one."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, device: str | None = None) -> None:
         self.model, self.parts = bundle.model.eval(), bundle.parts
+        if device is not None:
+            self.model.to(find_device(device))
 
     @contextlib.contextmanager
     def running(self, threads: int | None) -> Generator[Run]:

@@ -123,6 +123,7 @@ class FeatureStore:
 
     def _key(self, split: Split) -> dict[str, Any]:
         """Everything that features depend on."""
+        device = next(self.bundle.model.parameters()).device.type
         return {
             "format": 1,
             "bundle": self._manifest,
@@ -131,6 +132,7 @@ class FeatureStore:
             "layer": self.layer,
             "pillow": PIL.__version__,
             "torch": str(torch.__version__),
+            **({} if device == "cpu" else {"device": device}),
         }
 
 

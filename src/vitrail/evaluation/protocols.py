@@ -40,6 +40,7 @@ def evaluate(
     *,
     protocol: Protocol = "classify",
     workers: int = 2,
+    device: str = "cpu",
     **settings: Any,
 ) -> dict[str, Any]:
     """Every score of a bundle on data under a protocol, with the contract's keys.
@@ -54,9 +55,9 @@ def evaluate(
             fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
             raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
     if protocol == "classify":
-        return classify(load(bundle), data, split, workers=workers)
+        return classify(load(bundle, device=device), data, split, workers=workers)
     reading = {name: given[name] for name in _READING if name in given}
-    examples = read_examples(bundle, data, split, workers=workers, **reading)
+    examples = read_examples(bundle, data, split, workers=workers, device=device, **reading)
     judge = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
     return judge(examples, **{name: given[name] for name in own if name in given})
 
@@ -70,13 +71,19 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
     place, how = match_labels(bundle.labels, classes, dataset.labels)
     chosen = dataclasses.replace(chosen, labels=place[chosen.labels])
     names = bundle.labels or tuple(map(str, range(classes)))
+    notes = []
+    if how == "as class numbers" and bundle.labels is not None:
+        notes.append(
+            "names of classes differ, so that they are matched by number:"
+            f" {dataset.labels[0]!r} of the data is {names[place[0]]!r} of the bundle"
+        )
     answers: Answers = answer(
         bundle.model, Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers)
     )
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
     return {
-        "protocol": "classify", "data": data, "split": chosen.name, "labels_matched": how,
+        "protocol": "classify", "data": data, "split": chosen.name, "labels_matched": how, "notes": notes,
         **score(answers.probabilities, answers.labels, names),
     }  # fmt: skip
 
@@ -108,12 +115,13 @@ def read_examples(
     seed: int = 0,
     cache: str | Path | None = None,
     workers: int = 2,
+    device: str = "cpu",
 ) -> Examples:
     """Features of the pictures to learn from (`train`) and of those to be judged by (`test`, else `val`).
 
     Where DATA is not divided, the share that training would hold out under this seed is what is judged by.
     """
-    loaded = load(bundle)
+    loaded = load(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
     dataset = open_data(data)
     training, judged = divide(dataset, split, seed)
@@ -145,9 +153,11 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
     return training, judged
 
 
-def knn(examples: Examples, *, neighbours: int = NEIGHBOURS, temperature: float = TEMPERATURE) -> dict[str, Any]:
-    """Every score of a vote of the nearest training pictures. Nothing is learned."""
+def knn(examples: Examples, *, neighbours: int | None = None, temperature: float = TEMPERATURE) -> dict[str, Any]:
+    """Every score of a vote of the nearest training pictures, by default 20 or all that there are. Nothing is
+    learned."""
     e = examples
+    neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
     shares = neighbour_votes(
         e.features, e.labels, e.asked, classes=e.classes, neighbours=neighbours, temperature=temperature
     )

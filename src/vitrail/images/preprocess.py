@@ -98,9 +98,9 @@ class Preprocess(Settings):
         call bytes."""
         return self._stack([self._fit(image) for image in self._as_images(picture, name)])
 
-    def crop_all(self, pictures: Iterable[Picture], *, first: int = 0) -> np.ndarray:
-        """`crop` of every picture: uint8 (B, H, W, C). Errors call one that has no name by its number, from `first`."""
-        return np.stack([self.crop(picture, name=f"picture {at}") for at, picture in enumerate(pictures, first)])
+    def crop_all(self, pictures: Iterable[Picture]) -> np.ndarray:
+        """`crop` of every picture: uint8 (B, H, W, C). Errors call one that has no name by its number."""
+        return np.stack([self.crop(picture, name=f"picture {at}") for at, picture in enumerate(pictures)])
 
     def crop_box(self, picture: Picture, box: tuple[int, int, int, int]) -> np.ndarray:
         """One part of the picture, (top, left, height, width), resized to all of the model's eye: uint8 (H, W, C)."""

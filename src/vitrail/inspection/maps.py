@@ -47,12 +47,12 @@ def rollout(attentions: Sequence[Tensor]) -> np.ndarray:
         raise UsageError("Rollout must have the attention of at least one layer, got none.")
     flow = None
     for attention_BHTT in attentions:
-        step = attention_BHTT.double().mean(dim=1)
-        step = step + torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
+        step = attention_BHTT.cpu().double().mean(dim=1)  # not every GPU has 64-bit reals
+        step = step + torch.eye(step.shape[-1], dtype=step.dtype)
         step = step / step.sum(dim=-1, keepdim=True)
         flow = step if flow is None else step @ flow
     assert flow is not None
-    return flow.cpu().numpy()
+    return flow.numpy()
 
 
 def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -71,10 +71,10 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
         logits = model(images)
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
         gradients = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), kept)
-    identity = torch.eye(kept[0].shape[-1], dtype=torch.float64, device=images.device)
+    identity = torch.eye(kept[0].shape[-1], dtype=torch.float64)
     flow = identity.expand(len(images), -1, -1).clone()
     steps = [
-        (weights * gradient).clamp(min=0).double().mean(dim=1).detach()
+        (weights * gradient).clamp(min=0).detach().cpu().double().mean(dim=1)
         for weights, gradient in zip(kept, gradients, strict=True)
     ]
     for step in steps[: model.config.depth]:  # (B, Q, T): the last layer may ask for [CLS] alone
@@ -86,8 +86,13 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
             row = (flow - identity)[:, layout.prefix :].mean(dim=1)
         case "pool":
             row = (steps[-1] @ flow)[:, 0]
+<<<<<<< HEAD
     found = row[:, layout.prefix :].float().cpu().numpy()
     return found.reshape(-1, *layout.grid), classes.cpu().numpy()
+=======
+    found = row[:, where.prefix :].float().numpy()
+    return found.reshape(-1, *where.grid), classes.cpu().numpy()
+>>>>>>> bafdbaa (One pipeline answers pictures in Python and on the command line, on any device; what failed, and classes whose names differ, are said on stderr)
 
 
 @contextlib.contextmanager

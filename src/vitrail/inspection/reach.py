@@ -75,7 +75,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
                 for _ in range(draws):
                     signs = torch.randint(0, 2, state_1D.shape, generator=generator).to(state_1D) * 2 - 1
                     (gradient,) = torch.autograd.grad((state_1D * signs).sum(), source, retain_graph=True)
-                    heard = gradient.abs().double().cpu()[0]
+                    heard = gradient.abs().cpu().double()[0]
                     sums[layer] += (
                         heard.sum(-1).view(config.resolution).numpy() if heard.ndim == 2 else heard.sum(0).numpy()
                     )

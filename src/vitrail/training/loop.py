@@ -29,6 +29,7 @@ from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.augment import mix
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
+from vitrail.models.device import find_device
 from vitrail.settings import Settings, check_number, check_whole
 from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside, steps_of, tidy
 from vitrail.training.objectives import Objective, make_objective
@@ -76,12 +77,7 @@ class Options(Settings):
         check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
         if self.threads is not None:
             check_whole("threads", self.threads, low=1, high=4096)
-        try:
-            if self.device != "auto":
-                torch.zeros(1, device=self.device).tolist()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
-            raise UsageError(f"Device must be one that this machine has, got {self.device!r} ({reason}).") from None
+        find_device(self.device)
 
 
 class Interrupted(VitrailError):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from vitrail.errors import VitrailError
+from vitrail.models.device import find_device
 
 
 class Ranks(NamedTuple):
@@ -78,9 +79,7 @@ class Ranks(NamedTuple):
 def join(device: str) -> Generator[Ranks]:
     """Join the ranks that torchrun started, or be alone."""
     count = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
-    place = torch.device(
-        "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
-    )
+    place = find_device(device)
     if count == 1:
         yield Ranks(0, 1, place)
         return

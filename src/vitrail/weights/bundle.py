@@ -26,6 +26,7 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
+from vitrail.models.device import find_device
 from vitrail.storage import whole_folder, write_json
 from vitrail.weights.parts import Parts, check_provenance, read_parts
 
@@ -88,12 +89,13 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
         raise OSError(None, str(error).removeprefix("Error while serializing: "), str(path)) from None
 
 
-def load(path: str | Path) -> Bundle:
-    """Read a bundle back: a folder, or an embedded one by its name ("fashion").
+def load(path: str | Path, *, device: str = "cpu") -> Bundle:
+    """Read a bundle back, with its model on a device: a folder, or an embedded one by its name ("fashion").
 
     Every file is checked against the manifest, every tensor against the model. The header of the weights is compared
     with the model's shapes before anything of the size that the configuration asks for is allocated.
     """
+    place = find_device(device)
     parts, folder = read_parts(path), check_folder(path)
     with torch.device("meta"):
         model = build(parts.config)
@@ -115,7 +117,8 @@ def load(path: str | Path) -> Bundle:
         raise DamagedError(f"{str(weights)!r} must hold finite numbers, got others in {', '.join(broken[:5])}.")
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
-    return Bundle(model=model.eval(), preprocess=parts.preprocess, labels=parts.labels, provenance=parts.provenance)
+    model = model.to(place).eval()
+    return Bundle(model=model, preprocess=parts.preprocess, labels=parts.labels, provenance=parts.provenance)
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -1,0 +1,19 @@
+"""Where models compute."""
+
+import torch
+
+from vitrail.errors import UsageError
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; auto is a GPU if there is one. One that this machine does not have is refused."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name).tolist()
+        return torch.device(name)
+    except Exception:  # every kind of device is missing in its own way
+        known = ["cpu"]
+        if torch.accelerator.is_available():
+            known.append(str(torch.accelerator.current_accelerator()))
+        raise UsageError(f"Device must be one that this machine has ({', '.join(known)}), got {name!r}.") from None
