@@ -86,13 +86,8 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
             row = (flow - identity)[:, layout.prefix :].mean(dim=1)
         case "pool":
             row = (steps[-1] @ flow)[:, 0]
-<<<<<<< HEAD
-    found = row[:, layout.prefix :].float().cpu().numpy()
+    found = row[:, layout.prefix :].float().numpy()
     return found.reshape(-1, *layout.grid), classes.cpu().numpy()
-=======
-    found = row[:, where.prefix :].float().numpy()
-    return found.reshape(-1, *where.grid), classes.cpu().numpy()
->>>>>>> bafdbaa (One pipeline answers pictures in Python and on the command line, on any device; what failed, and classes whose names differ, are said on stderr)
 
 
 @contextlib.contextmanager
