@@ -1,6 +1,9 @@
 """Conversion: every format there and back with the same bits, nothing in part, and what files do not say."""
 
 import json
+import sys
+import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -303,6 +306,31 @@ def test_convert_from_the_command_line(tmp_path):
         done = run("convert", *words)
         assert done.returncode == code, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):
+    """transformers imports a model's class when it is asked for, which fails beside a torchvision that does not fit
+    torch. Here, where no test has made it fit."""
+    vitrail.save(small(), tmp_path / "ours")
+    done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--json")
+    assert done.returncode == 0, done.stderr
+    (proof,) = json.loads(done.stdout)["proofs"]
+    assert "largest_difference" in proof or "cannot be imported" in proof["not_verified"]
+
+
+def test_the_first_cause_says_why_a_library_cannot_be_imported(tmp_path, monkeypatch):
+    def fails(name):
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as cause:
+            raise ModuleNotFoundError(f"Could not import module '{name}'") from cause
+
+    library = types.ModuleType("transformers")
+    library.__getattr__ = lambda name: fails(name) if name.startswith("ViT") else mock.Mock()
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    proof = there(tmp_path, small(), "huggingface")["proofs"][0]
+    reason = "ViTForImageClassification cannot be imported (operator torchvision::nms does not exist)"
+    assert proof == {"library": "huggingface", "not_verified": reason}
 
 
 @pytest.mark.parametrize("to", ["vitrail", "timm"])

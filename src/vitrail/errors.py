@@ -25,7 +25,7 @@ class DamagedError(VitrailError):
     """A file that exists does not hold what it should."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error of another library says, in one line; its class where it says nothing."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 

@@ -86,14 +86,19 @@ def attempt(
         return {"library": library, "not_verified": reason}
 
 
-def import_peer(name: str) -> Any:
-    """Another library, or the reason why not."""
+def import_peer(name: str, member: str | None = None) -> Any:
+    """Another library, or a member of it (transformers imports its models when they are asked for); or the reason why
+    not: the first of the errors, which are raised one from another."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return import_quietly(name)
+            library = import_quietly(name)
+            return library if member is None else getattr(library, member)
     except Exception as error:  # any failure of theirs
-        raise Unverified(f"{name} cannot be imported ({first_line(error)})") from None
+        first: BaseException = error
+        while (cause := first.__cause__ or first.__context__) is not None:
+            first = cause
+        raise Unverified(f"{member or name} cannot be imported ({first_line(first)})") from None
 
 
 def read_by_peer(library: str, config: ModelConfig, checkpoint: Checkpoint, *, has_head: bool) -> Forward:
@@ -169,9 +174,8 @@ def _transformers(folder: Path, model_type: Any, *, has_head: bool) -> Forward:
     names = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
     if model_type not in names:
         raise Unverified(f"config.json says model_type {model_type!r}, which we do not open")
-    transformers = import_peer("transformers")
-    transformers.logging.set_verbosity_error()
-    kind = getattr(transformers, names[model_type] + ("ForImageClassification" if has_head else "Model"))
+    import_peer("transformers").logging.set_verbosity_error()
+    kind = import_peer("transformers", names[model_type] + ("ForImageClassification" if has_head else "Model"))
     model, found = kind.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype=torch.float32,
         output_loading_info=True,
