@@ -668,7 +668,7 @@ def _umask():
 def test_engine_onnx_needs_a_bundle_on_disk():
     with pytest.raises(UsageError, match="must be given the path of a bundle"):
         vitrail.Classifier(make(), engine="onnx")
-    with pytest.raises(UsageError, match="Engine must be torch or onnx, got 'gpu'"):
+    with pytest.raises(UsageError, match="Engine must be one of torch, onnx, got 'gpu'"):
         vitrail.Classifier(FIXTURE, engine="gpu")
 
 
@@ -682,3 +682,23 @@ def test_the_jpeg_rule_can_be_overridden(bundle):
     assert vitrail.Classifier(bundle).preprocess.jpeg == "exact"
     assert vitrail.Classifier(bundle, jpeg="double").preprocess.jpeg == "double"
     assert vitrail.Classifier(bundle, engine="onnx", jpeg="double").preprocess.jpeg == "double"
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, pictures, engine):
+    model = redraw(vitrail.create("ViT-Pico/2", classes=0)).eval()
+    preprocess = vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
+    vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "bundle")
+    files = sorted(pictures.glob("0*.png"))[:3]
+    words = ["predict", tmp_path / "bundle", *files, "--engine", engine]
+    done = call(*words)
+    assert done.returncode == 2
+    assert "must have a model that predicts classes, got one that predicts features" in done.stderr
+    done = call(*words, "--features", tmp_path / "features.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"file": str(file), "predictions": []} for file in files
+    ]
+    with np.load(tmp_path / "features.npz") as found, torch.no_grad():
+        np.testing.assert_allclose(found["features"], model(preprocess(files)).numpy(), atol=1e-5)
+    assert call(*words, "--features", tmp_path / "again.npz").stdout.splitlines()[0].endswith("-")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from vitrail.configs.engines import ENGINES
 from vitrail.data.ahead import in_order
-from vitrail.engines.base import Engine, EngineName, Run, batch_for, cores
+from vitrail.engines.base import Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Picture
 from vitrail.settings import check_whole
@@ -39,7 +40,7 @@ class Classifier:
         self,
         bundle: "Bundle | str | Path",
         *,
-        engine: EngineName = "torch",
+        engine: str = "torch",
         threads: int | None = None,
         jpeg: Literal["exact", "double"] | None = None,
         device: str | None = None,
@@ -47,13 +48,14 @@ class Classifier:
         if threads is not None:
             check_whole("threads", threads, low=1, high=4096)
         self.threads = threads
-        self._engine = _open_engine(bundle, engine, device)
+        self._engine = ENGINES[engine].open(bundle, device)
         self._decoding = Lock()
-        parts = self._engine.parts
-        parts.check_classifies()
+        self.parts = parts = self._engine.parts
+        parts.check_computable()
         self.config = parts.config
         self.preprocess = parts.preprocess if jpeg is None else parts.preprocess.replace(jpeg=jpeg)
         self.labels = parts.labels or tuple(map(str, range(parts.config.classes)))
+        self._names = parts.classifies
 
     def predict(self, pictures: Iterable[Picture], *, top_k: int = 5, batch_size: int | None = None) -> list[Named]:
         """For each picture, the `top_k` most probable classes, best first: `[{"label": "cat", "score": 0.93}, ...]`.
@@ -61,6 +63,7 @@ class Classifier:
         is_one = isinstance(pictures, np.ndarray) and pictures.ndim < 3
         if is_one or isinstance(pictures, str | bytes | Path | Image.Image) or not isinstance(pictures, Iterable):
             raise UsageError(f"Pictures must be a list, got one {type(pictures).__name__}. Put it in brackets.")
+        self.parts.check_classifies()
         found = []
         with contextlib.closing(self._answers(pictures, top_k, batch_size)) as answers:
             for answer in answers:
@@ -73,7 +76,9 @@ class Classifier:
         self, files: Sequence[str], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
     ) -> Iterator[dict[str, Any]]:
         """For each picture file, in order, as soon as it is known: `{"file", "predictions"}`, with `features` also what
-        the head read; or `{"file", "error"}`."""
+        the head read; or `{"file", "error"}`. A model that does not classify has features and no predictions."""
+        if not features:
+            self.parts.check_classifies()
         with contextlib.closing(self._answers(files, top_k, batch_size)) as answers:
             for file, answer in zip(files, answers, strict=True):
                 if isinstance(answer, VitrailError):
@@ -123,28 +128,12 @@ class Classifier:
     def _name(self, logits_K: np.ndarray, row: np.ndarray, top_k: int) -> Answer:
         if not np.isfinite(logits_K).all():
             return DamagedError(OVERFLOWS)
+        if not self._names:
+            return [], row
         shares_K = np.exp(logits_K - logits_K.max())
         scores_K = shares_K / shares_K.sum()
         best = np.argsort(-logits_K, kind="stable")[:top_k]
         return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row
-
-
-def _open_engine(bundle: "Bundle | str | Path", name: str, device: str | None) -> Engine:
-    match name:
-        case "torch":
-            from vitrail.engines.eager import TorchEngine
-            from vitrail.weights.bundle import load
-
-            return TorchEngine(load(bundle) if isinstance(bundle, str | Path) else bundle, device)
-        case "onnx" if device not in (None, "auto", "cpu"):
-            raise UsageError(f"Device must be cpu for engine onnx, got {device!r}. Use engine torch.")
-        case "onnx" if isinstance(bundle, str | Path):
-            from vitrail.engines.runtime import open_onnx
-
-            return open_onnx(bundle)
-        case "onnx":
-            raise UsageError("Engine onnx must be given the path of a bundle, got one in memory. Save it first.")
-    raise UsageError(f"Engine must be torch or onnx, got {name!r}.")
 
 
 def check_features_file(path: Path, *, force: bool) -> None:

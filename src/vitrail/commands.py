@@ -16,6 +16,7 @@ from tyro.conf import arg
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
+from vitrail.configs.engines import ENGINES
 from vitrail.console import (
     cell,
     prediction_table,
@@ -321,10 +322,11 @@ def predict(
     *,
     top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each picture.")] = 5,
     engine: Annotated[
-        Literal["torch", "onnx", "auto"],
+        str,
         arg(
-            help="What computes. Onnx starts several times faster: it runs a file that is made on first request,"
-            " checked against torch and kept beside BUNDLE. Auto: the faster of both, measured once."
+            metavar="E",
+            help=f"What computes: {', '.join(ENGINES)} or auto. Onnx starts several times faster: it runs a file that"
+            " is made on first request, checked against torch and kept beside BUNDLE. Auto: the fastest, measured.",
         ),
     ] = "torch",
     threads: Annotated[int | None, arg(metavar="N", help="Threads that decode and compute; else every core.")] = None,
@@ -348,6 +350,8 @@ def predict(
     if features is not None:
         check_features_file(features, force=force)
     paths = find_pictures(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
+    if engine != "auto" and engine not in ENGINES:
+        raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if engine == "auto":  # ONNX Runtime computes on the CPU alone
         engine = faster(bundle, len(paths), threads or cores()) if device == "cpu" else "torch"
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)

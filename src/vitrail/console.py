@@ -131,11 +131,15 @@ def _spoken_proof(proof: dict[str, Any]) -> str:
 def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
     """A function that prints a line of the table. Widths are known before the first answer is."""
     first = max(_columns(printable(path)) for path in paths)
-    second = min(max(_columns(printable(label)) for label in labels), 40) + len(" 0.123")
+    second = min(max(_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
     def show(answer: dict[str, Any]) -> None:
         words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
+        cells = (
+            [f"error: {answer['error']}", ""]
+            if "error" in answer
+            else [words[0] if words else "-", ", ".join(words[1:])]
+        )
         file, best, rest = map(printable, (answer["file"], *cells))
         gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
         sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")

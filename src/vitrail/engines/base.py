@@ -1,10 +1,15 @@
-"""What every engine is: cropped pictures in, logits and features out."""
+"""What every engine is: cropped images in, logits and features out.
 
+An engine is one class, which opens a bundle, runs it and says how it is started, and one line of `configs.engines`.
+"""
+
+import abc
 import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -13,31 +18,46 @@ from vitrail.errors import MissingError
 from vitrail.telemetry import import_quietly
 from vitrail.weights.parts import Parts
 
+if TYPE_CHECKING:
+    from vitrail.weights.bundle import Bundle
+
 _JOB_MACS = 6 * 10**9
 _LARGEST_BATCH = 32
 
 
 class Outputs(NamedTuple):
-    """For each picture the logits (B, K) and what the head read (B, D), as 32-bit reals."""
+    """For each image the logits (B, K) and what the head read (B, D), in float32."""
 
     logits: np.ndarray
     features: np.ndarray
 
 
-EngineName = Literal["torch", "onnx"]
 Run = Callable[[np.ndarray], Outputs]
 
 
-class Engine(Protocol):
-    """A model with something that computes it."""
+class Engine(abc.ABC):
+    """A bundle's model with something that computes it."""
 
-    @property
-    def parts(self) -> Parts: ...
+    parts: Parts
+    packages: ClassVar[tuple[str, ...]]
+    """Whose versions decide about its speed."""
+    start: ClassVar[str]
+    """A program that does what a new process must do before the first image; its argument is what `prepare` returns."""
 
+    @classmethod
+    def prepare(cls, path: str | Path) -> Path:
+        """Make what the engine needs besides the bundle, where it is not there yet. Returns what is then opened."""
+        return Path(path)
+
+    @classmethod
+    @abc.abstractmethod
+    def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
+        """The engine for a bundle, or for the one at a path."""
+
+    @abc.abstractmethod
     def running(self, threads: int | None) -> contextlib.AbstractContextManager[Run]:
-        """A function of cropped pictures, uint8 (B, H, W, C). Threads may call it at once; each call computes with
+        """A function of cropped images, uint8 (B, H, W, C). Threads may call it at once; each call computes with
         `threads` (None: as many as is usual)."""
-        ...
 
 
 def cores() -> int:
@@ -49,7 +69,7 @@ def cores() -> int:
 
 
 def batch_for(config: ModelConfig) -> int:
-    """Pictures that one thread computes at a time: enough to outweigh the calls, few enough to stay in its cache."""
+    """Images that one thread computes at a time: enough to outweigh the calls, few enough to stay in its cache."""
     return min(max(_JOB_MACS // config.macs, 1), _LARGEST_BATCH)
 
 

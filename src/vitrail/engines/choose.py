@@ -5,45 +5,50 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from vitrail.configs.engines import ENGINES
 from vitrail.console import say
-from vitrail.engines.base import EngineName, need
-from vitrail.engines.cache import SPEED, ready
+from vitrail.engines.cache import SPEED
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.storage import read_json, whole_file
 from vitrail.weights.parts import read_parts
 
-Speeds = dict[EngineName, dict[str, float]]
+Speeds = dict[str, dict[str, float]]
+
+_ALWAYS, *_OTHERS = ENGINES
 
 
-def faster(path: str, pictures: int, threads: int) -> EngineName:
-    """`torch` or `onnx`: who answers so many pictures first, its start included. Torch where the other cannot be had,
-    and that is said."""
-    read_parts(path, weights=False).check_classifies()
-    try:
-        need("onnxruntime")
-        folder = ready(path)
-    except DamagedError:
-        raise
-    except VitrailError as error:
-        say(f"engine torch: {error}")
-        return "torch"
-    speeds = remembered(folder, threads)
+def faster(path: str, pictures: int, threads: int) -> str:
+    """The engine that answers so many images first, its start included. One that cannot be had is left out, and that is
+    said."""
+    read_parts(path, weights=False).check_computable()
+    folders = {}
+    for name in _OTHERS:
+        try:
+            folders[name] = ENGINES[name].prepare(path)
+        except DamagedError:
+            raise
+        except VitrailError as error:
+            say(f"engine {_ALWAYS}: {error}")
+    if not folders:
+        return _ALWAYS
+    folder = next(iter(folders.values()))
+    speeds = remembered(folder, threads, [_ALWAYS, *folders])
     if speeds is None:
         from vitrail.engines.measure import measure
 
-        speeds = measure(path, folder, threads)
+        speeds = measure(path, [_ALWAYS, *folders], threads)
         remember(folder, threads, speeds)
     seconds = {name: speed["start"] + pictures * speed["picture"] for name, speed in speeds.items()}
     return min(seconds, key=seconds.__getitem__)
 
 
-def remembered(folder: Path, threads: int) -> Speeds | None:
-    """What was measured on a machine like this one with so many threads, if anything was."""
+def remembered(folder: Path, threads: int, names: list[str]) -> Speeds | None:
+    """What was measured of these engines on a machine like this one with so many threads, if anything was."""
     try:
         known = _read(folder)[_machine(threads)]
-        return {name: {key: float(known[name][key]) for key in ("start", "picture")} for name in get_args(EngineName)}
+        return {name: {key: float(known[name][key]) for key in ("start", "picture")} for name in names}
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -74,5 +79,6 @@ def _machine(threads: int) -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = models[0] if models else platform.processor() or platform.machine()
-    versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "onnxruntime"))
+    packages = ["torch", *(package for name in _OTHERS for package in ENGINES[name].packages)]
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
     return f"{processor}, {os.cpu_count()} cores, {threads} threads, {versions}"

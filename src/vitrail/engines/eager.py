@@ -2,23 +2,32 @@
 
 import contextlib
 from collections.abc import Generator
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 
-from vitrail.engines.base import Outputs, Run
+from vitrail.engines.base import Engine, Outputs, Run
 from vitrail.models.base import Seen
 from vitrail.models.device import find_device
-from vitrail.weights.bundle import Bundle
+from vitrail.weights.bundle import Bundle, load
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """A bundle's model in evaluation mode, on the device it is on, or moved to another one."""
+
+    packages = ("torch",)
+    start = "import sys; from vitrail.weights.bundle import load; load(sys.argv[1])"
 
     def __init__(self, bundle: Bundle, device: str | None = None) -> None:
         self.model, self.parts = bundle.model.eval(), bundle.parts
         if device is not None:
             self.model.to(find_device(device))
+
+    @classmethod
+    def open(cls, bundle: Bundle | str | Path, device: str | None = None) -> Self:
+        return cls(load(bundle) if isinstance(bundle, str | Path) else bundle, device)
 
     @contextlib.contextmanager
     def running(self, threads: int | None) -> Generator[Run]:

@@ -54,7 +54,7 @@ def export(path: Path, target: Path, key: str) -> None:
     need("onnxscript")
     say(f"making {target} (once for this bundle)")
     bundle = load(path)
-    bundle.parts.check_classifies()
+    bundle.parts.check_computable()
     parts, model = bundle.parts, bundle.model.float().eval()
     pixels = sample(parts.preprocess, min(max(_PROOF_MACS // parts.config.macs, 8), 40))
     expected = _answer(TorchEngine(bundle), pixels)

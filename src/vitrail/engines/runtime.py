@@ -3,22 +3,47 @@
 import contextlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from vitrail.engines.base import Outputs, Run, cores, need
+from vitrail.engines.base import Engine, Outputs, Run, cores, need
 from vitrail.engines.cache import MODEL, ready
-from vitrail.errors import DamagedError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.weights.parts import Parts, read_parts
 
+if TYPE_CHECKING:
+    from vitrail.weights.bundle import Bundle
 
-class OnnxEngine:
+
+class OnnxEngine(Engine):
     """An ONNX file in its folder, with the parts of the bundle that it was made from."""
+
+    packages = ("onnxruntime",)
+    start = (
+        "import sys; from vitrail.engines.base import need;"
+        f" need('onnxruntime').InferenceSession(sys.argv[1] + '/{MODEL}')"
+    )
 
     def __init__(self, folder: Path, parts: Parts) -> None:
         self.folder, self.parts = folder, parts
         self._sessions: dict[int, Any] = {}
+
+    @classmethod
+    def prepare(cls, path: str | Path) -> Path:
+        need("onnxruntime")
+        return ready(path)
+
+    @classmethod
+    def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
+        """The weights are in the ONNX file: those of the bundle need not be read."""
+        if device not in (None, "auto", "cpu"):
+            raise UsageError(f"Device must be cpu for engine onnx, got {device!r}. Use engine torch.")
+        if not isinstance(bundle, str | Path):
+            raise UsageError("Engine onnx must be given the path of a bundle, got one in memory. Save it first.")
+        need("onnxruntime")
+        parts = read_parts(bundle, weights=False)
+        return cls(cls.prepare(bundle), parts)
 
     @contextlib.contextmanager
     def running(self, threads: int | None) -> Generator[Run]:
@@ -44,11 +69,3 @@ class OnnxEngine:
                 reason = str(error).splitlines()[0]
                 raise DamagedError(f"{path!r} cannot be used by ONNX Runtime ({reason}).") from None
         return self._sessions[threads]
-
-
-def open_onnx(path: str | Path) -> OnnxEngine:
-    """The engine for the bundle at `path`, whose weights are in the ONNX file and need not be read."""
-    need("onnxruntime")
-    parts = read_parts(path, weights=False)
-    parts.check_classifies()
-    return OnnxEngine(ready(path), parts)

@@ -39,6 +39,16 @@ class Parts:
             object.__setattr__(self, "labels", _checked_labels(self.labels, self.config.classes))
         check_provenance(self.provenance)
 
+    def check_computable(self) -> None:
+        """Refuse what has neither one vector of logits nor one of features for an image."""
+        if self.config.predicts == "pixels":
+            raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model has learned to name the class of an image."""
+        return self.config.classifies and self.provenance.get("objective", "classify") == "classify"
+
     def check_classifies(self) -> None:
         """Refuse what cannot name the class of an image."""
         refuse_untrained_head(self)
