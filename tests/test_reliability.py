@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -356,22 +357,100 @@ def test_r6_a_signal_ends_after_a_whole_step_with_a_checkpoint(undisturbed, tmp_
         assert fingerprint(output) == fingerprint(undisturbed)
 
 
+ALONE = """
+import sys
+from vitrail.cli import main
+from vitrail.training import ranks
+ranks._LEAVING = float(sys.argv[1])
+print("ready", flush=True)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("patience", [1.0, pytest.param(25.0, marks=pytest.mark.slow)])
+def test_a_rank_that_waits_for_others_ends_soon_after_sigterm(tmp_path, patience):
+    """In `init_process_group`, where no signal handler of Python runs."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-c", ALONE, str(patience), "train", *QUICK, "--output", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **place}
+    )
+    process.stdout.readline()
+    time.sleep(2)
+    sent = time.monotonic()
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err.splitlines()[-1] == ("vitrail: stopped by SIGTERM while waiting for other ranks; --resume auto goes on")
+    assert patience <= time.monotonic() - sent < min(patience + 5, 30)
+
+
+def free_port():
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
 @pytest.mark.slow
-def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(tmp_path):
-    quiet = tmp_path / "quiet"
-    process = start(quiet, ranks=2)
-    process.communicate()
-    assert process.returncode == 0
-    output = tmp_path / "killed"
+def test_a_rank_inside_a_collective_ends_soon_after_sigterm(tmp_path):
+    """The other one is stopped, and neither answers nor closes its connection."""
+    process = start(tmp_path / "run", ranks=2)
+    wait_for_step(process, tmp_path / "run", 10)
+    first, second = workers_of(process)
+    os.kill(second, signal.SIGSTOP)
+    time.sleep(1)
+    sent = time.monotonic()
+    os.kill(first, signal.SIGTERM)
+    while is_alive(first):
+        time.sleep(0.05)
+    assert 20 < time.monotonic() - sent < 30
+    os.kill(second, signal.SIGKILL)
+    _, err = process.communicate()
+    assert re.search(r"exitcode\W+143\b", err), err
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def quiet_pair(tmp_path_factory):
+    """The run of two ranks that nobody killed."""
+    output = tmp_path_factory.mktemp("quiet") / "run"
+    process = start(output, ranks=2)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(20))
+def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(quiet_pair, tmp_path, trial):
+    """Either rank, at any moment: every fourth one while the ranks are still connecting."""
+    output, chance = tmp_path / "run", random.Random(trial)
     words = command(output, "--resume", "auto", ranks=2)
     words.insert(words.index("--nproc-per-node"), "--max-restarts=3")
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    wait_for_step(process, output, 40)
-    os.kill(workers_of(process)[-1], signal.SIGKILL)
-    _, err = process.communicate()
+    if is_early := trial % 4 == 3:
+        while len(workers_of(process)) < 2:
+            time.sleep(0.05)
+        time.sleep(2 + 3 * chance.random())
+    else:
+        wait_for_step(process, output, 10 + chance.randrange(60))
+        time.sleep(chance.random() * 0.2)
+    killed, survivor = chance.sample(workers_of(process), 2)
+    os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
+    while is_alive(survivor):
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert len(events(output, "resume")) == 1
-    assert fingerprint(output) == fingerprint(quiet)
+    assert is_early or len(events(output, "resume")) == 1
+    assert fingerprint(output) == fingerprint(quiet_pair)
 
 
 @pytest.mark.slow

@@ -4,6 +4,10 @@
 """
 
 import os
+import select
+import signal
+import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,9 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from vitrail.errors import VitrailError
 from vitrail.models.device import find_device
+
+_COLLECTIVE = timedelta(minutes=5)  # how long ranks wait for each other: the first one may be writing a checkpoint
+_LEAVING = 25.0  # seconds that a rank may take to leave after SIGTERM; torchrun kills it after 30
 
 
 class Ranks(NamedTuple):
@@ -86,12 +94,54 @@ def join(device: str) -> Generator[Ranks]:
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=5))
+    with watched():
+        try:
+            _connect("nccl" if place.type == "cuda" else "gloo")
+            yield Ranks(dist.get_rank(), count, place)
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+                raise
+            raise VitrailError("Another rank has left, or cannot be reached; its own message says why.") from None
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _connect(backend: str) -> None:
+    """Meet the other ranks. torchrun on one machine keeps its store when it starts ranks again, with the addresses of
+    those that died: each start writes under a name of its own."""
+    store, rank, count = next(rendezvous("env://", timeout=_COLLECTIVE))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # machines count their starts each for itself
+        store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_COLLECTIVE)
+
+
+@contextmanager
+def watched() -> Generator[None]:
+    """End this process soon after SIGTERM, whatever it is doing.
+
+    Python's signal handlers run between two steps of the main thread, which may be waiting in a collective for a rank
+    that is gone. The number of a signal is written into a pipe at once, and read by another thread.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reading,), daemon=True).start()
     try:
-        yield Ranks(dist.get_rank(), count, place)
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-            raise
-        raise VitrailError("Another rank has left; its own message says why.") from None
+        yield
     finally:
-        dist.destroy_process_group()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def _watch(signals: int) -> None:
+    deadline = None
+    while select.select([signals], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
+        numbers = os.read(signals, 64)
+        if not numbers:  # the block has ended
+            os.close(signals)
+            return
+        if signal.SIGTERM in numbers and deadline is None:
+            deadline = time.monotonic() + _LEAVING
+    os.write(2, b"vitrail: stopped by SIGTERM while waiting for other ranks; --resume auto goes on\n")
+    os._exit(128 + signal.SIGTERM)
