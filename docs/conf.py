@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)
 
 # The order of the navigation; titles are those of the pages.
-PAGES = [
-    *(f"docs/{name}" for name in ("families", "inspect", "weights", "scale", "architecture", "extending", "api")),
-    *("benchmarks/README", "CONTRIBUTING", "CHANGELOG"),
-]
+GUIDE = ["commands", "data", "train", "scale", "finetune", "evaluate", "predict", "inspect", "weights", "python"]
+GROUND = ["families", "settings", "proved", "architecture", "extending", "api"]
+PAGES = [*(f"docs/{name}" for name in GUIDE + GROUND), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
 TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}
 
 project = html_title = "Vitrail"

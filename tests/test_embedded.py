@@ -9,7 +9,7 @@ import pytest
 import vitrail
 from test_cli import run
 from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, VitrailError
 
 PACKAGE = Path(vitrail.__file__).parent
 
@@ -36,6 +36,18 @@ def test_it_names_pictures_that_it_has_never_seen(bundle):
     assert bundle.provenance["scores"]["count"] == 10_000
     assert bundle.provenance["scores"]["split"] == "test"
     assert bundle.provenance["licence"] == "mit"
+
+
+@pytest.mark.slow
+def test_it_has_the_score_that_it_states(bundle, call):
+    try:
+        open_data("fashion-mnist")
+    except VitrailError as error:
+        pytest.skip(str(error))
+    scores = json.loads(call("evaluate", "fashion", "fashion-mnist", "--json").stdout)
+    assert scores["count"] == 10_000
+    assert round(scores["accuracy"] * 10_000) == 9_297
+    assert bundle.provenance["scores"]["accuracy"] == pytest.approx(0.9297)
 
 
 def test_commands_know_it_by_its_name(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
-"""What the READMEs tell a reader to type works as written."""
+"""What the READMEs and the pages of docs/ tell a reader to type works as written, in both languages."""
 
 import ast
+import dataclasses
+import json
 import re
 import shlex
 import subprocess
@@ -9,52 +11,162 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.configs.augment import Augment
+from vitrail.configs.recipe import Recipe
+from vitrail.configs.vit import ViTConfig
+from vitrail.images.preprocess import Preprocess
+
 ROOT = Path(__file__).resolve().parents[1]
+ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if not path.stem.endswith(".ko"))
+# Pages in the order of a reader who keeps what earlier ones made: `taste/` of commands, `run/` of train.
+IN_ORDER = ("commands", "data", "train", "finetune", "evaluate", "predict", "python", "inspect", "weights", "families")
+# Blocks that no test runs, by the reason that stands in a comment above them.
+NOT_RUN = {
+    "scale": ["needs several processes and hours", "needs several machines"],
+}
+# Lines of bash that are not ours to run here: set-up, which other tests do.
+OTHERS = ("make ", "pip install ")
+
+# Runs in a process of its own, one for all pages: importing torch again and again would be most of the time.
+RUNNER = """
+import json, os, sys
+from vitrail.cli import main
+
+for page, folder, blocks in json.load(sys.stdin):
+    os.chdir(folder)
+    names = {"__name__": "__main__"}
+    for language, text in blocks:
+        print(f"### {page}: {text}", file=sys.stderr, flush=True)
+        if language == "python":
+            exec(compile(text, page, "exec"), names)
+        else:
+            main(text)
+"""
+
+PREPARE = """
+import os, numpy as np, torch
+from PIL import Image
+import vitrail
+from vitrail.weights.convert import convert
+
+chance = np.random.default_rng(0)
+for split, count in (("train", 3), ("val", 1)):
+    for label, tint in (("ants", 60), ("bees", 180)):
+        os.makedirs(f"photos/{split}/{label}")
+        for number in range(count):
+            pixels = chance.integers(0, 70, (150, 200, 3)) + tint
+            Image.fromarray(pixels.astype(np.uint8)).save(f"photos/{split}/{label}/{number}.jpg")
+os.makedirs("new-photos")
+Image.fromarray(chance.integers(0, 250, (90, 120, 3)).astype(np.uint8)).save("new-photos/1.jpg")
+torch.manual_seed(0)
+public = vitrail.create("ViT-Ti/16", resolution=224)
+torch.save({name: tensor for name, tensor in public.state_dict().items()}, "deit_tiny_patch16_224.pth")
+"""
 
 
-def blocks(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+def blocks(path):
+    """Fenced blocks of a page: language, text, and the reason why it is not run, if one stands above it."""
+    pattern = r"(?:<!-- not run: (.*?) -->\n)?^```([^\n]*)\n(.*?)^```$"
+    found = re.findall(pattern, path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [(language, text, reason) for reason, language, text in found]
 
 
-def test_python_blocks_run(tmp_path):
-    script = "\n".join(blocks("README.md", "python"))
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "my-bundle" / "manifest.json").exists()
+def korean(path):
+    return path.with_name(f"{path.stem}.ko.md")
 
 
-def test_python_blocks_of_the_docs_run(tmp_path):
-    script = "\n".join(blocks("docs/inspect.md", "python"))
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def runnable(path):
+    """What is run of a page, in order: blocks of Python, and the words of each command."""
+    found = []
+    for language, text, reason in blocks(path):
+        if reason or language not in ("python", "bash"):
+            continue
+        if language == "python":
+            found.append((language, text))
+            continue
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["vitrail"]:
+                found.append((language, words[1:]))
+            else:
+                assert not words or line.startswith(OTHERS), f"{path.name}: {line}"
+    return found
 
 
-def test_commands_run(tmp_path):
-    lines = [line for block in blocks("README.md", "bash") for line in block.splitlines()]
-    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("vitrail ")]
-    assert len(commands) >= 7
-    # One after the other in one process: starting each anew would be most of the time.
-    script = f"from vitrail.cli import main\nfor words in {[words[1:] for words in commands]!r}:\n    main(words)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+@pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
+def test_every_block_is_run_or_says_why_not(path):
+    known = ("bash", "python", "text", "toml")
+    assert [
+        text for kind, text, _ in blocks(path) if kind not in known and not kind.startswith("{literalinclude}")
+    ] == []
+    assert [reason for _, _, reason in blocks(path) if reason] == NOT_RUN.get(path.stem, [])
+    if runnable(path):
+        assert path.stem in (*IN_ORDER, "README")
 
 
-def test_both_languages_show_the_same_commands():
-    def commands(page):
-        return [shlex.split(line, comments=True) for block in blocks(page, "bash") for line in block.splitlines()]
+def test_pages_do_what_they_say(tmp_path):
+    """The folder of photos and the downloaded weights, which a reader of the README has, are made up here."""
+    (tmp_path / "readme").mkdir()
+    (tmp_path / "docs").mkdir()
+    readme = [("python", PREPARE), *runnable(ROOT / "README.md")]
+    jobs = [("README.md", str(tmp_path / "readme"), readme)]
+    jobs += [(f"{name}.md", str(tmp_path / "docs"), runnable(ROOT / "docs" / f"{name}.md")) for name in IN_ORDER]
+    assert sum(len(job[2]) for job in jobs) > 35
+    words = [sys.executable, "-c", RUNNER]
+    done = subprocess.run(words, input=json.dumps(jobs), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "readme/look/index.html").exists()
+    assert (tmp_path / "docs/my-bundle/manifest.json").exists()
 
-    assert commands("README.md") == commands("README.ko.md")
 
-
-def test_both_languages_show_the_same_python():
-    """But for comments, and for words inside of strings."""
+@pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
+def test_both_languages_say_the_same(path):
+    """The same headings, tables, images and commands; the same Python but for comments and words inside of strings."""
 
     def shape(page):
-        tree = ast.parse("\n".join(blocks(page, "python")))
-        return re.sub(r"Constant\(value='.*?'\)", "Constant()", ast.dump(tree))
+        text = page.read_text(encoding="utf-8")
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        python = ast.dump(ast.parse("\n".join(text for kind, text, _ in blocks(page) if kind == "python")))
+        return {
+            "headings": re.findall(r"^#+ ", prose, re.MULTILINE),
+            "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
+            "images": re.findall(r"!\[[^\]]*\]\(([^)]*)\)", prose),
+            "lines": [shlex.split(line, comments=True) for kind, text, _ in blocks(page) if kind == "bash"
+                      for line in text.splitlines()],
+            "others": [(kind, text) for kind, text, _ in blocks(page) if kind not in ("bash", "python", "text")],
+            "python": re.sub(r"Constant\(value='.*?'\)", "Constant()", python),
+        }  # fmt: skip
 
-    assert shape("README.md") == shape("README.ko.md")
-    assert shape("docs/inspect.md") == shape("docs/inspect.ko.md")
+    assert shape(path) == shape(korean(path))
+
+
+def test_the_readmes_are_short():
+    for name in ("README.md", "README.ko.md"):
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/proved.md", "docs/proved.ko.md"])
+def test_every_claim_names_a_test_that_exists(name):
+    tests = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")}
+    section = (ROOT / name).read_text(encoding="utf-8")
+    if name.startswith("README"):
+        section = re.split(r"^## (?:What is proved|증명된 것)$|^## ", section, flags=re.MULTILINE)[-4]
+    claims = re.findall(r"^(?:- |\| (?!---)).*?(?=^- |^\||^$)", section, re.MULTILINE | re.DOTALL)
+    named = [re.findall(r"`(?:tests/)?(test_\w+\.py)?(?:::)?(test_\w+)?`", claim) for claim in claims]
+    claims_without = [claim for claim, found in zip(claims, named, strict=True) if not found]
+    assert len(claims) >= 10
+    assert [claim for claim in claims_without if not re.match(r"\| (claim|주장) \|", claim)] == []
+    for file, function in (one for found in named for one in found):
+        texts = [tests[file]] if file else tests.values()
+        assert not function or any(f"def {function}(" in text for text in texts), function
+
+
+@pytest.mark.parametrize("page", ["docs/settings.md", "docs/settings.ko.md"])
+def test_every_setting_is_on_its_page(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for settings in (ViTConfig, Recipe, Augment, Preprocess):
+        names = {field.name for field in dataclasses.fields(settings)} - {"name"}
+        assert {name for name in names if f"`{name}`" not in text} == set()
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")], ids=lambda path: path.name)
