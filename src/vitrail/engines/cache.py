@@ -17,7 +17,7 @@ from vitrail.console import say
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
-FORMAT = 1  # of what `engines.export` writes: what another version wrote is made anew
+FORMAT = 2  # of what `engines.export` writes: what another version wrote is made anew
 MODEL, PROOF, SPEED = "model.onnx", "proof.json", "speed.json"
 
 

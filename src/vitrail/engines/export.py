@@ -60,7 +60,6 @@ def export(path: Path, target: Path, key: str) -> None:
     expected = _answer(TorchEngine(bundle), pixels)
     bake_(model)
     program = _translate(model)
-    _keep_rims(program.model.graph)
     program.model.metadata_props.update(_metadata(bundle, key))
     with whole_folder(target, force=True) as folder:
         size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
@@ -81,13 +80,14 @@ def export(path: Path, target: Path, key: str) -> None:
 
 
 def _translate(model: AnyModel) -> Any:
+    """The model as an ONNX program."""
     config = model.config
     example = torch.zeros(2, config.channels, *config.resolution, device=next(model.parameters()).device)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            return torch.onnx.export(
+            program: Any = torch.onnx.export(
                 _Exported(model).eval(), (example,), input_names=["pixel_values"], output_names=["logits", "features"],
                 dynamic_shapes={"pixel_values": {0: torch.export.Dim("batch")}}, opset_version=OPSET, verbose=False,
             )  # fmt: skip
@@ -96,6 +96,20 @@ def _translate(model: AnyModel) -> Any:
             f"Engine onnx must have a model that can be exported, got family {config.family}, which torch.onnx cannot"
             f" ({first_line(error)}). Use engine torch."
         ) from None
+    _keep_rims(program.model.graph)
+    _strip(program.model.graph)
+    return program
+
+
+def _strip(graph: Any) -> None:
+    """Leave out the shapes of weights and of what lies between input and outputs: every runtime infers them, and tools
+    that change the graph trip over stored ones, as ONNX Runtime's quantiser over a weight that it has transposed. Leave
+    out the exporter's notes, too: they hold paths of this machine."""
+    made = {value for node in graph for value in node.outputs} | set(graph.initializers.values())
+    for value in made - set(graph.outputs):
+        value.shape = value.type = None
+    for noted in (*graph, *graph.inputs, *made):
+        noted.metadata_props.clear()
 
 
 def _keep_rims(graph: Any) -> None:

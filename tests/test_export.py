@@ -1,0 +1,55 @@
+"""The exported graph in others' hands: checkers, shape inference and the quantiser take it, and it tells no secrets."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import vitrail
+from redraw import redraw
+from vitrail.engines.base import need
+from vitrail.engines.cache import MODEL, ready
+
+# One of each family, as small as it goes.
+MODELS = {
+    "ViT-Pico/2": {"depth": 1},
+    "Hybrid-Pico": {"depth": 1},
+    "ResNet-Pico": {"layers": (1, 1)},
+    "BiT-R50x1": {"base": 32, "layers": (1,), "resolution": 32},
+    "Mixer-Pico/2": {"depth": 1},
+    "LSTM-Pico/2": {"depth": 1},
+    "iGPT-Micro": {"depth": 1, "resolution": 8},
+    "MLP-Pico": {"depth": 1},
+}
+
+
+QUICK = ("ViT-Pico/2", "MLP-Pico")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_checkers_and_the_quantiser_take_the_graph(name, tmp_path):
+    model = redraw(vitrail.create(name, classes=5, **MODELS[name]), std=0.05)
+    half = (0.5,) * model.config.channels
+    eye = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "one")
+    path = ready(tmp_path / "one") / MODEL
+    graph = onnx.load(path)
+    onnx.checker.check_model(graph, full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
+    assert len(inferred.graph.value_info) >= len(graph.graph.node) // 2 > len(graph.graph.value_info) == 0
+    assert str(Path(vitrail.__file__).parent).encode() not in path.read_bytes()
+
+    logging.disable()  # it advises to preprocess
+    need("onnxruntime.quantization").quantize_dynamic(path, tmp_path / "small.onnx")
+    logging.disable(logging.NOTSET)
+    images = torch.randn(2, model.config.channels, *model.config.resolution)
+    with torch.no_grad():
+        expected = model.eval()(images).numpy()
+    session = need("onnxruntime").InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], {"pixel_values": images.numpy()})
+    assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 8 bits
