@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import vitrail
 from test_cli import run
 from test_training import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
@@ -569,8 +570,6 @@ def test_r10_a_loss_that_is_no_number(tmp_path, policy):
     data = open_data("digits").splits
     recipe = Recipe(steps=40, batch=64, on_nonfinite=policy)
     torch.manual_seed(0)
-    import vitrail
-
     trainer = Trainer(
         vitrail.create("ViT-Pico/2"), EYE, data["train"], data["test"], recipe, Options(workers=0), Ranks()
     )
@@ -642,6 +641,31 @@ def test_r11_strange_names_stay_names(tmp_path):
     assert "script" not in {tag for tag, _ in elements}
     assert not any(name.startswith("on") for _, names in elements for name in names)
     assert sum(tag == "img" for tag, _ in elements) == page.count("data:image/png;base64")
+
+
+def test_names_that_are_no_utf8(call, tmp_path):
+    """Of data, output, cache, bundle and a damaged file: they are escaped where a file must be UTF-8."""
+    strange = tmp_path / os.fsdecode(b"caf\xe9")
+    photos(strange / "data")
+    (strange / "data" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"not a picture")
+    settings = ("--epochs", "2", "--set", "on_damage=skip", "batch=8", "holdout=0.3", "preprocess.crop_fraction=1.0")
+    run, tuned = strange / "run", strange / "tuned"
+    train = ("train", strange / "data", "--model", "ViT-Pico/2", "--output", run, "--cache", strange / "cache")
+    finetune = ("finetune", run / "bundle", strange / "data", "--output", tuned)
+    for words, output in ((train, run), (finetune, tuned)):
+        done = call(*words, *settings)
+        assert done.returncode == 0, done.stderr
+        assert tomllib.loads((output / "config.toml").read_text("utf-8"))["data"] == f"{tmp_path}/caf\\udce9/data"
+        assert "caf\\udce9" in (output / "report.html").read_text("utf-8")
+        provenance = vitrail.load(output / "bundle").provenance
+        assert list(provenance["damaged"]["files"]) == [f"{tmp_path}/caf\\udce9/data/a/\\udcff.png"]
+        (event,) = events(output, "damaged")
+        assert event["file"] == str(strange / "data" / "a" / os.fsdecode(b"\xff.png"))
+        done = call(*words, *settings, "--resume", "auto")
+        assert "going on after step" in done.stderr
+        assert len(events(output, "damaged")) == 1  # the checkpoint knows it by its true name
+    assert provenance["finetuned_from"]["bundle"] == f"{tmp_path}/caf\\udce9/run/bundle"
+    assert "caf\\udce9" in (tuned / "bundle" / "README.md").read_text("utf-8")
 
 
 # What is left of a run

@@ -208,7 +208,27 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, document: object) -> None:
     """The one way in which we write JSON, so that equal content is equal bytes."""
-    path.write_text(_canonical(document), encoding="utf-8")
+    write_text(path, _canonical(document))  # an escape of `writable` is one of JSON: the text is read back as it was
+
+
+def write_text(path: Path, text: str) -> None:
+    """The text in UTF-8, whatever names of files it holds."""
+    path.write_bytes(writable(text).encode())
+
+
+def writable(text: str) -> str:
+    """Text that UTF-8 can hold. Python keeps bytes of a name that is no UTF-8 as half characters; they are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+@contextlib.contextmanager
+def named_in_utf8(path: Path) -> Generator[Path]:
+    """A name of the file that libraries which know only UTF-8 can open for the time of the block (safetensors)."""
+    if writable(str(path)) == str(path):
+        yield path
+    else:
+        with path.open("rb") as file:
+            yield Path(f"/dev/fd/{file.fileno()}")
 
 
 def verify(folder: Path, names: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from vitrail.configs.augment import Augment
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_number, check_whole, spoken
-from vitrail.storage import read_document
+from vitrail.storage import read_document, writable
 
 Objective = Literal["classify", "masked", "next-pixel"]
 
@@ -225,7 +225,7 @@ def _toml_value(value: Any) -> str:
         case str():
             escaped = "".join(
                 f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
-                for c in value.replace("\\", "\\\\").replace('"', '\\"')
+                for c in writable(value).replace("\\", "\\\\").replace('"', '\\"')
             )
             return f'"{escaped}"'
         case list() | tuple():

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from vitrail.errors import DamagedError, VitrailError
-from vitrail.storage import read_json, verify, whole_folder, write_json
+from vitrail.storage import named_in_utf8, read_json, verify, whole_folder, write_json
 
 _FILES = ("tensors.safetensors", "state.json")
 _NAME = re.compile(r"step-(\d{9,})")
@@ -84,7 +84,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint, every byte of it checked."""
     verify(path, _FILES)
     try:
-        arrays = load_file(path / _FILES[0])
+        with named_in_utf8(path / _FILES[0]) as file:
+            arrays = load_file(file)
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{str(path / _FILES[0])!r} cannot be read ({error}).") from None
     state, name = read_json(path / _FILES[1]), _NAME.fullmatch(path.name)

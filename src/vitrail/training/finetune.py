@@ -24,7 +24,7 @@ from vitrail.evaluation.transfer import Linear, ridge_head
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.settings import Pair
-from vitrail.storage import MANIFEST
+from vitrail.storage import MANIFEST, writable
 from vitrail.training.loop import Options
 from vitrail.training.run import Given, Start, channels_of, run
 from vitrail.weights.bundle import Bundle, load
@@ -71,7 +71,9 @@ def finetune(
             )
         known = _known_of(loaded)
         manifest = hashlib.sha256((check_folder(bundle) / MANIFEST).read_bytes()).hexdigest()
-        origin = {"finetuned_from": {"bundle": str(bundle), "manifest": manifest, "changes": list(notes), **known}}
+        origin = {
+            "finetuned_from": {"bundle": writable(str(bundle)), "manifest": manifest, "changes": list(notes), **known}
+        }
         return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged)
 
     run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)

@@ -15,6 +15,7 @@ from vitrail.evaluation.classify import Answers
 from vitrail.evaluation.metrics import calibration_bins
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.page import Line, chart, escape, figure, numbers, page, picture, table
+from vitrail.storage import write_text
 from vitrail.weights.bundle import Bundle
 
 _SHOWN_CLASSES = 30  # up to which the whole confusion matrix is drawn
@@ -48,7 +49,7 @@ def write_report(
     title = f"{config.name or config.family} on {provenance['data'].split(':')[0]}"
     subtitle = f"{config.parameters:,} parameters, {config.macs:,} multiply-accumulates a picture"
     try:
-        (output / "report.html").write_text(page(title, subtitle, "\n".join(sections)), encoding="utf-8")
+        write_text(output / "report.html", page(title, subtitle, "\n".join(sections)))
     except OSError as error:
         raise VitrailError(f"Writing {str(output / 'report.html')!r} failed ({error.strerror}).") from None
 

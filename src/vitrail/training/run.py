@@ -37,7 +37,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.igpt import IGPT
-from vitrail.storage import MANIFEST, check_output, locked
+from vitrail.storage import MANIFEST, check_output, locked, writable, write_text
 from vitrail.training.checkpoint import Checkpoint, steps_of, sweep
 from vitrail.training.loop import Options, Stop, Trainer, resume
 from vitrail.training.objectives import model_settings
@@ -309,7 +309,7 @@ def _write_config(output: Path, settings: str) -> None:
     aside = output / _WRITING
     try:
         output.mkdir(parents=True, exist_ok=True)
-        aside.write_text(settings, encoding="utf-8")
+        write_text(aside, settings)
         aside.rename(output / "config.toml")
         (output / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
@@ -409,7 +409,7 @@ def _finish(
         brief = {key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")}
         log.write("final", step=trainer.step, split=split.name, **brief)
     provenance = {
-        "data": f"{data}: {len(trainer.loader.split):,} training pictures",
+        "data": f"{writable(data)}: {len(trainer.loader.split):,} training pictures",
         "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,
@@ -422,13 +422,14 @@ def _finish(
         "vitrail": __version__,
         "torch": str(torch.__version__),
         "seconds": round(seconds, 1),
-        "command": command,
+        "command": writable(command),
         **begin.origin,
     }
     if scores is not None and split is not None:
         provenance["scores"] = {"split": split.name, **brief}
     if trainer.damaged:
-        provenance["damaged"] = {"policy": recipe.on_damage, "files": trainer.damaged}
+        files = {writable(path): writable(reason) for path, reason in trainer.damaged.items()}
+        provenance["damaged"] = {"policy": recipe.on_damage, "files": files}
     bundle = Bundle(
         model=model.eval(),
         preprocess=trainer.preprocess,

@@ -27,7 +27,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import find_device
-from vitrail.storage import whole_folder, write_json
+from vitrail.storage import named_in_utf8, whole_folder, write_json
 from vitrail.weights.parts import Parts, check_provenance, read_parts
 
 
@@ -101,7 +101,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         model = build(parts.config)
     weights = folder / "model.safetensors"
     try:
-        with safe_open(weights, framework="pt") as file:
+        with named_in_utf8(weights) as known, safe_open(known, framework="pt") as file:
             header = _read_header(file)
             if not parts.config.classes:  # older versions wrote a head of zeros for one class
                 header = {name: one for name, one in header.items() if not name.startswith("head.")}
