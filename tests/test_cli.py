@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from PIL import Image
 import vitrail
 from vitrail.commands import COMMANDS
 from vitrail.configs.base import INFO_KEYS
+from vitrail.configs.recipe import change_recipe, find_recipe, recipe_names
 from vitrail.configs.zoo import MODELS
 from vitrail.console import json_text, printable
 from vitrail.errors import MissingError
@@ -44,7 +46,7 @@ def test_help_goes_to_stdout(words):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("words", [["--help"], ["models"], ["info", "ViT-G/14", "--json"], ["info", FIXTURE]])
+@pytest.mark.parametrize("words", [["--help"], ["models"], ["info", "ViT-G/14"], ["info", FIXTURE], ["recipes"]])
 def test_what_needs_no_torch_imports_none(words):
     script = (
         "import sys\nfrom vitrail.cli import main\n"
@@ -108,6 +110,7 @@ def test_info_of_a_bundle_and_a_name_that_is_also_a_path(tmp_path):
     assert run("info", "ViT-B/16", cwd=tmp_path).returncode == 0
 
 
+TRAIN = ["train", "digits", "--model", "ViT-Pico/2", "--output", "x"]
 WRONG = [
     (["bogus"], 2, f"Command must be one of {', '.join(COMMANDS)}, got 'bogus'."),
     (["model"], 2, "Did you mean 'models'?"),
@@ -129,6 +132,27 @@ WRONG = [
     (["demo", "--output", __file__, "--force"], 2, "Output to be overwritten must be a run of vitrail"),
     (["demo", "--epochs", "0"], 2, "Epochs must be a whole number from 1"),
     (["demo", "--output", FIXTURE], 2, "Output must not exist yet"),
+    (["help"], 2, "got 'help'. Did you mean '--help'?"),
+    (["--hlep"], 2, "Did you mean '--help'?"),
+    (["predict", "fashion", "x.png", "--topk", "3"], 2, "--topk, 3. Did you mean '--top-k'? See --help."),
+    (["evaluate", "fashion", "digits", "--neighbors=3"], 2, "Did you mean '--neighbours'?"),
+    (["predict", "fashion", "x.png", "--engine", "tpu"], 2, "--engine must be one of auto, onnx, torch, got 'tpu'."),
+    ([*TRAIN, "--weight-decay", "0.1"], 2, "Did you mean '--set weight_decay'?"),
+    ([*TRAIN, "--set", "lr=0.1"], 2, "'lr' is not one of a recipe's. Did you mean 'learning_rate'?"),
+    ([*TRAIN, "--set", "mixup=0.1"], 2, "Did you mean 'augment.mixup'?"),
+    ([*TRAIN, "--set", "pool=gap"], 2, "Did you mean 'model.pool'?"),
+    ([*TRAIN, "--lr", "fast"], 2, "--lr must be a number, got 'fast'."),
+    ([*TRAIN, "--lr", "0"], 2, "Learning rate must be above 0, got 0."),
+    ([*TRAIN, "--batch", "1.5"], 2, "--batch must be a whole number, got '1.5'."),
+    ([*TRAIN, "--lr", "0.1", "--lr", "0.2"], 2, "--lr must be given once, with all of its values, got it 2 times."),
+    ([*TRAIN, "--set", "clip=1", "--set", "batch=8"], 2, "--set must be given once, with all of its values"),
+    ([*TRAIN, "--set", "clip=1", "clip=2"], 2, "Setting 'clip' must be given once, got it twice."),
+    ([*TRAIN, "--lr", "0.1", "--set", "learning_rate=0.1"], 2, "given once, got --lr and --set learning_rate."),
+    ([*TRAIN, "--batch", "8", "--set", "batch=8"], 2, "Batch must be given once, got --batch and --set batch."),
+    (["finetune", FIXTURE, "digits", "--output", "x", "--batch", "8", "--set", "batch=8"], 2, "got --batch and --set"),
+    ([*TRAIN, "--epochs", "1", "--set", "epochs=2"], 2, "Epochs must be given once, got --epochs and --set epochs."),
+    (["recipes", "smal"], 2, "Did you mean 'small'?"),
+    (["recipes", "nowhere.toml"], 2, "or a .toml file that exists, got 'nowhere.toml'"),
 ]
 
 
@@ -260,7 +284,7 @@ def test_demo_is_reproducible(tmp_path):
     [
         (KeyError("grid"), "internal error (KeyError): 'grid' (--debug shows where)"),
         (RuntimeError("first\nsecond"), "internal error (RuntimeError): first (--debug shows where)"),
-        (AssertionError(), "internal error (AssertionError): no reason given (--debug shows where)"),
+        (AssertionError(), "internal error (AssertionError): AssertionError (--debug shows where)"),
         (OSError("a library's own"), "internal error (OSError): a library's own (--debug shows where)"),
     ],
 )
@@ -332,6 +356,58 @@ def test_tables_show_names_of_classes_as_text(call, tmp_path):
         assert strange[1] in json.dumps(
             [json.loads(line) for line in done.stdout.split("\n") if line], ensure_ascii=False
         )
+
+
+# Recipes and their settings
+
+
+def test_recipes_are_listed_with_what_they_are_for(call):
+    rows = json.loads(call("recipes", "--json").stdout)
+    assert [row["name"] for row in rows] == recipe_names()
+    assert all(20 < len(row["purpose"]) < 260 and row["purpose"].endswith(".") for row in rows)
+    table = call("recipes").stdout
+    assert all(row["name"] in table for row in rows)
+    assert "DeiT (arXiv 2012.12877, Table 9), for ImageNet-size data" in table
+
+
+def test_every_setting_of_a_recipe_has_a_value_a_default_and_a_meaning(call, tmp_path):
+    shown = json.loads(call("recipes", "paper-finetune", "--json").stdout)
+    rows = {row["setting"]: row for row in shown["settings"]}
+    recipe = find_recipe("paper-finetune")
+    plain = {name: value for name, value in recipe.to_json().items() if not isinstance(value, dict)}
+    assert {name: rows[name]["value"] for name in plain} == plain
+    assert {f"augment.{name}" for name in recipe.augment.to_json()} <= rows.keys()
+    assert all(len(row["meaning"]) > 10 for row in rows.values())
+    assert (rows["clip"]["value"], rows["clip"]["default"]) == (1.0, 0.0)
+    assert rows["optimiser"]["meaning"].startswith("adamw, sgd, muon. ")
+    assert (rows["preprocess.resize"]["value"], rows["model.resolution"]["value"]) == ("squash", 384)
+    assert rows["model.dropout"]["value"] is None
+    for name, row in rows.items():  # what is listed can be set
+        value = row["value"] if row["value"] is not None else row["default"]
+        if value is not None:
+            change_recipe(recipe, [f"{name}={json.dumps(value)}"])
+    table = call("recipes", "paper-finetune").stdout
+    assert all(name in table for name in rows)
+    (tmp_path / "mine.toml").write_text("# Mine. And more.\nsteps = 3\n")
+    shown = json.loads(call("recipes", tmp_path / "mine.toml", "--json").stdout)
+    assert shown["purpose"] == "Mine."
+    assert {row["setting"]: row["value"] for row in shown["settings"]}["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "digits", "--model", "ViT-Pico/2"], ["finetune", FIXTURE, "digits", "--recipe", "small"]]
+)
+def test_learning_rate_batch_and_resume_are_short_words(call, words, tmp_path):
+    words = [*words, "--output", tmp_path / "run", "--steps", "2", "--lr", "0.003", "--batch", "16"]
+    done = call(*words)
+    assert done.returncode == 0, done.stderr
+    settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert (settings["learning_rate"], settings["batch"]) == (0.003, 16)
+    assert call(*words).returncode == 2
+    done = call(*words, "--resume")
+    assert (done.returncode, "going on after step 2 of 2" in done.stderr) == (0, True), done.stderr
+    done = call(words[0], "--resume", *words[1:])
+    assert (done.returncode, "going on after step 2 of 2" in done.stderr) == (0, True), done.stderr
 
 
 # What a run remembers, what others may catch

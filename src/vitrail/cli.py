@@ -4,22 +4,26 @@ Data goes to stdout, words about it to stderr.
 """
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import io
+import itertools
 import os
 import re
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tyro
 
 from vitrail import __version__
-from vitrail.commands import COMMANDS, given_words
+from vitrail.commands import COMMANDS, Running, given_words
 from vitrail.console import say
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, first_line
 
 DESCRIPTION = """The Vision Transformer, whole: define it, train it, look inside it, ship it.
 
@@ -57,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
         # A net, not a cure: whatever lands here should have been foreseen where it happens.
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        _leave(f"internal error ({type(error).__name__}): {reason} (--debug shows where)", 1)
+        _leave(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
 
 
 def _prepare_streams() -> None:
@@ -74,19 +77,49 @@ def _prepare_streams() -> None:
 def _parse(words: list[str]) -> Callable[[], None]:
     """Turn words into a call. tyro explains mistakes in a box; we say them in one line."""
     if not words[0].startswith("-") and words[0] not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        _leave(f"Command must be one of {known}, got {words[0]!r}.{did_you_mean(words[0], COMMANDS)}", 2)
+        near = did_you_mean(words[0], [*COMMANDS, "--help"])
+        _leave(f"Command must be one of {', '.join(COMMANDS)}, got {words[0]!r}.{near}", 2)
+    flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
+    if twice := [flag for flag, count in flags.items() if count > 1]:
+        _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.extras.subcommand_cli_from_dict(
                 {name: _delayed(command) for name, command in COMMANDS.items()},
-                prog="vitrail", description=DESCRIPTION, args=words, sort_subcommands=False,
+                prog="vitrail", description=DESCRIPTION, args=_fill_in(words), sort_subcommands=False,
             )  # fmt: skip
     except SystemExit as leaving:
         if leaving.code != 2:
             raise
-        _leave(_in_one_line(complaint.getvalue()), 2)
+        message = _in_one_line(complaint.getvalue())
+        if unknown := re.match(r"Unrecognized options: (--[\w-]+)", message):
+            message += did_you_mean(unknown[1], _flags(words[0]))
+        _leave(f"{message} See --help.", 2)
+
+
+def _fill_in(words: list[str]) -> list[str]:
+    """`--resume` alone means `--resume auto`."""
+    filled = []
+    for word, following in itertools.pairwise([*words, ""]):
+        filled += [word, "auto"] if word == "--resume" and following != "auto" else [word]
+    return filled
+
+
+def _flags(command: str) -> list[str]:
+    """Every flag of a command, and `--set KEY` for every setting if it takes a recipe."""
+    from vitrail.configs.recipe import Recipe
+
+    if command not in COMMANDS:
+        return ["--help", "--version", "--debug"]
+    names, settings = [], []
+    for name, parameter in inspect.signature(COMMANDS[command]).parameters.items():
+        if isinstance(parameter.default, Running):
+            names += [field.name for field in dataclasses.fields(Running)]
+            settings += [field.name for field in dataclasses.fields(Recipe)]
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            names.append(name)
+    return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
 
 
 def _delayed(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
@@ -108,13 +141,18 @@ def _in_one_line(box: str) -> str:
     first = rules.index(True) + 1 if any(rules) else 0
     words = " ".join(line for line, is_rule in zip(lines[first:], rules[first:], strict=True) if line and not is_rule)
     words = re.split(r"For full helptext|Argument helptext|Arguments similar to|Perhaps you meant", words)[0]
-    if wrong := re.match(r"Error parsing (\S+): .*?(?:instantiated from \[|base 10: )(.+?)\]?(?:\. |\s*$)", words):
-        words = f"{wrong[1]} must be a whole number, got {wrong[2]}"
+    value = r"(?:instantiated from \[|base 10: |to float: )(.+?)\]?(?:\. |\s*$)"
+    if wrong := re.match(rf"Error parsing (\S+): .*?{value}", words):
+        kind = "number" if re.search("FLOAT|to float", wrong[0]) else "whole number"
+        words = f"{wrong[1]} must be a {kind}, got {wrong[2]}"
     elif wrong := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+?)\]", words):
         words = f"{wrong[1]} must be whole numbers, got {wrong[2]}"
+    elif wrong := re.match(r"invalid choice (.+) for argument '(.+)'\. Expected one of \((.+)\)", words):
+        choices = sorted(set(re.findall(r"'(.*?)'", wrong[3])) - {"None"})
+        words = f"{wrong[2]} must be one of {', '.join(choices)}, got {wrong[1]}"
     elif missing := re.match(r"Missing from (.+?): (\S+)", words):
         words = f"{missing[1]} needs {missing[2]}"
-    return re.sub(r"\s+", " ", words).strip().rstrip(".:") + ". See --help."
+    return re.sub(r"\s+", " ", words).strip().rstrip(".:") + "."
 
 
 def _leave(message: str, code: int) -> NoReturn:

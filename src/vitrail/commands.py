@@ -26,8 +26,10 @@ from vitrail.console import (
     print_table,
     printable,
     say,
+    setting_cell,
 )
 from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.settings import spoken
 
 if TYPE_CHECKING:
     from vitrail.configs.recipe import Recipe
@@ -65,13 +67,22 @@ class Running:
     minutes: Annotated[float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")] = (
         None
     )
+    lr: Annotated[float | None, arg(metavar="X", help="Highest learning rate; else the recipe's.")] = None
+    batch: Annotated[int | None, arg(metavar="N", help="Images of one update; else the recipe's.")] = None
     seed: Annotated[int, arg(metavar="S", help="Same seed, machine and threads: same weights.")] = 0
     set: Annotated[
         tuple[str, ...],
-        arg(metavar="KEY=VALUE", help="Any setting of the recipe: batch=64 augment.mixup=0.2 model.dropout=0.1 ..."),
+        arg(
+            metavar="KEY=VALUE",
+            help="Any setting that `vitrail recipes NAME` lists: clip=1 augment.mixup=0.2 model.dropout=0.1 ...",
+        ),
     ] = ()
     resume: Annotated[
-        Literal["auto"] | None, arg(help="Go on from the newest whole checkpoint of RUN, or begin if there is none.")
+        Literal["auto"] | None,
+        arg(
+            metavar="[auto]",
+            help="Go on from the newest whole checkpoint of RUN, or begin if there is none.",
+        ),
     ] = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
     workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2
@@ -92,7 +103,15 @@ class Running:
         """The recipe with what the flags change of it."""
         from vitrail.configs.recipe import change_recipe
 
-        return change_recipe(recipe, self.set).with_length(epochs=self.epochs, steps=self.steps, minutes=self.minutes)
+        flags = {"learning_rate": self.lr, "batch": self.batch}
+        lengths = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
+        given = {key: value for key, value in (flags | lengths).items() if value is not None}
+        for key in (change.partition("=")[0] for change in self.set):
+            if key in given:
+                flag = "lr" if key == "learning_rate" else key
+                raise UsageError(f"{spoken(key)} must be given once, got --{flag} and --set {key}.")
+        changes = [*self.set, *(f"{key}={given[key]!r}" for key in flags if key in given)]
+        return change_recipe(recipe, changes).with_length(**lengths)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,6 +169,46 @@ def info(
     if json:
         return print_json(row)
     return print_table(None, [[key, cell(value)] for key, value in row.items()])
+
+
+def recipes(
+    name: Annotated[
+        str | None, tyro.conf.Positional, arg(metavar="NAME", help="A recipe to show, or a .toml file; else all.")
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """List the recipes of train and finetune; of one, every setting with its value, its default and its meaning."""
+    from vitrail.configs.recipe import purpose, recipe_names, recipe_text
+
+    if name is not None:
+        return _show_recipe(name, json=json)
+    rows = [{"name": known, "purpose": purpose(recipe_text(known))} for known in recipe_names()]
+    if json:
+        return print_json(rows)
+    return print_table(None, [[row["name"], row["purpose"]] for row in rows])
+
+
+def _show_recipe(name: str, *, json: bool) -> None:
+    from vitrail.configs.recipe import find_recipe, purpose, recipe_text
+    from vitrail.configs.vit import ViTConfig
+    from vitrail.images.preprocess import Preprocess
+
+    recipe, about = find_recipe(name), purpose(recipe_text(name))
+    rows = [row for row in recipe.describe() if row["setting"] not in ("augment", "preprocess", "model")]
+    rows += [row | {"setting": f"augment.{row['setting']}"} for row in recipe.augment.describe()]
+    # The defaults of these depend on the model and on DATA.
+    for table, given, kind in (("preprocess", recipe.preprocess, Preprocess), ("model", recipe.model, ViTConfig)):
+        rows += [
+            {"setting": f"{table}.{key}", "value": given.get(key), "default": None, "meaning": meaning}
+            for key, meaning in (dict.fromkeys(given, "") | kind.meanings()).items()
+            if key not in ("name", "classes", "channels")
+        ]
+    if json:
+        return print_json({"name": name, "purpose": about, "settings": rows})
+    sys.stdout.write(f"{printable(about)}\n\n")
+    cells = [[row["setting"], *map(setting_cell, (row["value"], row["default"])), row["meaning"]] for row in rows]
+    return print_table(("setting", "value", "default", "meaning"), cells)
 
 
 def doctor(
@@ -518,7 +577,7 @@ def _parse_resolution(text: str) -> tuple[int, int]:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "models": models, "info": info, "doctor": doctor, "train": train,
+    "models": models, "info": info, "recipes": recipes, "doctor": doctor, "train": train,
     "finetune": finetune, "evaluate": evaluate, "predict": predict, "inspect": inspect,
     "convert": convert, "demo": demo,
 }  # fmt: skip

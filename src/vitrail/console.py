@@ -172,6 +172,20 @@ def _escaped(text: str) -> Iterator[str]:
         yield character if is_shown else character.encode("unicode_escape").decode()
 
 
+def setting_cell(value: Any) -> str:
+    """A setting as recipes and `--set` have it."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{value:g}"
+        case list():
+            return f"[{', '.join(map(setting_cell, value))}]"
+    return str(value)
+
+
 def cell(value: Any) -> str:
     """A setting as people write it."""
     match value:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class VitrailError(Exception):
@@ -30,11 +30,14 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'ViT-B/16'?"`, or an empty string where nothing is near."""
-    plain = {_plain(name): name for name in known}
-    near = difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)
-    return f" Did you mean {plain[near[0]]!r}?" if near else ""
+def did_you_mean(given: str, known: Iterable[str] | Mapping[str, str]) -> str:
+    """`" Did you mean 'ViT-B/16'?"`, or an empty string where nothing is near. A mapping has what to suggest for each
+    name that may have been meant."""
+    meant = known if isinstance(known, Mapping) else {name: name for name in known}
+    plain = {_plain(name): name for name in meant}
+    near = [plain[name] for name in difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)]
+    near = near or difflib.get_close_matches(given, meant, n=1, cutoff=0.6)
+    return f" Did you mean {meant[near[0]]!r}?" if near else ""
 
 
 # Other libraries spell the sizes out: vit_base_patch16_224 is ViT-B/16.

@@ -1,6 +1,10 @@
 """Settings that check themselves: the base of every configuration, and its way to and from JSON."""
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -29,6 +33,32 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
         return jsonable(dataclasses.asdict(self))
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """What the docstring under each field says, and before it the words that the field may hold."""
+        found: dict[str, str] = {}
+        hints = typing.get_type_hints(cls)
+        for kind in reversed([kind for kind in cls.__mro__ if issubclass(kind, Settings)]):
+            body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+            for field, text in itertools.pairwise(ast.iter_child_nodes(body)):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as said)):
+                        words = ", ".join(word for word in _literal_words(hints[name]) if isinstance(word, str))
+                        found[name] = f"{words}. {' '.join(said.split())}" if words else " ".join(said.split())
+        return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For each setting its name, value, default (null where it has none) and meaning, as JSON."""
+        defaults = {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(self)
+        }
+        values, meanings = self.to_json(), self.meanings()
+        return [
+            {"setting": name, "value": values[name], "default": default, "meaning": meanings[name]}
+            for name, default in jsonable(defaults).items()
+        ]
 
     @classmethod
     def from_json(cls, fields: object) -> Self:

@@ -33,9 +33,9 @@ class Augment(Settings):
     brightness: float = 0.0
     """Colour jitter: factors from 1 - x to 1 + x."""
     contrast: float = 0.0
-    """Likewise."""
+    """Colour jitter: factors from 1 - x to 1 + x."""
     saturation: float = 0.0
-    """Likewise."""
+    """Colour jitter: factors from 1 - x to 1 + x."""
     hue: float = 0.0
     """Colour jitter: turn from -x to x, up to half a circle (0.5)."""
     erasing: float = 0.0

@@ -5,6 +5,8 @@ A file's keys are the fields below; `[augment]`, `[preprocess]` and `[model]` ar
 """
 
 import dataclasses
+import itertools
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from vitrail.configs.augment import Augment
+from vitrail.configs.vit import ViTConfig
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_number, check_whole, spoken
 from vitrail.storage import read_document, writable
@@ -143,10 +146,14 @@ class Recipe(Settings):
 
 def find_recipe(name: str) -> Recipe:
     """A recipe that ships with the package, by its name, or else a TOML file."""
+    return read_recipe(recipe_text(name), name)
+
+
+def recipe_text(name: str) -> str:
+    """The TOML document of a recipe, with the comments that explain it."""
     known = recipe_names()
     if name in known:
-        text = resources.files("vitrail").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
-        return read_recipe(text, name)
+        return resources.files("vitrail").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
     path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
         raise UsageError(
@@ -154,28 +161,37 @@ def find_recipe(name: str) -> Recipe:
             f"{did_you_mean(name, known)}"
         )
     try:
-        text = read_document(path).decode()
+        return read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise DamagedError(f"{name!r} cannot be read ({reason}).") from None
-    return read_recipe(text, name)
+
+
+def purpose(text: str) -> str:
+    """What a recipe is for: the first sentence of the comment that its document begins with."""
+    comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())
+    return re.split(r"(?<=\.)\s", " ".join(line[2:].strip() for line in comment), maxsplit=1)[0]
 
 
 def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """The recipe with settings changed: `batch=64`, `augment.mixup=0.2`, `model.pool="gap"` (or `model.pool=gap`)."""
     fields = recipe.to_json()
+    changed: set[str] = set()
     for change in changes:
         key, equals, text = change.partition("=")
         table, _, name = key.rpartition(".")
         if not equals or not name or table not in ("", "augment", "preprocess", "model"):
             raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {change!r}.")
+        if key in changed:
+            raise UsageError(f"Setting {key!r} must be given once, got it twice.")
+        changed.add(key)
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
         known = fields[table] if table else fields
         if table != "model" and table != "preprocess" and name not in known:
-            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, known)}")
+            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, _keys(fields))}")
         if not table and name in _LENGTHS:  # one of them replaces the others
             fields |= dict.fromkeys(_LENGTHS)
         known[name] = value
@@ -183,6 +199,15 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
 
 
 _LENGTHS = ("epochs", "steps", "minutes")
+# What other libraries call some settings, where the words are not alike.
+_OTHER_WORDS = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch", "ema": "average"}
+
+
+def _keys(fields: dict[str, Any]) -> dict[str, str]:
+    """The key of every setting that may be meant, by its name without the table."""
+    in_model = {field.name: f"model.{field.name}" for field in dataclasses.fields(ViTConfig)}
+    in_augment = {name: f"augment.{name}" for name in fields["augment"]}
+    return in_model | in_augment | {name: name for name in fields} | _OTHER_WORDS
 
 
 def recipe_names() -> list[str]:
