@@ -136,7 +136,7 @@ WRONG = [
     (["--hlep"], 2, "Did you mean '--help'?"),
     (["predict", "fashion", "x.png", "--topk", "3"], 2, "--topk, 3. Did you mean '--top-k'? See --help."),
     (["evaluate", "fashion", "digits", "--neighbors=3"], 2, "Did you mean '--neighbours'?"),
-    (["predict", "fashion", "x.png", "--engine", "tpu"], 2, "--engine must be one of auto, onnx, torch, got 'tpu'."),
+    (["predict", "fashion", "x.png", "--jpeg", "tiny"], 2, "--jpeg must be one of double, exact, got 'tiny'."),
     ([*TRAIN, "--weight-decay", "0.1"], 2, "Did you mean '--set weight_decay'?"),
     ([*TRAIN, "--set", "lr=0.1"], 2, "'lr' is not one of a recipe's. Did you mean 'learning_rate'?"),
     ([*TRAIN, "--set", "mixup=0.1"], 2, "Did you mean 'augment.mixup'?"),
