@@ -10,7 +10,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import vitrail
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.inspection.examine import examine
 from vitrail.inspection.page import write_page
 
@@ -19,7 +19,7 @@ PICTURES = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 
 
 def main() -> None:
-    clothes = built_in("fashion-40").splits["test"]
+    clothes = open_data("fashion-40").splits["test"]
     found = examine(
         vitrail.load("fashion"),
         [clothes.pictures[index] for index in PICTURES.values()],

@@ -15,13 +15,13 @@ import vitrail
 from peers import import_peer
 from redraw import redraw
 from test_cli import run
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.vocabulary import usual_heads
 
-CLOTHES = list(built_in("fashion-40").splits["test"].pictures)
+CLOTHES = list(open_data("fashion-40").splits["test"].pictures)
 LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
 # A ViT of every format, small: 128 wide, so that heads are 64 wide as everywhere.
 SMALL = {"resolution": 64, "width": 128, "depth": 2, "heads": 2, "mlp": 256, "classes": 5}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.arrays import _FASHION, _FASHION_PACKAGE
+from vitrail.data.built_in import _FASHION, _FASHION_PACKAGE
 from vitrail.data.dataset import draw_held_out
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -358,7 +358,7 @@ def test_digits_are_scikit_learns():
 
 
 def test_fashion_mnist_where_it_is_and_where_it_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.data.arrays._FASHION_PACKAGE", tmp_path / "nowhere")
+    monkeypatch.setattr("vitrail.data.built_in._FASHION_PACKAGE", tmp_path / "nowhere")
     with pytest.raises(UsageError, match="apt install dataset-fashion-mnist"):
         open_data("fashion-mnist")
     labels = np.arange(10, dtype=np.uint8)

@@ -78,10 +78,10 @@ def _path():
 def images(tmp_path_factory):
     from PIL import Image
 
-    from vitrail.data.arrays import built_in
+    from vitrail.data.sources import open_data
 
     folder = tmp_path_factory.mktemp("images")
-    for index, pixels in enumerate(built_in("digits").splits["test"].pictures[:3]):
+    for index, pixels in enumerate(open_data("digits").splits["test"].pictures[:3]):
         Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")
     return sorted(folder.iterdir())
 

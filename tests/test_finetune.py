@@ -10,7 +10,7 @@ from PIL import Image
 import vitrail
 from redraw import redraw
 from vitrail.configs.recipe import Recipe, find_recipe
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import Ridge, ridge_head
@@ -200,7 +200,7 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
 
 
 def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
-    clothes = built_in("fashion-40")
+    clothes = open_data("fashion-40")
     np.savez(
         tmp_path / "clothes.npz", images=clothes.splits["test"].pictures, labels=clothes.splits["test"].labels,
         classes=np.array(clothes.labels),
@@ -231,7 +231,7 @@ def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch)
 
 
 def test_a_damaged_picture_is_named_even_if_nothing_is_trained(tmp_path):
-    for index, pixels in enumerate(built_in("fashion-40").splits["test"].pictures[:12]):
+    for index, pixels in enumerate(open_data("fashion-40").splits["test"].pictures[:12]):
         folder = tmp_path / "data" / "train" / "ab"[index % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")

@@ -11,7 +11,7 @@ from PIL import Image
 
 import vitrail
 from redraw import redraw
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.inspection.examine import examine
 from vitrail.inspection.page import draw_figures, make_page, write_page
 
@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
 EVIL = '<img src=x onerror="document.title=1">'
-CLOTHES = built_in("fashion-40").splits["test"].pictures
+CLOTHES = open_data("fashion-40").splits["test"].pictures
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitrail
 from redraw import redraw
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.examine import examine
@@ -22,7 +22,7 @@ from vitrail.inspection.panels.walk import colours_of, walk
 from vitrail.inspection.registry import PANELS
 from vitrail.inspection.words import SHARED
 
-CLOTHES = built_in("fashion-40").splits["test"].pictures
+CLOTHES = open_data("fashion-40").splits["test"].pictures
 
 
 def some(count):

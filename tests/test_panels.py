@@ -12,7 +12,7 @@ from PIL import Image
 import vitrail
 from redraw import redraw
 from vitrail import extensions
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.examine import examine
@@ -20,7 +20,7 @@ from vitrail.inspection.page import write_page
 from vitrail.inspection.panel import Context, Panel
 from vitrail.inspection.registry import PANELS
 
-CLOTHES = list(built_in("fashion-40").splits["test"].pictures[:3])
+CLOTHES = list(open_data("fashion-40").splits["test"].pictures[:3])
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from vitrail.console import (
     say,
     setting_cell,
 )
+from vitrail.data.files import find_pictures, list_pictures
+from vitrail.data.sources import describe_sources, open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import spoken
 
@@ -47,11 +49,7 @@ BundlePath = Annotated[
 Data = Annotated[
     str,
     tyro.conf.Positional,
-    arg(
-        metavar="DATA",
-        help="A folder of class folders (perhaps in train, val, test), an idx folder, a .npz, a .csv, digits,"
-        " fashion-40 or fashion-mnist.",
-    ),
+    arg(metavar="DATA", help=f"Images with labels: {describe_sources()}."),
 ]
 
 
@@ -221,7 +219,6 @@ def doctor(
     Exit code 1 if something would break training, 0 if there are warnings or nothing.
     """
     from vitrail.data.doctor import examine, summarise
-    from vitrail.data.sources import open_data
 
     dataset = open_data(data)
     findings = examine(dataset)
@@ -402,7 +399,6 @@ def predict(
 ) -> None:
     """Name what is on pictures. A file that cannot be read is named, the others are answered; then exit code 1."""
     from vitrail.classifier import Classifier, check_features_file, write_features
-    from vitrail.data.sources import find_pictures
     from vitrail.engines.base import cores
     from vitrail.engines.choose import faster
 
@@ -457,7 +453,6 @@ def inspect(
     json: Annotated[bool, arg(help="Print what inspect.json holds.")] = False,
 ) -> None:
     """Look inside: where patches look, how far heads see, what positions know, which pixels count. One page."""
-    from vitrail.data.sources import find_pictures
     from vitrail.storage import check_output
 
     check_output(output, force=force)
@@ -509,8 +504,6 @@ def convert(
     json: Json = False,
 ) -> None:
     """Other people's weights into a bundle, or a bundle into their formats: every tensor or none, and the proof."""
-    from vitrail.data.arrays import built_in
-    from vitrail.data.sources import find_pictures
     from vitrail.weights.convert import Told, read_labels
     from vitrail.weights.convert import convert as run
 
@@ -518,7 +511,7 @@ def convert(
         model, None if resolution is None else _parse_resolution(resolution), preprocess,
         None if labels is None else read_labels(labels),
     )  # fmt: skip
-    shown = built_in("fashion-40").splits["test"].pictures if pictures is None else find_pictures([pictures])
+    shown = open_data("fashion-40").splits["test"].pictures if pictures is None else find_pictures([pictures])
     report = run(source, destination, to, told=told, verifies=verify, pictures=list(shown), force=force)
     for note in report["notes"]:
         say(f"note: {note}")
@@ -544,7 +537,6 @@ def _some_pictures(data: str, count: int) -> list[Any]:
     import numpy as np
 
     from vitrail.data.dataset import Split
-    from vitrail.data.sources import list_pictures, open_data
 
     if Path(data).is_dir() and (files := list_pictures([data])):
         split = Split("pictures", files, np.zeros(len(files), np.int64))

@@ -12,8 +12,8 @@ from PIL import Image
 
 from vitrail.classifier import Classifier
 from vitrail.configs.recipe import change_recipe, find_recipe
-from vitrail.data.arrays import built_in
 from vitrail.data.dataset import Dataset, Split
+from vitrail.data.sources import open_data
 from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import attention_figure
@@ -34,9 +34,9 @@ def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> No
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
     _print("\n1. The model that was just trained, on held-out digits")
-    _show(load(output / "bundle"), built_in("digits").splits["test"], output / "attention.png")
+    _show(load(output / "bundle"), open_data("digits").splits["test"], output / "attention.png")
     _print("\n2. The embedded model, on 40 pictures of clothes that it has never seen")
-    clothes = built_in("fashion-40")
+    clothes = open_data("fashion-40")
     _show(load("fashion"), clothes.splits["test"], output / "fashion-attention.png")
     _write_pictures(clothes, output / "pictures")
     _print(

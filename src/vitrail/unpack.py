@@ -1,7 +1,9 @@
 """Arrays out of files that strangers made: nothing is unpacked before it is known to fit, and nothing is copied."""
 
 import contextlib
+import gzip
 import math
+import struct
 import zipfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -52,6 +54,28 @@ def read_npz(
         raise
     except Exception as error:  # a damaged archive raises what its parsers raise
         raise DamagedError(f"{str(path)!r} cannot be read as npz ({first_line(error)}).") from None
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array of bytes in an idx file, perhaps compressed (`.gz`)."""
+    try:
+        if not path.is_file():
+            raise ValueError("it is no regular file")
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
+            if zeros or kind != 8 or not 1 <= dimensions <= 4:
+                raise ValueError("it does not begin as an idx file of bytes")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            refuse_more(math.prod(shape), path)
+            levels = np.empty(shape, np.uint8)
+            fill(levels, file)
+            if file.read(1):
+                raise ValueError(f"its header promises {levels.size:,} bytes, it has more")
+    except DamagedError:
+        raise
+    except Exception as error:  # a damaged file raises what its parsers raise
+        raise DamagedError(f"{str(path)!r} cannot be read ({first_line(error)}).") from None
+    return levels
 
 
 class Readable(Protocol):

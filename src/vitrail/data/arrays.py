@@ -1,66 +1,16 @@
-"""Data that is pixels already: idx files as MNIST has them, npz files, and the two built-in sets."""
-
-import dataclasses
-import gzip
-import math
-import os
-import re
-import struct
-from importlib import resources
-from pathlib import Path
+"""Arrays of images and labels to data sets with one table of classes."""
 
 import numpy as np
 
-from vitrail import chance, unpack
 from vitrail.data.dataset import SPLITS, Dataset, Split
-from vitrail.errors import DamagedError, UsageError, first_line
-from vitrail.memory import refuse_more
+from vitrail.errors import DamagedError, UsageError
 
 _MOST_CLASSES = 10_000_000
 
-BUILT_IN = ("digits", "fashion-40", "fashion-mnist")
 
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_FASHION_PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
-
-_IDX_NAME = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx\d-ubyte(\.gz)?")
-
-
-def built_in(name: str) -> Dataset:
-    """`digits`, `fashion-40` or `fashion-mnist`."""
-    return {"digits": _digits, "fashion-40": _fashion_40, "fashion-mnist": _fashion_mnist}[name]()
-
-
-def is_idx_folder(folder: Path) -> bool:
-    """Whether a folder has MNIST-style files."""
-    return any(_IDX_NAME.fullmatch(path.name) for path in folder.iterdir())
-
-
-def read_idx_folder(folder: Path) -> Dataset:
-    """`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-...`, each perhaps with `.gz`."""
-    return _from_arrays(_idx_arrays(folder), str(folder))
-
-
-def _idx_arrays(folder: Path) -> dict[str, np.ndarray]:
-    found: dict[tuple[str, str], Path] = {}
-    for path in sorted(folder.iterdir()):
-        if match := _IDX_NAME.fullmatch(path.name):
-            key = ("train" if match["split"] == "train" else "test", match["what"])
-            if key in found and found[key].name.removesuffix(".gz") != path.name.removesuffix(".gz"):
-                raise UsageError(
-                    f"Folder of idx files must hold one set, got {found[key].name} and {path.name} in {str(folder)!r}."
-                )
-            found.setdefault(key, path)
-    return {f"{split}_{what}": _read_idx(path) for (split, what), path in found.items()}
-
-
-def read_npz(path: Path) -> Dataset:
-    """`images` and `labels`, or `train_images` ... `test_labels`; optional `classes`: the names behind the numbers."""
-    arrays = {name: array for name, array in unpack.read_npz(path).items() if array is not None}
-    return _from_arrays(arrays, str(path))
-
-
-def _from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
+def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
+    """`images` and `labels`, or `train_images` ... `test_labels`, are the splits; `classes` names labels that are
+    numbers. Messages call it `name`."""
     keys = {split: (f"{split}_images", f"{split}_labels") for split in SPLITS}
     if "images" in arrays:
         if mixed := [name for pair in keys.values() for name in pair if name in arrays]:
@@ -132,61 +82,3 @@ def _class_table(
         place = np.argsort(order)
         return tuple(names[index] for index in order), [place[part] for part in labels]
     return tuple(map(str, values)), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
-
-
-def _read_idx(path: Path) -> np.ndarray:
-    try:
-        if not path.is_file():
-            raise ValueError("it is no regular file")
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
-            if zeros or kind != 8 or not 1 <= dimensions <= 4:
-                raise ValueError("it does not begin as an idx file of bytes")
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            refuse_more(math.prod(shape), path)
-            levels = np.empty(shape, np.uint8)
-            unpack.fill(levels, file)
-            if file.read(1):
-                raise ValueError(f"its header promises {levels.size:,} bytes, it has more")
-    except DamagedError:
-        raise
-    except Exception as error:
-        raise DamagedError(f"{str(path)!r} cannot be read ({first_line(error)}).") from None
-    return levels
-
-
-def _digits() -> Dataset:
-    """1,797 handwritten digits of 8 x 8 pixels (see NOTICE); a fifth, 36 of each class, is the test split."""
-    with resources.files("vitrail.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
-        images, labels = arrays["images"], arrays["labels"].astype(np.int64)
-    order = chance.permutation(len(labels), 0, draw="digits")
-    test = np.sort(np.concatenate([order[labels[order] == digit][:36] for digit in range(10)]))
-    table = tuple("0123456789")
-    everything = Split("all", images, labels)
-    splits = {
-        "train": everything.take(np.setdiff1d(np.arange(len(labels)), test), "train"),
-        "test": everything.take(test, "test"),
-    }
-    return Dataset("digits", table, splits, licence="cc-by-4.0")
-
-
-def _fashion_40() -> Dataset:
-    """Four test pictures of each class of Fashion-MNIST (see NOTICE): no embedded model has learned from them."""
-    with resources.files("vitrail.data").joinpath("fashion-40.npz").open("rb") as file, np.load(file) as arrays:
-        found = {"test_images": arrays["images"], "test_labels": arrays["labels"], "classes": np.array(_FASHION)}
-    return dataclasses.replace(_from_arrays(found, "fashion-40"), licence="mit")
-
-
-def _fashion_mnist() -> Dataset:
-    """60,000 and 10,000 grey pictures of clothes, 28 x 28 (arXiv 1708.07747)."""
-    places = [_FASHION_PACKAGE]
-    if root := os.environ.get("VITRAIL_DATA"):
-        places = [Path(root) / "fashion-mnist", Path(root), *places]
-    for place in places:
-        if place.is_dir() and is_idx_folder(place):
-            named = _from_arrays(_idx_arrays(place) | {"classes": np.array(_FASHION)}, "fashion-mnist")
-            return dataclasses.replace(named, licence="mit")
-    raise UsageError(
-        "Data 'fashion-mnist' must be installed first: on Debian `apt install dataset-fashion-mnist`; elsewhere put its"
-        " four idx files into a folder fashion-mnist and set VITRAIL_DATA to the folder above."
-    )

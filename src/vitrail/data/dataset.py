@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -32,8 +32,8 @@ class Split:
         """The pixels, if they are in memory."""
         return self.pictures if isinstance(self.pictures, np.ndarray) else None
 
-    def call(self, index: int) -> str:
-        """What messages call a picture: its path, or its number."""
+    def name_of(self, index: int) -> str:
+        """What messages call an image: its path, or its split and number."""
         return f"{self.name} picture {index}" if self.in_memory is not None else str(self.pictures[index])
 
     def fingerprint(self) -> str:
@@ -77,6 +77,31 @@ class Dataset:
     """Folder of the picture files."""
     licence: str = "unknown"
     """Terms of the pictures, where they are known."""
+
+    @classmethod
+    def from_files(
+        cls,
+        name: str,
+        files: Mapping[str, Sequence[tuple[str, str]]],
+        labels: Iterable[str],
+        *,
+        folders: dict[str, dict[str, str]] | None = None,
+        root: str,
+    ) -> Self:
+        """A data set of image files: for each split, the path and the class of every one. `labels` are all classes,
+        also those without an image."""
+        table = tuple(sorted(labels))
+        index_of = {label: index for index, label in enumerate(table)}
+        splits = {
+            split: Split(
+                split,
+                [path for path, _ in files[split]],
+                np.array([index_of[label] for _, label in files[split]], np.int64),
+            )
+            for split in (*SPLITS, "all")
+            if split in files
+        }
+        return cls(name, table, splits, folders or {}, root=root)
 
     @property
     def first(self) -> Split:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrail.data.ahead import in_order
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import SUFFIXES
+from vitrail.data.files import SUFFIXES
 from vitrail.errors import VitrailError
 from vitrail.images.decode import identify, open_picture, read_file, to_channels
 from vitrail.images.operations import to_image
@@ -181,7 +181,7 @@ def _look_at_memory(split: Split, pixels: np.ndarray) -> Iterator[_Seen]:
         label, size, thumbnail = int(split.labels[index]), picture.shape[1::-1], None
         if min(size) >= _LOOKED_AT and picture.shape[2] in (1, 3):
             thumbnail = _thumbnail(to_image(picture).convert("L"))
-        yield _Seen(split.call(index), split.name, label, digest, "", "", size, thumbnail)
+        yield _Seen(split.name_of(index), split.name, label, digest, "", "", size, thumbnail)
 
 
 def _thumbnail(image: Image.Image) -> np.ndarray:

@@ -160,7 +160,7 @@ class Loader:
         """A decoded picture and its index; what a damaged one becomes, the policy says."""
         count = len(self.split)
         for place in range(index, index + count):
-            path = self.split.call(place % count)
+            path = self.split.name_of(place % count)
             try:
                 if self.cache is None:
                     return self.preprocess.read(path), place % count

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.console import say
-from vitrail.data.arrays import built_in
+from vitrail.data.sources import open_data
 from vitrail.engines.base import Engine, Outputs, need
 from vitrail.engines.cache import FORMAT, MODEL, PROOF
 from vitrail.engines.eager import TorchEngine
@@ -158,7 +158,7 @@ def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
 
 def sample(preprocess: Preprocess, count: int) -> np.ndarray:
     """Up to 40 embedded pictures of clothes as the model's eye gets them; bands beyond colour are repeated grey."""
-    pictures = built_in("fashion-40").first.pictures[:count]
+    pictures = open_data("fashion-40").first.pictures[:count]
     bands = preprocess.channels if preprocess.channels not in (1, 3) else 1
     return np.stack([preprocess.crop(np.repeat(picture, bands, axis=2)) for picture in np.asarray(pictures)])
 

@@ -488,7 +488,7 @@ class Trainer:
                     log.write("damaged", file=path, reason=reason, policy=self.recipe.on_damage)
                     log.say(f"warning: {reason} ({self.recipe.on_damage})")
         trained = self.loader.split
-        if self.damaged and all(trained.call(index) in self.damaged for index in range(len(trained))):
+        if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
             raise DamagedError(f"No picture of {trained.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _words(self) -> str:

@@ -187,7 +187,7 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
         caption = (
             f'{escape(true)}<br><span class="wrong">called {escape(answer)}</span>'
             f" ({answers.probabilities[place, said[place]]:.2f})<br>"
-            f'<span class="quiet">{escape(Path(split.call(index)).name)}</span>'
+            f'<span class="quiet">{escape(Path(split.name_of(index)).name)}</span>'
         )
         shown.append(f"<figure>{image}{caption}</figure>")
     return f'<p class="quiet">Most certain first.</p><div class="pictures">{"".join(shown)}</div>'

@@ -1,0 +1,82 @@
+"""The image files that folders, patterns and lists name. They are listed, not read."""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from vitrail.errors import UsageError
+
+_ENDINGS = {
+    "JPEG": ("jpg", "jpeg", "jpe", "jfif", "mpo"),
+    "PNG": ("png",),
+    "GIF": ("gif",),
+    "WEBP": ("webp",),
+    "BMP": ("bmp",),
+    "TIFF": ("tif", "tiff"),
+    "PPM": ("ppm", "pgm", "pbm", "pnm"),
+    "AVIF": ("avif",),
+}
+
+# Endings of the formats that `images.decode` reads, and the format that each promises.
+SUFFIXES = {ending: form for form, endings in _ENDINGS.items() for ending in endings}
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a folder exists at a path; False for names that no file can have."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for some of them
+
+
+def is_file(path: str | Path, ending: str = "") -> bool:
+    """Whether a regular file exists at a path, with an ending in any case; False for names that no file can have."""
+    return str(path).lower().endswith(ending) and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for some
+
+
+def list_pictures(folders: Iterable[str | Path]) -> list[str]:
+    """Every picture file under some folders, each folder's sorted."""
+    return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
+
+
+def find_pictures(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
+    """The files that a user names: files, folders by the pictures in them, patterns of * ? [ ] and **. `-` stands for
+    the `listed` ones; of those, a missing one is kept, for whoever reads it to name."""
+    found: list[str] = []
+    for word in words:
+        if word == "-":
+            for name in filter(None, listed):
+                found += list_pictures([name]) if is_folder(name) else [name]
+            continue
+        matches = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
+        if not matches and glob.has_magic(word):
+            raise UsageError(f"Pattern must match files or folders, got {word!r}, which matches none.")
+        if not matches:
+            raise UsageError(f"Picture must be a file or folder that exists, got {word!r}.")
+        inside = [path for match in matches for path in (list_pictures([match]) if is_folder(match) else [match])]
+        if not inside:
+            raise UsageError(f"Folder must have pictures in it, got {word!r} without any.")
+        found += inside
+    if not found and "-" in words:
+        raise UsageError("Names of pictures must come on standard input, a line each, got none.")
+    if not found:
+        raise UsageError("Pictures must be given: files, folders, patterns, or names on standard input by -.")
+    return found
+
+
+def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
+    """Picture files at any depth. A link to a folder is followed, but never in a circle."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            is_broken_link = entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
+            if entry.name.rpartition(".")[2].lower() in SUFFIXES and (is_broken_link or entry.is_file()):
+                yield entry.path  # whoever reads a broken link will name it
+            elif entry.is_dir():
+                if not entry.is_symlink():
+                    yield from _walk(entry.path, followed)
+                elif (real := os.path.realpath(entry.path)) not in followed and not _is_inside(folder, real):
+                    yield from _walk(entry.path, followed | {real})
+
+
+def _is_inside(folder: str, other: str) -> bool:
+    return (os.path.realpath(folder) + os.sep).startswith(other + os.sep)

@@ -1,0 +1,46 @@
+"""A folder of idx files, as MNIST comes in."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.data.base import Source
+from vitrail.data.files import is_folder
+from vitrail.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vitrail.data.dataset import Dataset
+
+_NAME = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx\d-ubyte(\.gz)?")
+
+
+class IdxFolder(Source):
+    """`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-...`, each perhaps with `.gz`."""
+
+    description = "a folder of idx files"
+
+    def recognises(self, data: str | Path) -> bool:
+        return is_folder(data) and any(_NAME.fullmatch(path.name) for path in Path(data).iterdir())
+
+    def open(self, data: str | Path) -> "Dataset":
+        from vitrail.data.arrays import dataset_from_arrays
+
+        return dataset_from_arrays(read_idx_folder(Path(data)), str(data))
+
+
+def read_idx_folder(folder: Path) -> dict[str, "np.ndarray"]:
+    """The arrays of a folder: `train_images`, `train_labels`, `test_images`, `test_labels`."""
+    from vitrail import unpack
+
+    found: dict[tuple[str, str], Path] = {}
+    for path in sorted(folder.iterdir()):
+        if match := _NAME.fullmatch(path.name):
+            key = ("train" if match["split"] == "train" else "test", match["what"])
+            if key in found and found[key].name.removesuffix(".gz") != path.name.removesuffix(".gz"):
+                raise UsageError(
+                    f"Folder of idx files must hold one set, got {found[key].name} and {path.name} in {str(folder)!r}."
+                )
+            found.setdefault(key, path)
+    return {f"{split}_{what}": unpack.read_idx(path) for (split, what), path in found.items()}

@@ -1,0 +1,98 @@
+"""A source of data is one class and one line: it recognises, opens and describes itself."""
+
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitrail.data import sources
+from vitrail.data.arrays import dataset_from_arrays
+from vitrail.data.base import Source
+from vitrail.data.sources import SOURCES, describe_sources, open_data
+from vitrail.errors import UsageError
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with one of each: listing reads no image, so these hold none."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/train/cat/1.png", "photos/train/dog/2.png", "photos/val/cat/3.png", "flat/b/1.jpg"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(b"x" * len(name))
+    Path("flat/a").mkdir()
+    Path("table.csv").write_text("photos/train/cat/1.png,z,train\nphotos/val/cat/3.png,y,test\n")
+    images, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([1, 0], np.uint8)
+    np.savez("arrays.npz", images=images, labels=labels)
+    Path("idx").mkdir()
+    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        Path(f"idx/train-{name}-ubyte").write_bytes(header + array.tobytes())
+    return tmp_path
+
+
+# Runs that were begun with earlier versions go on only if the fingerprint of their data is what it was then.
+@pytest.mark.parametrize(
+    ("data", "source", "fingerprint"),
+    [
+        ("photos", "ClassFolder", "5949f0ea9094b20e"),
+        ("flat", "ClassFolder", "eaf01da95fa62974"),
+        ("idx", "IdxFolder", "6f46c6c990a00ed6"),
+        ("arrays.npz", "NpzFile", "f1b5f4d351136fa7"),
+        ("table.csv", "CsvFile", "7c7d028d7ac6616b"),
+        ("digits", "Digits", "5c944edac9466f52"),
+        ("fashion-40", "Fashion40", "068cc26cca949486"),
+    ],
+)
+def test_each_source_opens_its_own_kind_as_ever(place, data, source, fingerprint):
+    assert next(type(one).__name__ for one in SOURCES if one.recognises(data)) == source
+    assert open_data(data).fingerprint()[:16] == fingerprint
+    if source not in ("Digits", "Fashion40"):
+        assert open_data(place / data).fingerprint()[:16] == fingerprint
+
+
+def test_a_data_set_is_taken_as_it_is():
+    data = open_data("digits")
+    assert open_data(data) is data
+
+
+def test_help_and_error_are_made_of_the_descriptions(call):
+    for command in ("doctor", "train", "finetune", "evaluate"):
+        words = re.sub(r"[\s│]+", " ", call(command, "--help").stdout)
+        assert f"DATA Images with labels: {describe_sources()}." in words
+    refused = call("doctor", "digit")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"vitrail: Data must be {describe_sources()}, got 'digit', where there is no folder and no regular file."
+        " Did you mean 'digits'?\n"
+    )
+    assert describe_sources() == (
+        "a folder of class folders (perhaps in train, val, test), a folder of idx files, a .npz file of images and"
+        " labels, a .csv file of image files and labels, digits, fashion-40 or fashion-mnist"
+    )
+
+
+class Stripes(Source):
+    """`stripes:5` is five images in two classes."""
+
+    description = "stripes:N"
+    word = "stripes:2"
+
+    def recognises(self, data):
+        return str(data).startswith("stripes:")
+
+    def open(self, data):
+        count = int(str(data).partition(":")[2])
+        images = np.zeros((count, 8, 8), np.uint8)
+        return dataset_from_arrays({"images": images, "labels": np.arange(count) % 2}, str(data))
+
+
+def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
+    with pytest.raises(UsageError, match=r"^Data must be a folder of .*, got 'stripes:5'"):
+        open_data("stripes:5")
+    monkeypatch.setattr(sources, "SOURCES", (Stripes(), *SOURCES))
+    assert len(open_data("stripes:5").first) == 5
+    with pytest.raises(UsageError, match=r"fashion-mnist or stripes:N, got 'stripe:5',.* Did you mean 'stripes:2'\?"):
+        open_data("stripe:5")
+    assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "pictures", "6", "all", "classes"]
