@@ -288,6 +288,40 @@ def test_what_another_library_computes_otherwise_is_said(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\ntags:\n- vision\n---\n# ViT\nlicense: mit\n", "apache-2.0"),
+        ("---\ntags: [a, b]\nlicense: 'cc-by-nc-4.0' # not for sale\n---\n", "cc-by-nc-4.0"),
+        ("---\nlicense:\n- mit\n- apache-2.0\ntags:\n- x\n---\n", "mit, apache-2.0"),
+        ("---\nlicense: other\nlicense_name: our own\n---\n", "our own"),
+        ('---\nlicense: mit"\x1b\u202e X\n---\n', 'mit" X'),
+        ("---\nlicense: mit\n", None),
+        ("# ViT\n\nlicense: mit\n", None),
+        ("", None),
+    ],
+)
+def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
+    there(tmp_path, small(), "huggingface", verifies=False)
+    (tmp_path / "huggingface" / "vitrail.json").unlink()
+    (tmp_path / "huggingface" / "README.md").write_text(card)
+    convert(str(tmp_path / "huggingface"), tmp_path / "again", "vitrail", verifies=False, pictures=[])
+    again = vitrail.load(tmp_path / "again")
+    assert again.provenance.get("licence") == licence
+    written = (tmp_path / "again" / "README.md").read_text()
+    assert f"license: {json.dumps(licence or 'unknown')}\n" in written
+
+
+def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
+    there(tmp_path, small(), "timm", verifies=False)
+    (tmp_path / "timm" / "vitrail.json").unlink()
+    assert read_any(str(tmp_path / "timm"), Told()).bundle.provenance["licence"] == "mit"
+    (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    found = read_any(str(tmp_path / "timm" / "model.safetensors"), Told())
+    assert found.bundle.provenance["licence"] == "apache-2.0"
+    assert "config.json, README.md beside the file are taken for its own" in found.notes
+
+
 # The command
 
 

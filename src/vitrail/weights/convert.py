@@ -154,6 +154,8 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
     notes = notes_of([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
     provenance: dict[str, Any] = {} if stated is None else stated.provenance
     provenance = {**provenance, "converted_from": vocabulary.name}
+    if checkpoint.licence is not None:
+        provenance.setdefault("licence", checkpoint.licence)
     if not reading.has_head:
         provenance["objective"] = "features"
     if notes:

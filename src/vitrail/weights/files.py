@@ -6,10 +6,12 @@ that hands over plain tensors: `weights.unpickle`.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +22,12 @@ from torch import Tensor
 from vitrail import unpack
 from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.memory import available, refuse_more
-from vitrail.storage import read_json
+from vitrail.storage import read_document, read_json
 from vitrail.weights import unpickle
 from vitrail.weights.vocabulary import Checkpoint
 
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
+_CARD = "README.md"
 _BESIDE = ("config.json", "preprocessor_config.json", "vitrail.json")
 # In a folder, the first of these is the one.
 _IN_A_FOLDER = (
@@ -44,13 +47,47 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise UsageError(f"Source must be a file or folder that exists, got {str(path)!r}.")
     file = _in_folder(path) if path.is_dir() else path
     documents = {name: read_json(file.parent / name) for name in _BESIDE if (file.parent / name).is_file()}
+    card = _card_licence(file.parent / _CARD)
+    beside = [*documents, *([_CARD] if card else [])]
     notes: list[str] = []
-    if documents and not path.is_dir():
-        notes.append(f"{', '.join(documents)} beside the file are taken for its own")
+    if beside and not path.is_dir():
+        notes.append(f"{', '.join(beside)} beside the file are taken for its own")
     tensors = _read(file, notes)
     if not tensors:
         raise DamagedError(f"{str(file)!r} has no tensors.")
-    return Checkpoint(file, tensors, documents, tuple(notes), tensors)
+    return Checkpoint(file, tensors, documents, tuple(notes), tensors, card or _config_licence(documents))
+
+
+def _card_licence(path: Path) -> str | None:
+    """What a model card says in its front matter, as hubs read it: `license: apache-2.0`, or a list."""
+    try:
+        lines = read_document(path).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    end = lines.index("---", 1) if lines[:1] == ["---"] and "---" in lines[1:] else 0
+    stated: dict[str, list[str]] = {}
+    key = ""
+    for line in lines[1:end]:
+        if field := re.match(r"(\w+):(.*)", line):
+            key, line = field[1], field[2]
+        words = re.split(r"[\[\],]", re.sub(r"^\s*-\s|\s#.*", "", line))
+        stated.setdefault(key, []).extend(word for part in words if (word := part.strip(" '\"\t")))
+    found = stated.get("license", [])
+    # A licence that the hub does not know is called "other" and named beside.
+    return _speakable(", ".join(stated.get("license_name", found) if found == ["other"] else found))
+
+
+def _config_licence(documents: dict[str, Any]) -> str | None:
+    """What config.json says: timm's table of pretrained settings, or the document itself."""
+    config = documents.get("config.json")
+    tables = [config, config.get("pretrained_cfg")] if isinstance(config, dict) else []
+    stated = (table.get("license") for table in tables if isinstance(table, dict))
+    return next((_speakable(one) for one in stated if isinstance(one, str)), None)
+
+
+def _speakable(licence: str) -> str | None:
+    """A licence in one short line, or none."""
+    return " ".join("".join(one if one.isprintable() else " " for one in licence).split())[:200] or None
 
 
 def _in_folder(folder: Path) -> Path:

@@ -123,6 +123,8 @@ class Timm(Vocabulary):
         }
         if bundle.labels is not None:
             document["label_names"] = list(bundle.labels)
+        if "licence" in bundle.provenance:
+            document["pretrained_cfg"]["license"] = str(bundle.provenance["licence"])
         return {"config.json": document}
 
 

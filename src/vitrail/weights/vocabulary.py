@@ -63,6 +63,8 @@ class Checkpoint:
     """What reading the file had to choose."""
     raw: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     """The tensors under the very names of the file."""
+    licence: str | None = None
+    """What the files say of it."""
 
     def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
         """The same with other names."""
