@@ -9,25 +9,27 @@ from vitrail.configs.recipe import Recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
+from vitrail.models.igpt import cluster
 from vitrail.models.layers import patchify
 from vitrail.training.loop import Options
-from vitrail.training.objectives import MaskedPatches, NextPixel
-from vitrail.training.palette import make_palette
-from vitrail.training.pictures import complete, fill_in
+from vitrail.training.objectives.base import Task
+from vitrail.training.objectives.masked import MaskedPatches
+from vitrail.training.objectives.next_pixel import NextPixel
 from vitrail.training.run import train
 
-HALF = ((0.5,) * 3, (0.5,) * 3)
+HALF = Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+TASK = Task(Recipe(), HALF, ())
 
 
 def masked(**settings):
     model = vitrail.create("ViT-Micro/4", resolution=32, channels=3, **settings)
-    return MaskedPatches(model, *HALF).eval()
+    return MaskedPatches(model, TASK).eval()
 
 
 def test_colours_are_three_bits_of_each_channels_mean():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     pixels[:, :4, :4] = [0, 255, 128]
-    images = Preprocess(resolution=32, mean=HALF[0], std=HALF[1]).scale(torch.from_numpy(pixels))
+    images = HALF.scale(torch.from_numpy(pixels))
     found = masked().colours(images)
     for number in range(2):
         for index in range(64):
@@ -107,10 +109,10 @@ def test_filling_in_changes_hidden_patches_alone():
     objective = masked()
     images = torch.rand(3, 3, 32, 32) * 2 - 1
     with torch.no_grad():
-        same, hidden, filled = fill_in(objective, images)
-    differs = (patchify(hidden, (4, 4)) != patchify(same, (4, 4))).any(-1)
+        hidden, filled = objective.fill_in(images)
+    differs = (patchify(hidden, (4, 4)) != patchify(images, (4, 4))).any(-1)
     assert differs.sum(1).tolist() == [32, 32, 32]
-    assert torch.equal(patchify(filled, (4, 4))[~differs], patchify(same, (4, 4))[~differs])
+    assert torch.equal(patchify(filled, (4, 4))[~differs], patchify(images, (4, 4))[~differs])
     first = patchify(filled, (4, 4))[differs][0].reshape(3, 16)
     assert torch.equal(first, first[:, :1].expand(3, 16))  # one colour
 
@@ -120,7 +122,7 @@ def test_masked_refuses_what_it_cannot_do(settings):
     with pytest.raises(UsageError, match="masked"):
         masked(**settings)
     with pytest.raises(UsageError, match="masked"):
-        MaskedPatches(vitrail.create("Mixer-Nano/7"), (0.5,), (0.5,))
+        MaskedPatches(vitrail.create("Mixer-Nano/7"), TASK)
 
 
 def test_the_palette_is_as_good_as_scikit_learns():
@@ -128,8 +130,8 @@ def test_the_palette_is_as_good_as_scikit_learns():
 
     split = open_data("digits").splits["train"]
     eye = Preprocess(resolution=8, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
-    palette = make_palette(split, eye, 6, seed=0)
     pixels = eye(split.pictures[:400]).reshape(-1, 1)
+    palette = cluster(pixels, 6, seed=0)
 
     def loss(centres):
         return ((pixels[:, None] - centres[None]) ** 2).sum(-1).min(1).values.mean().item()
@@ -137,7 +139,7 @@ def test_the_palette_is_as_good_as_scikit_learns():
     reference = KMeans(6, n_init=3, random_state=0).fit(pixels.numpy())
     theirs = loss(torch.from_numpy(reference.cluster_centers_))
     assert loss(palette) < 1.15 * theirs
-    assert torch.equal(palette, make_palette(split, eye, 6, seed=0))
+    assert torch.equal(palette, cluster(pixels, 6, seed=0))
 
 
 def test_next_pixel_training_learns_and_completes(tmp_path):
@@ -153,7 +155,7 @@ def test_next_pixel_training_learns_and_completes(tmp_path):
     assert bundle.model.config.output == "pixels"
     images = bundle.preprocess(open_data("digits").splits["test"].pictures[:3])
     with torch.no_grad():
-        same, hidden, gone_on = complete(NextPixel(bundle.model), images)
+        same, hidden, gone_on = NextPixel(bundle.model, TASK).complete(images)
     assert torch.equal(same[:, :, :4], gone_on[:, :, :4])
     assert torch.equal(hidden[:, :, :4], gone_on[:, :, :4])
     assert not torch.equal(hidden[:, :, 4:], gone_on[:, :, 4:])
@@ -163,4 +165,4 @@ def test_next_pixel_training_learns_and_completes(tmp_path):
 
 def test_next_pixel_refuses_others():
     with pytest.raises(UsageError, match="next-pixel"):
-        NextPixel(vitrail.create("ViT-Nano/7"))
+        NextPixel(vitrail.create("ViT-Nano/7"), TASK)

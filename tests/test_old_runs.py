@@ -111,7 +111,11 @@ def plausible(name, value):
         case "seconds":
             return value in (1.5, 10**9 + 1)
         case "best":
-            return value is None or (isinstance(value, dict) and 10**9 + 1 in (value.get("loss"), value.get("count")))
+            if not isinstance(value, dict):
+                return value is None
+            return value.get("count") == 10**9 + 1 or any(
+                value.get(name) in (-5, 10**9 + 1) for name in ("loss", "score")
+            )
     return False
 
 
@@ -133,7 +137,12 @@ def test_a_forged_checkpoint_is_a_damaged_one(call, run):
     [
         ({"step": -5}, "its step must be that of its folder, got -5."),
         ({"step": "x"}, "its step must be that of its folder, got 'x'."),
-        ({"best": 3}, "Best must be null or have step, score, loss, accuracy and count, got 3."),
+        ({"best": 3}, "Best must be null or have step, score, loss and count, got 3."),
+        (
+            {"best": {**STATE["best"], "score": 0.99}},
+            f"score of the best must be {STATE['best']['accuracy']}, got 0.99.",
+        ),
+        ({"best": {"step": 3, "score": 0, "loss": 0, "count": 1}}, "best must have 'accuracy', got none."),
         ({"recipe": {"batch": 0}}, "Batch must be a whole number from 1 to 1,000,000, got 0."),
     ],
 )

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 import vitrail
 from peers import import_peer
-from vitrail.configs.recipe import Recipe, change_recipe, find_recipe, read_recipe, recipe_names, write_toml
+from vitrail.configs.recipe import OPTIMISERS, Recipe, change_recipe, find_recipe, read_recipe, recipe_names, write_toml
 from vitrail.data.dataset import Split
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.training.loop import Options, Trainer
-from vitrail.training.optimise import Average, Muon, is_decayed, make_optimisers, orthogonal, schedule
+from vitrail.training.optimise import Average, Muon, Optimiser, make_optimisers, orthogonal, schedule
 from vitrail.training.ranks import Ranks
 
 FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro")
@@ -125,7 +125,7 @@ def test_schedules():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weight_decay_is_for_matrices_only(name):
     model = make_trainer(name).objective
-    decayed = {name for name, parameter in model.named_parameters() if is_decayed(name, parameter)}
+    decayed = {name for name, role in model.roles().items() if role.decays}
     assert "model.head.weight" in decayed
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or any(word in name for word in ("bias", "norm", "pos_embed", "cls_token")):
@@ -148,6 +148,47 @@ def test_layer_decay_falls_from_head_to_patches():
     assert share["pos_embed"] == share["patch_embed.proj.weight"] == share["cls_token"] == 1 / 32
     with pytest.raises(UsageError, match="row of blocks"):
         make_optimisers(vitrail.create("ResNet-Pico"), Recipe(layer_decay=0.5))
+
+
+def test_an_optimiser_is_a_line_of_the_registry(monkeypatch):
+    """One of our own for norms and biases, by roles; the rest goes to SGD."""
+    made = []
+
+    def make(groups, recipe):
+        made.append(groups)
+        return torch.optim.Adam(groups, betas=recipe.betas)
+
+    ours = Optimiser(make, takes=lambda role: not role.decays, rest="sgd")
+    monkeypatch.setattr("vitrail.training.optimise.VECTORS", ours, raising=False)
+    monkeypatch.setitem(OPTIMISERS._own, "vectors", "vitrail.training.optimise:VECTORS")
+    trainer = make_trainer(recipe=Recipe(steps=4, batch=32, optimiser="vectors", learning_rate=1e-2))
+    assert [type(optimiser).__name__ for optimiser in trainer.optimisers] == ["Adam", "SGD"]
+    names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}
+    taken = {names[id(parameter)] for group in made[0] for parameter in group["params"]}
+    assert taken == {name for name, role in trainer.objective.roles().items() if not role.decays}
+    before = {name: parameter.clone() for name, parameter in trainer.objective.named_parameters()}
+    curve(trainer, 3)
+    assert not [name for name, now in trainer.objective.named_parameters() if torch.equal(now, before[name])]
+    with pytest.raises(
+        UsageError, match=r"Optimiser must be one of adamw, sgd, muon, vectors, got 'adam'. Did you mean"
+    ):
+        Recipe(optimiser="adam")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_muon_takes_the_matrices_of_blocks(name):
+    trainer = make_trainer(name, recipe=Recipe(steps=1, optimiser="muon"))
+    names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}
+    by_kind = {
+        type(optimiser).__name__: {names[id(p)] for group in optimiser.param_groups for p in group["params"]}
+        for optimiser in trainer.optimisers
+    }
+    matrices = {name for name, p in trainer.objective.named_parameters() if "blocks." in name and p.ndim == 2}
+    taken = by_kind.get("Muon", set())
+    assert taken == {name for name in matrices if name.rpartition(".")[2].startswith("weight")}
+    assert bool(taken) == (name not in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
+    parts = {names[id(p)]: g["parts"] for o in trainer.optimisers for g in o.param_groups for p in g["params"]}
+    assert {name for name, count in parts.items() if count == 3} == {n for n in parts if n.endswith(".qkv.weight")}
 
 
 def test_an_average_begins_with_short_memory():

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import arg
@@ -17,6 +17,7 @@ from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
 from vitrail.configs.engines import ENGINES
+from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, recipe_names
 from vitrail.console import (
     cell,
     prediction_table,
@@ -32,9 +33,6 @@ from vitrail.data.files import find_pictures, list_pictures
 from vitrail.data.sources import describe_sources, open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import spoken
-
-if TYPE_CHECKING:
-    from vitrail.configs.recipe import Recipe
 
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
 """What the running command was given on the command line, for the record of a run."""
@@ -97,10 +95,8 @@ class Running:
     ] = 30.0
     keep: Annotated[int, arg(metavar="N", help="Checkpoints that stay, besides the best.")] = 2
 
-    def change(self, recipe: "Recipe") -> "Recipe":
+    def change(self, recipe: Recipe) -> Recipe:
         """The recipe with what the flags change of it."""
-        from vitrail.configs.recipe import change_recipe
-
         flags = {"learning_rate": self.lr, "batch": self.batch}
         lengths = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
         given = {key: value for key, value in (flags | lengths).items() if value is not None}
@@ -242,8 +238,11 @@ def train(
     output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
     recipe: Annotated[str, arg(metavar="R", help="A recipe of the package, or a .toml file.")] = "small",
     objective: Annotated[
-        Literal["classify", "masked", "next-pixel"] | None,
-        arg(help="Classes; the paper's masked patches (ViT); the next pixel (iGPT)."),
+        str | None,
+        arg(
+            metavar="NAME",
+            help=f"What to learn: {', '.join(OBJECTIVES)}. Masked patches need a ViT, the next pixel an iGPT.",
+        ),
     ] = None,
     resolution: Annotated[
         str | None,
@@ -255,8 +254,6 @@ def train(
 
     Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
     """
-    from vitrail.configs.recipe import find_recipe
-
     chosen = find_recipe(recipe)
     if objective is not None:
         chosen = chosen.replace(objective=objective)
@@ -293,8 +290,6 @@ def finetune(
 
     Classes that are the bundle's own keep its head. Kill it whenever you like: --resume auto goes on.
     """
-    from vitrail.configs.recipe import find_recipe, recipe_names
-
     chosen = find_recipe(recipe)
     if recipe in recipe_names():  # they are for first weights; what happens to pixels is here the bundle's affair
         chosen = chosen.replace(preprocess={})

@@ -33,9 +33,7 @@ class Registry(Generic[Kind]):
 
     def __getitem__(self, name: str) -> Kind:
         """What is registered under a name. Only this one is imported."""
-        if name not in self:
-            near = did_you_mean(str(name), self)
-            raise UsageError(f"{self.sort.capitalize()} must be one of {', '.join(self)}, got {name!r}.{near}")
+        self.check(name)
         if name in self._own:
             return cast(Kind, load_object(self._own[name]))
         try:
@@ -45,6 +43,12 @@ class Registry(Generic[Kind]):
             raise VitrailError(
                 f"Extension {self.sort}.{name} of {self.provider(name)} cannot be used ({reason})."
             ) from None
+
+    def check(self, name: object) -> None:
+        """Refuse a name that nothing has. Nothing is imported."""
+        if name not in self:
+            near = did_you_mean(str(name), self)
+            raise UsageError(f"{self.sort.capitalize()} must be one of {', '.join(self)}, got {name!r}.{near}")
 
     @property
     def added(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.errors import UsageError
@@ -131,12 +132,20 @@ class ModelConfig(Settings):
             raise UsageError(f"Model must be of a family that predicts pixels (igpt), got family {self.family}.")
         return self
 
-    def for_data(self, *, classes: int, channels: int, resolution: Pair | None) -> Self:
-        """The model for a data set. Presets for small images take the resolution of the data, if all of it has one."""
+    @property
+    def can_mask_patches(self) -> bool:
+        """Whether the family has `encode_patches`: patches of pixels that can be replaced before the first block."""
+        return False
+
+    def for_data(
+        self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
+    ) -> Self:
+        """The model for a data set. Presets for small images take the resolution of the data, if all of it has one.
+        `settings` win over what comes from the data."""
         changes: dict[str, Any] = {"classes": classes, "channels": channels}
         if resolution is not None and max(self.resolution) <= _SMALL:
             changes["resolution"] = resolution
-        return self.replace(**changes)
+        return self.replace(**{**changes, **(settings or {})})
 
     def to_document(self) -> dict[str, Any]:
         """`to_json` with the family's name: all that is needed to build the model again."""

@@ -1,7 +1,8 @@
 """The Transformer on pixels in numbers: iGPT ("Generative Pretraining from Pixels", Chen et al. 2020)."""
 
 import dataclasses
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from vitrail.configs.base import ModelConfig, Output, Table
 from vitrail.errors import UsageError
@@ -70,10 +71,12 @@ class IGPTConfig(ModelConfig):
             return self.replace(output="pixels", causal=True, classes=self.palette)
         return self.replace(output="classes")
 
-    def for_data(self, *, classes: int, channels: int, resolution: Pair | None) -> Self:
+    def for_data(
+        self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
+    ) -> Self:
         """Every pixel is a token, and tokens are dear: the resolution stays the model's own."""
         classes = self.palette if self.predicts == "pixels" else classes
-        return super().for_data(classes=classes, channels=channels, resolution=None)
+        return super().for_data(classes=classes, channels=channels, resolution=None, settings=settings)
 
     @property
     def grid(self) -> Pair:

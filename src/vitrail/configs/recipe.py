@@ -16,10 +16,29 @@ from typing import Any, ClassVar, Literal, Self
 from vitrail.configs.augment import Augment
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.extensions import Registry
 from vitrail.settings import Settings, check_number, check_whole, spoken
 from vitrail.storage import read_document, writable
 
-Objective = Literal["classify", "masked", "next-pixel"]
+OBJECTIVES: Registry[Any] = Registry(
+    "objective",
+    {
+        "classify": "vitrail.training.objectives.classify:Classify",
+        "masked": "vitrail.training.objectives.masked:MaskedPatches",
+        "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
+    },
+)
+"""What a model can be trained to do: names, and the classes behind them (see `training.objectives.base`)."""
+
+OPTIMISERS: Registry[Any] = Registry(
+    "optimiser",
+    {
+        "adamw": "vitrail.training.optimise:ADAMW",
+        "sgd": "vitrail.training.optimise:SGD",
+        "muon": "vitrail.training.optimise:MUON",
+    },
+)
+"""How weights are updated: names, and the `Optimiser` behind them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +47,8 @@ class Recipe(Settings):
 
     title: ClassVar[str] = "Recipe"
 
-    objective: Objective = "classify"
-    """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT)."""
+    objective: str = "classify"
+    """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT); or one that an extension adds."""
     epochs: int | None = None
     """How often every training picture is seen."""
     steps: int | None = None
@@ -40,8 +59,9 @@ class Recipe(Settings):
     """Pictures of one update, over all ranks."""
     accumulate: int = 1
     """Parts that each rank computes one after the other, to save memory."""
-    optimiser: Literal["adamw", "sgd", "muon"] = "adamw"
-    """Muon turns momentum of the blocks' matrices into steps of equal size in all directions; AdamW does the rest."""
+    optimiser: str = "adamw"
+    """adamw, sgd or muon. Muon turns momentum of the blocks' matrices into steps of equal size in all directions; AdamW
+    does the rest."""
     learning_rate: float = 1e-3
     """Highest learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -95,7 +115,9 @@ class Recipe(Settings):
     """Settings of the model that differ from its name's."""
 
     def __post_init__(self) -> None:
-        self._check_choices(("objective", "optimiser", "schedule", "loss", "head", "on_damage", "on_nonfinite"))
+        OBJECTIVES.check(self.objective)
+        OPTIMISERS.check(self.optimiser)
+        self._check_choices(("schedule", "loss", "head", "on_damage", "on_nonfinite"))
         self._check_flags(("freeze", "activation_checkpointing"))
         if not isinstance(self.augment, Augment):
             object.__setattr__(self, "augment", Augment.from_json(self.augment))

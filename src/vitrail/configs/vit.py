@@ -137,6 +137,11 @@ class ViTConfig(PatchedConfig):
         mask = Table((self.tokens, self.tokens), "bool") if self.attention != "global" else None
         return {**self.position_rules.fixed_tables, "mask": mask}
 
+    @property
+    def can_mask_patches(self) -> bool:
+        plain = self.canvas == (self.channels, *self.resolution) and self.step == self.patch and self.padding == (0, 0)
+        return plain and self.norm == "layer" and not self.token_drop
+
     # What they cost
 
     @property

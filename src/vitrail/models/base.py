@@ -81,6 +81,11 @@ class Role(NamedTuple):
     """Matrices that are stacked in it: 3 for queries, keys and values."""
 
 
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies to a parameter of this name."""
+    return parameter.ndim >= 2 and name.rpartition(".")[2].startswith("weight")
+
+
 class Equations(NamedTuple):
     """The equations of a Transformer as this model has them, in plain text."""
 
@@ -195,6 +200,19 @@ class Model(nn.Module, Generic[Config]):
         """Logits from the tokens that left a block, for families that have `equations`."""
         raise NotImplementedError
 
+    def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """What leaves the last block and its norm at each patch, (B, N, D), after `change` of the embedded patches
+        (B, N, D); for families that `can_mask_patches`."""
+        raise NotImplementedError
+
+    def quantise(self, images_BCHW: Tensor) -> Tensor:
+        """The class of every pixel's colour, (B, N), for families that predict pixels."""
+        raise NotImplementedError
+
+    def paint(self, colours_BN: Tensor) -> Tensor:
+        """The inverse of `quantise`: preprocessed images (B, C, H, W) of classes of colours."""
+        raise NotImplementedError
+
     def prefix_tokens(self) -> Tensor | None:
         """The learned tokens before the patches, (prefix, D); None where there are none."""
         return None
@@ -260,11 +278,10 @@ class Model(nn.Module, Generic[Config]):
         """The role of every parameter, by name."""
         found = {}
         for name, parameter in self.named_parameters():
-            decays = parameter.ndim >= 2 and name.rpartition(".")[2].startswith("weight")
             block = re.match(r"blocks\.(\d+)\.", name)
             layer = int(block[1]) + 1 if block else self.config.depth + 1 if name.startswith(self.after_blocks) else 0
-            is_matrix = decays and parameter.ndim == 2 and "blocks." in name
-            found[name] = Role(decays, is_matrix, layer, 3 if name.endswith(".qkv.weight") else 1)
+            is_matrix = decays(name, parameter) and parameter.ndim == 2 and "blocks." in name
+            found[name] = Role(decays(name, parameter), is_matrix, layer, 3 if name.endswith(".qkv.weight") else 1)
         return found
 
     # Copies with something changed

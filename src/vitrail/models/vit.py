@@ -8,6 +8,7 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
     y    = LN(z_L^0)                                   eq. 4    ViT.read
 """
 
+from collections.abc import Callable
 from typing import Literal, Self, cast
 
 import torch
@@ -269,6 +270,10 @@ class ViT(Model[ViTConfig]):
         if self.config.norm_order == "pre":
             return f"z_{layer + 1} = {scale}MLP({norm}(z')) + z',  z' = {scale}MSA({norm}({inner})) + {entering}"
         return f"z_{layer + 1} = {norm}({scale}MLP(z') + z'),  z' = {norm}({scale}MSA({inner}) + {entering})"
+
+    def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), whole=True)
+        return self.norm(z_BTD)[:, self.config.prefix :]
 
     def prefix_tokens(self) -> Tensor | None:
         tokens = [getattr(self, name)[0] for name in ("cls_token", "reg_token") if hasattr(self, name)]

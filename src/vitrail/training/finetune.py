@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vitrail.configs.bundle import check_folder
-from vitrail.configs.recipe import Recipe
+from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.console import say
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
@@ -46,8 +46,8 @@ def finetune(
     command: str = "",
 ) -> None:
     """Teach the bundle at a path the classes of DATA."""
-    if recipe.objective != "classify":
-        raise UsageError(f"Fine-tuning must have the objective classify, got {recipe.objective}.")
+    if not OBJECTIVES[recipe.objective].classifies:
+        raise UsageError(f"Fine-tuning must have an objective that learns classes (classify), got {recipe.objective}.")
     if recipe.head_bias:
         raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
     loaded = load(bundle)

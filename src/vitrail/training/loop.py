@@ -32,7 +32,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.device import find_device
 from vitrail.settings import Settings, check_number, check_whole
 from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside, steps_of, tidy
-from vitrail.training.objectives import Objective, make_objective
+from vitrail.training.objectives.base import Objective, Task, make_objective
 from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
@@ -136,13 +136,13 @@ class Trainer:
         options: Options,
         ranks: Ranks,
         *,
+        labels: tuple[str, ...] = (),
         cache: PictureCache | None = None,
     ) -> None:
         self.preprocess, self.recipe, self.options, self.ranks = preprocess, recipe, options, ranks
-        self.objective = make_objective(model, recipe, preprocess.mean, preprocess.std).to(ranks.device)
+        self.objective = make_objective(model, Task(recipe, preprocess, labels)).to(ranks.device)
         if recipe.freeze:
-            for name, parameter in self.objective.named_parameters():
-                parameter.requires_grad_(name.startswith(("model.head.", "decoder.")))
+            self.objective.freeze()
         model.recomputes = recipe.activation_checkpointing
         self.optimisers = make_optimisers(self.objective, recipe)
         self.average = Average(self.objective, recipe.average) if recipe.average else None
@@ -185,6 +185,13 @@ class Trainer:
         total = checkpoint.state["total"]
         if self.planned is not None and total != self.planned:
             raise DamagedError(f"total must be {self.planned}, got {total}.")
+        if (best := checkpoint.state["best"]) is not None:
+            try:
+                score = self.objective.goodness(best)
+            except KeyError as missing:
+                raise DamagedError(f"best must have {missing}, got none.") from None
+            if best["score"] != score:
+                raise DamagedError(f"score of the best must be {score}, got {best['score']}.")
         found, expected = checkpoint.arrays, self._expected(checkpoint)
         if missing := sorted(expected.keys() - found.keys()):
             raise DamagedError(f"tensor {missing[0]} is missing.")
@@ -245,9 +252,10 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
 
     def _blank(self) -> tuple[Tensor, Tensor]:
-        """Two pictures, as batch normalisation needs, of nothing."""
-        shape = (2, self.preprocess.channels, *self.preprocess.resolution)
-        return torch.zeros(shape, device=self.ranks.device), torch.zeros(2, dtype=torch.long, device=self.ranks.device)
+        """Two blank images, as batch normalisation needs two, and labels that mean nothing."""
+        shape, device = (2, self.preprocess.channels, *self.preprocess.resolution), self.ranks.device
+        label = torch.from_numpy(self.loader.split.labels[:1])
+        return torch.zeros(shape, device=device), label.new_zeros((2, *label.shape[1:]), device=device)
 
     @property
     def kept(self) -> AnyModel:
@@ -416,28 +424,28 @@ class Trainer:
 
     @torch.inference_mode()
     def evaluate(self, epoch: int, log: RunLog) -> None:
-        """Loss and share of right answers on the held-out pictures, each counted once over all ranks."""
+        """The objective's numbers on the held-out images, each counted once over all ranks."""
         if self.watch is None:
             return
         objective = self.kept_objective
         was_training = objective.training
         objective.eval()
-        sums = torch.zeros(3, dtype=torch.float64)
-        for batch in self.watch.epoch():
-            if len(batch.labels):
-                images = self.preprocess.scale(batch.pixels.to(self.ranks.device))
-                losses, right = objective.score(images, batch.labels.to(self.ranks.device))
-                weights = batch.weights.double()
-                sums += torch.stack([(losses.cpu() * weights).sum(), (right.cpu() * weights).sum(), weights.sum()])
+        found = objective.evaluate(self._held_out(self.watch), self.ranks)
         objective.train(was_training)
-        loss, right, count = self.ranks.total(*sums.tolist())
-        found = {"loss": loss / max(count, 1), "accuracy": right / max(count, 1), "count": int(count)}
         weights_used = "average" if self.average else "last"
         log.write("evaluate", step=self.step, epoch=epoch, **found, weights=weights_used)
-        score = found["accuracy"] if self.recipe.objective == "classify" else -found["loss"]
+        score = objective.goodness(found)
         if math.isfinite(score) and math.isfinite(found["loss"]) and (self.best is None or score > self.best["score"]):
             self.best = {"step": self.step, "score": score, **found}
         self.latest = found
+
+    def _held_out(self, loader: Loader) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """This rank's batches of images, labels and weights."""
+        device = self.ranks.device
+        for batch in loader.epoch():
+            if len(batch.labels):
+                images = self.preprocess.scale(batch.pixels.to(device))
+                yield images, batch.labels.to(device), batch.weights.double()
 
     def save(self, checkpoints: Path, state: dict[str, Any], log: RunLog, *, must: bool = False) -> None:
         """A checkpoint of now. A full disk does not end a run that still can go on: the older ones stay."""
@@ -492,7 +500,7 @@ class Trainer:
             raise DamagedError(f"No picture of {trained.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _words(self) -> str:
-        return f"  held-out {self.objective.counts_right} {self.latest['accuracy']:.1%}" if self.latest else ""
+        return f"  held-out {self.objective.describe(self.latest)}" if self.latest else ""
 
 
 def _last(checkpoints: Path) -> str:

@@ -2,87 +2,85 @@
 
 import copy
 import math
-import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.configs.recipe import Recipe
+from vitrail.configs.recipe import OPTIMISERS, Recipe
 from vitrail.errors import UsageError
+from vitrail.models.base import Role
+
+Groups = list[dict[str, Any]]
+"""Groups of parameters with their learning rate, decay and `parts`, as torch's optimisers take them."""
 
 
-def make_optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """One optimiser, or Muon for the blocks' matrices and AdamW for the rest.
+class Optimiser(NamedTuple):
+    """A kind of optimiser, registered by its name in `configs.recipe.OPTIMISERS`."""
+
+    make: Callable[[Groups, Recipe], torch.optim.Optimizer]
+    takes: Callable[[Role], bool] = lambda _: True
+    """Which parameters it is for."""
+    rest: str = "adamw"
+    """The name of the optimiser for the others."""
+
+
+ADAMW = Optimiser(lambda groups, recipe: torch.optim.AdamW(groups, betas=recipe.betas, fused=True))
+SGD = Optimiser(lambda groups, recipe: torch.optim.SGD(groups, momentum=recipe.momentum, fused=True))
+MUON = Optimiser(lambda groups, recipe: Muon(groups, momentum=recipe.momentum), takes=lambda role: role.is_matrix)
+
+
+class Trained(Protocol):
+    """What has parameters with roles: a model, or an objective around one."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+    def roles(self) -> dict[str, Role]: ...
+
+    @property
+    def has_ordered_blocks(self) -> bool: ...
+
+
+def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """The recipe's optimiser for the parameters that it takes, and another for the rest.
 
     Each group of parameters carries `share`: what its learning rate is of the schedule's.
     """
-    shares = _layer_shares(model, recipe.layer_decay)
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    to_muon = {name for name in trained if recipe.optimiser == "muon" and _is_hidden_matrix(name, trained[name])}
+    chosen = OPTIMISERS[recipe.optimiser]
+    shares = _layer_shares(trained, recipe.layer_decay)
+    roles = trained.roles()
     groups: dict[tuple[bool, bool, float, int], list[Tensor]] = {}
-    for name, parameter in trained.items():
-        # Queries, keys and values stand on top of each other in one matrix.
-        parts = 3 if name.endswith(".qkv.weight") else 1
-        key = (name in to_muon, is_decayed(name, parameter), shares[name], parts)
-        groups.setdefault(key, []).append(parameter)
+    for name, parameter in trained.named_parameters():
+        if parameter.requires_grad:
+            role = roles[name]
+            key = (chosen.takes(role), role.decays, shares[name], role.parts)
+            groups.setdefault(key, []).append(parameter)
     made: list[torch.optim.Optimizer] = []
-    for is_muon in (True, False):
-        settings: list[dict[str, Any]] = [
+    for is_taken, kind in ((True, chosen), (False, OPTIMISERS[chosen.rest])):
+        settings: Groups = [
             {
-                "params": parameters, "share": share, "lr": recipe.learning_rate * share,
-                "weight_decay": recipe.weight_decay if decayed else 0.0, "parts": parts,
+                "params": parameters,
+                "share": share,
+                "lr": recipe.learning_rate * share,
+                "weight_decay": recipe.weight_decay if decays else 0.0,
+                "parts": parts,
             }
-            for (muon, decayed, share, parts), parameters in groups.items()
-            if muon == is_muon
-        ]  # fmt: skip
-        if not settings:
-            continue
-        if is_muon:
-            made.append(Muon(settings, momentum=recipe.momentum))
-        elif recipe.optimiser == "sgd":
-            made.append(torch.optim.SGD(settings, momentum=recipe.momentum, fused=True))
-        else:
-            made.append(torch.optim.AdamW(settings, betas=recipe.betas, fused=True))
+            for (taken, decays, share, parts), parameters in groups.items()
+            if taken == is_taken
+        ]
+        if settings:
+            made.append(kind.make(settings, recipe))
     return made
 
 
-def is_decayed(name: str, parameter: Tensor) -> bool:
-    """Weight decay is for matrices and kernels; not for biases, norms, scales, tokens and positions."""
-    leaf = name.rpartition(".")[2]
-    return parameter.ndim >= 2 and leaf.startswith("weight")
-
-
-def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.ndim == 2 and "blocks." in name and is_decayed(name, parameter)
-
-
-_TOP = ("head.", "norm.", "pre_logits.", "attn_pool.", "decoder.")
-
-
-def is_row_of_blocks(names: Iterable[str]) -> bool:
-    """Whether these parameters are of a model whose layers have an order, block after block."""
-    names = list(names)
-    return any("blocks.0." in name for name in names) and not any("stages." in name for name in names)
-
-
-def _layer_shares(model: nn.Module, decay: float) -> dict[str, float]:
+def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
     """Each parameter's share of the learning rate: 1 for the head, `decay` less for each block below it."""
-    names = [name for name, _ in model.named_parameters()]
-    if decay == 1:
-        return dict.fromkeys(names, 1.0)
-    # An objective calls what it trains `model.`.
-    layers = {name: re.match(r"blocks\.(\d+)\.", name.removeprefix("model.")) for name in names}
-    depth = max((int(found[1]) + 1 for found in layers.values() if found), default=0)
-    if not is_row_of_blocks(names):
+    roles = trained.roles()
+    if decay != 1 and not trained.has_ordered_blocks:
         raise UsageError("Layer decay must be 1 for models without a row of blocks.")
-    shares = {}
-    for name, found in layers.items():
-        is_top = not found and name.removeprefix("model.").startswith(_TOP)
-        layer = int(found[1]) + 1 if found else depth + 1 if is_top else 0
-        shares[name] = decay ** (depth + 1 - layer)
-    return shares
+    top = max(role.layer for role in roles.values())
+    return {name: decay ** (top - role.layer) for name, role in roles.items()}
 
 
 class Muon(torch.optim.Optimizer):

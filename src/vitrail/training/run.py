@@ -19,36 +19,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from vitrail import __version__
+from vitrail import __version__, chance
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.recipe import Recipe, write_toml
+from vitrail.configs.recipe import OBJECTIVES, Recipe, write_toml
 from vitrail.console import printable, say
 from vitrail.data.cache import PictureCache
 from vitrail.data.dataset import Dataset, Split
+from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
-from vitrail.evaluation.classify import Answers, answer
-from vitrail.evaluation.metrics import score
 from vitrail.images.decode import identify
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
-from vitrail.models.igpt import IGPT
 from vitrail.storage import MANIFEST, check_output, locked, writable, write_text
 from vitrail.training.checkpoint import Checkpoint, steps_of, sweep
 from vitrail.training.loop import Options, Stop, Trainer, resume
-from vitrail.training.objectives import model_settings
-from vitrail.training.palette import make_palette
-from vitrail.training.pictures import objective_pictures
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.report import write_report
 from vitrail.training.runlog import RunLog
 from vitrail.weights.bundle import Bundle, save
 
-_SMALL = 64  # pixels: presets up to this size take their resolution from pictures in memory
 _LOOKED_AT = 200  # files that tell whether pictures are grey
 
 
@@ -102,8 +97,7 @@ def train(
         made = build(config)
         if recipe.head_bias and made.head.bias is not None:
             torch.nn.init.constant_(made.head.bias, recipe.head_bias)
-        if isinstance(made, IGPT):
-            made.palette.copy_(make_palette(given.training, preprocess, made.config.palette, options.seed))
+        made.prepare(lambda count: _some_images(given.training, preprocess, count, options.seed), options.seed)
         return Start(made, preprocess)
 
     run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
@@ -137,7 +131,17 @@ def run(
         cache = None
         if options.cache:
             cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
-        trainer = Trainer(begin.model, begin.preprocess, training, held_out, recipe, options, ranks, cache=cache)
+        trainer = Trainer(
+            begin.model,
+            begin.preprocess,
+            training,
+            held_out,
+            recipe,
+            options,
+            ranks,
+            labels=dataset.labels,
+            cache=cache,
+        )
         trainer.loader.damaged |= begin.damaged
         settings = _config(data, begin, recipe, options, command)
         is_new = ranks.first_does(lambda: _claim(output, settings, is_held=hold(), resumes=resumes, force=force))
@@ -178,17 +182,17 @@ def run(
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
     """A named model for this data: channels and classes, and for small presets the resolution, come from DATA."""
-    changes: dict[str, Any] = {"classes": len(dataset.labels), "channels": channels_of(dataset.first)}
-    pixels = dataset.first.in_memory
-    if pixels is not None and max(config.resolution) <= _SMALL and config.family != "igpt":
-        changes["resolution"] = pixels.shape[1:3]
-    changes |= model_settings(recipe, config)
-    for name in ("classes", "channels"):
-        if recipe.model.get(name, changes[name]) != changes[name]:
-            raise UsageError(
-                f"{name.capitalize()} must be DATA's {changes[name]}, got model.{name} {recipe.model[name]!r}."
-            )
-    return config.replace(**{**changes, **recipe.model})
+    output, pixels = OBJECTIVES[recipe.objective].output, dataset.first.in_memory
+    resolved = config.predicting(output).for_data(
+        classes=0 if output == "features" else len(dataset.labels),
+        channels=channels_of(dataset.first),
+        resolution=None if pixels is None else pixels.shape[1:3],
+        settings={name: value for name, value in recipe.model.items() if name not in ("classes", "channels")},
+    )
+    for name, fits in (("classes", resolved.classes), ("channels", resolved.channels)):
+        if recipe.model.get(name, fits) != fits:
+            raise UsageError(f"{name.capitalize()} must be DATA's {fits}, got model.{name} {recipe.model[name]!r}.")
+    return resolved
 
 
 def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
@@ -216,6 +220,13 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
                 f"Preprocessing must give the model's {name} {getattr(config, name)}, got {getattr(preprocess, name)}."
             )
     return preprocess
+
+
+def _some_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
+    """At most so many training images, chosen at random, as the model sees them (B, C, H, W)."""
+    chosen = chance.permutation(len(split), seed, draw="palette pictures")[:count]
+    loader = Loader(split.take(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
+    return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])
 
 
 def channels_of(split: Split) -> int:
@@ -397,17 +408,16 @@ def _finish(
     ranks, recipe = trainer.ranks, trainer.recipe
     model = trainer.kept
     split = dataset.splits.get("test", trainer.watch.split if trainer.watch else None)
-    scores, answers = None, None
-    if recipe.objective == "classify" and split is not None:
+    judgement = None
+    if split is not None:
         loader = trainer.load_to_evaluate(split)
-        answers = Answers.join(ranks.gather(answer(model, loader)))
+        judgement = trainer.kept_objective.judge(loader, ranks)
         trainer.collect_damage(log, loader)
     if not ranks.is_first:
         return
-    if answers is not None and split is not None:
-        scores = score(answers.probabilities, answers.labels, dataset.labels)
-        brief = {key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")}
-        log.write("final", step=trainer.step, split=split.name, **brief)
+    scores = None if judgement is None or split is None else {"split": split.name, **judgement.scores}
+    if scores is not None:
+        log.write("final", step=trainer.step, **scores)
     provenance = {
         "data": f"{writable(data)}: {len(trainer.loader.split):,} training pictures",
         "data_fingerprint": fingerprint,
@@ -425,28 +435,22 @@ def _finish(
         "command": writable(command),
         **begin.origin,
     }
-    if scores is not None and split is not None:
-        provenance["scores"] = {"split": split.name, **brief}
+    if scores is not None:
+        provenance["scores"] = scores
     if trainer.damaged:
         files = {writable(path): writable(reason) for path, reason in trainer.damaged.items()}
         provenance["damaged"] = {"policy": recipe.on_damage, "files": files}
     bundle = Bundle(
         model=model.eval(),
         preprocess=trainer.preprocess,
-        labels=dataset.labels if recipe.objective == "classify" else None,
+        labels=dataset.labels if trainer.objective.classifies else None,
         provenance=provenance,
     )
     save(bundle, output / "bundle", force=True)
     shown = split if split is not None else trainer.loader.split
-    pictures = objective_pictures(trainer.kept_objective, trainer.preprocess, shown)
-    write_report(output, bundle, scores=scores, answers=answers, split=split, pictures=pictures)
+    write_report(output, bundle, trainer.kept_objective, judgement, shown)
     log.write("end", step=trainer.step, seconds=round(seconds, 1))
-    if scores is not None and split is not None:
-        low, high = scores["accuracy_interval"]
-        right = round(scores["accuracy"] * scores["count"])
-        sys.stdout.write(
-            f"{split.name} accuracy {scores['accuracy']:.1%} ({right:,} of {scores['count']:,}; 95 % interval"
-            f" {low:.1%} to {high:.1%})\n"
-        )
+    if judgement is not None:
+        sys.stdout.write(f"{judgement.sentence}\n")
     for name, path in (("model", output / "bundle"), ("report", output / "report.html")):
         sys.stdout.write(f"{name:6}  {printable(str(path))}\n")

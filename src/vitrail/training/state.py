@@ -8,7 +8,6 @@ origin                                    what the bundle should remember of whe
 """
 
 import json
-import math
 from typing import Any
 
 from vitrail.configs.base import read_model
@@ -68,21 +67,17 @@ _TABLES = ("model", "preprocess", "recipe", "damaged", "origin")
 
 
 def _check_best(best: object, step: int) -> None:
+    """Null, or the numbers of an evaluation (see `Objective.evaluate`) with its step and score."""
     if best is None:
         return
-    if not isinstance(best, dict) or best.keys() != {"step", "score", "loss", "accuracy", "count"}:
-        raise UsageError(f"Best must be null or have step, score, loss, accuracy and count, got {best!r}.")
+    if not isinstance(best, dict) or not {"step", "score", "loss", "count"} <= best.keys():
+        raise UsageError(f"Best must be null or have step, score, loss and count, got {best!r}.")
+    for name, value in best.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -1e300 < value < 1e300:
+            raise UsageError(f"{spoken(name)} of the best must be a finite number, got {value!r}.")
     check_whole("step of the best", best["step"], low=1, high=step)
-    check_score("best", best)
-    if best["score"] not in (best["accuracy"], -best["loss"]):
-        raise UsageError(f"Score of the best must be its accuracy or its loss below 0, got {best['score']!r}.")
-
-
-def check_score(name: str, score: dict[str, Any]) -> None:
-    """Loss, accuracy and count are those of an evaluation."""
-    check_number(f"loss of the {name}", score["loss"], low=0, below=math.inf)
-    check_share(f"accuracy of the {name}", score["accuracy"], 1)
-    check_whole(f"count of the {name}", score["count"], low=0, high=10**12)
+    check_whole("count of the best", best["count"], low=0, high=10**12)
+    check_share("accuracy of the best", best.get("accuracy", 0), 1)
 
 
 def _check_origin(origin: dict[str, Any]) -> None:

@@ -1,0 +1,130 @@
+"""Masked patches: the paper's own self-supervision (section 4.6).
+
+Shapes: B images, N patches, D width, K colours, C channels, F pixels of a patch times channels.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel, Role
+from vitrail.models.layers import patchify, unpatchify
+from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
+
+COLOUR_LEVELS = 8  # 3 bits
+
+
+class MaskedPatches(Objective):
+    """Half of the patches are corrupted; the mean colour of each of them, 3 bits a channel, is to be told from the
+    rest."""
+
+    watched_name = "colours right"
+    head = ("decoder.",)
+    illustrated = 7
+    share = 0.5
+
+    def __init__(self, model: AnyModel, task: Task) -> None:
+        super().__init__(model, task)
+        config = model.config
+        if not config.can_mask_patches:
+            raise UsageError("Objective masked must have a ViT with LayerNorm, plain patches and no token drop.")
+        if self._patches < 2:
+            raise UsageError("Objective masked must have two patches or more, got one. Choose a smaller patch.")
+        if config.channels > 3:
+            raise UsageError(f"Objective masked must have images of at most 3 channels, got {config.channels}.")
+        for name, parameter in model.named_parameters():  # not used, and ranks wait for every gradient
+            if name.startswith(("head.", "pre_logits.", "attn_pool.")):
+                parameter.requires_grad_(False)
+        self.mask_token = nn.Parameter(torch.zeros(config.width))
+        self.decoder = nn.Linear(config.width, COLOUR_LEVELS**config.channels)
+        nn.init.normal_(self.mask_token, std=0.02)
+        nn.init.zeros_(self.decoder.weight)
+        nn.init.zeros_(self.decoder.bias)
+        self.register_buffer("mean_C", torch.tensor(task.preprocess.mean), persistent=False)
+        self.register_buffer("std_C", torch.tensor(task.preprocess.std), persistent=False)
+
+    def roles(self) -> dict[str, Role]:
+        """The mask token enters with the patches, below the first block."""
+        found = super().roles()
+        return {**found, "mask_token": found["mask_token"]._replace(layer=0)}
+
+    def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
+        losses_BN, _, corrupted_BN = self.predict(images_BCHW, torch.rand(3, len(images_BCHW), self._patches))
+        return (losses_BN * corrupted_BN).sum(1) / corrupted_BN.sum(1)
+
+    def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        fixed = torch.Generator().manual_seed(0)
+        noise = torch.rand(3, 1, self._patches, generator=fixed).expand(-1, len(images_BCHW), -1)
+        losses_BN, logits_BNK, corrupted_BN = self.predict(images_BCHW, noise)
+        right_BN = (logits_BNK.argmax(-1) == self.colours(images_BCHW)).float()
+        count_B = corrupted_BN.sum(1)
+        numbers = {"loss": losses_BN, "accuracy": right_BN}
+        return {name: (each_BN * corrupted_BN).sum(1) / count_B for name, each_BN in numbers.items()}
+
+    def predict(self, images_BCHW: Tensor, noise_3BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses (B, N) and logits (B, N, K) of every patch's colour, and which patches were corrupted (B, N)."""
+        order_BN, kind_BN, other_BN = noise_3BN.to(images_BCHW.device)
+        corrupted_BN = order_BN.argsort(1) < round(self.share * self._patches)
+
+        def corrupt(x_BND: Tensor) -> Tensor:
+            # Of the corrupted, 80 % become the mask token, 10 % another patch of the image, 10 % stay as they are.
+            others_BND = x_BND.gather(1, other_BN.argsort(1)[..., None].expand_as(x_BND))
+            masked_BN1 = (corrupted_BN & (kind_BN < 0.8))[..., None]
+            swapped_BN1 = (corrupted_BN & (kind_BN >= 0.8) & (kind_BN < 0.9))[..., None]
+            kept_BND = torch.where(swapped_BN1, others_BND, x_BND)
+            return torch.where(masked_BN1, self.mask_token.to(x_BND.dtype), kept_BND)
+
+        logits_BNK = at_least_single(self.decoder(self.model.encode_patches(images_BCHW, corrupt)))
+        wanted_BN = self.colours(images_BCHW)
+        losses_BN = F.cross_entropy(logits_BNK.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
+        return losses_BN, logits_BNK, corrupted_BN.float()
+
+    def colours(self, images_BCHW: Tensor) -> Tensor:
+        """The class of each patch's mean colour: 8 levels for each channel (B, N)."""
+        config = self.model.config
+        mean_C11, std_C11 = (self.get_buffer(name)[:, None, None] for name in ("mean_C", "std_C"))
+        levels_BCHW = at_least_single(images_BCHW) * std_C11 + mean_C11
+        means_BNC = patchify(levels_BCHW, config.patch).unflatten(-1, (config.channels, -1)).mean(-1)
+        digits_BNC = (means_BNC * COLOUR_LEVELS).long().clamp(0, COLOUR_LEVELS - 1)
+        places_C = COLOUR_LEVELS ** torch.arange(config.channels - 1, -1, -1, device=digits_BNC.device)
+        return (digits_BNC * places_C).sum(-1)
+
+    def illustrate(self, images_BCHW: Tensor) -> Illustration:
+        hidden_BCHW, filled_BCHW = self.fill_in(images_BCHW)
+        return Illustration(
+            "What it fills in",
+            (
+                ("image", images_BCHW),
+                ("half of the patches hidden", hidden_BCHW),
+                ("filled in by the mean colour it predicts", filled_BCHW),
+            ),
+        )
+
+    def fill_in(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """The images with the corrupted patches grey; the same with those in the predicted colour."""
+        config = self.model.config
+        fixed = torch.Generator().manual_seed(0)
+        noise = torch.rand(3, len(images_BCHW), self._patches, generator=fixed)
+        noise[1] = 0.0  # for eyes, every corrupted patch is hidden
+        _, logits_BNK, corrupted_BN = self.predict(images_BCHW, noise)
+        guess_BN = logits_BNK.argmax(-1)
+        digits = [guess_BN // COLOUR_LEVELS**place % COLOUR_LEVELS for place in range(config.channels - 1, -1, -1)]
+        levels_BNC = (torch.stack(digits, dim=-1) + 0.5) / COLOUR_LEVELS
+        mean_C, std_C = self.get_buffer("mean_C"), self.get_buffer("std_C")
+        patches_BNF = patchify(images_BCHW, config.patch)
+        area = math.prod(config.patch)
+        colours_BNF = ((levels_BNC - mean_C) / std_C).repeat_interleave(area, dim=-1)
+        grey_BNF = ((0.5 - mean_C) / std_C).repeat_interleave(area).expand_as(patches_BNF)
+        hidden_BN1 = corrupted_BN.bool()[..., None]
+        hidden, filled = (
+            unpatchify(torch.where(hidden_BN1, fill_BNF, patches_BNF), config.grid, config.patch)
+            for fill_BNF in (grey_BNF, colours_BNF)
+        )
+        return hidden, filled
+
+    @property
+    def _patches(self) -> int:
+        return math.prod(self.model.config.grid)

@@ -1,0 +1,67 @@
+"""The next pixel: iGPT's self-supervision ("Generative Pretraining from Pixels", Chen et al. 2020).
+
+Shapes: B images, N pixels, P colours of the palette, C channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel
+from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
+
+
+class NextPixel(Objective):
+    """Tell each pixel's colour, out of the model's palette, from the pixels before it."""
+
+    output = "pixels"
+    watched_name = "pixels right"
+    illustrated = 7
+
+    def __init__(self, model: AnyModel, task: Task) -> None:
+        super().__init__(model, task)
+        if model.config.predicts != "pixels":
+            raise UsageError(
+                f"Objective next-pixel must have a model that predicts pixels (iGPT), got one that predicts"
+                f" {model.config.predicts}."
+            )
+
+    def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
+        return self._predict(images_BCHW)[0].mean(1)
+
+    def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        losses_BN, right_BN = self._predict(images_BCHW)
+        return {"loss": losses_BN.mean(1), "accuracy": right_BN.mean(1)}
+
+    def _predict(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each pixel (B, N), and whether its colour was told right."""
+        logits_BNP = at_least_single(self.model(images_BCHW))
+        wanted_BN = self.model.quantise(images_BCHW)
+        losses_BN = F.cross_entropy(logits_BNP.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
+        return losses_BN, (logits_BNP.argmax(-1) == wanted_BN).float()
+
+    def illustrate(self, images_BCHW: Tensor) -> Illustration:
+        same_BCHW, hidden_BCHW, completed_BCHW = self.complete(images_BCHW)
+        return Illustration(
+            "How it goes on",
+            (
+                ("image", same_BCHW),
+                ("lower half hidden", hidden_BCHW),
+                ("completed pixel by pixel, each sampled from what it predicts", completed_BCHW),
+            ),
+        )
+
+    def complete(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The images in the palette; their upper halves; those, completed pixel by pixel."""
+        height, width = self.model.config.resolution
+        fixed = torch.Generator(images_BCHW.device).manual_seed(0)
+        colours_BN = self.model.quantise(images_BCHW)
+        start = height // 2 * width
+        completed_BN = colours_BN.clone()
+        completed_BN[:, start:] = 0
+        hidden_BCHW = self.model.paint(completed_BN)
+        for place in range(start, height * width):
+            logits_BP = self.model(self.model.paint(completed_BN))[:, place].float()
+            completed_BN[:, place] = torch.multinomial(logits_BP.softmax(-1), 1, generator=fixed)[:, 0]
+        return self.model.paint(colours_BN), hidden_BCHW, self.model.paint(completed_BN)
