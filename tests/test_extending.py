@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from vitrail import extensions
 from vitrail.errors import MissingError, UsageError, VitrailError
@@ -36,8 +37,8 @@ def weights_of(run):
     return hashlib.sha256((run / "bundle" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def go_through(call, tmp_path, images, *settings):
-    """Train, go on after a kill to the same bits, predict by both engines, inspect. Returns the bundle's folder."""
+def train_and_resume(call, tmp_path, *settings):
+    """Train; train again, kill it, and resume to the same bits. Returns the run's folder."""
     run, killed = tmp_path / "run", tmp_path / "killed"
     done = call(*TRAIN, *settings, "--output", run)
     assert done.returncode == 0, done.stderr
@@ -57,7 +58,12 @@ def go_through(call, tmp_path, images, *settings):
     assert done.returncode == 0, done.stderr
     assert "going on after step" in done.stderr
     assert weights_of(killed) == weights_of(run)
-    bundle = run / "bundle"
+    return run
+
+
+def go_through(call, tmp_path, images, *settings):
+    """Train and resume, predict by both engines, inspect. Returns the bundle's folder."""
+    bundle = train_and_resume(call, tmp_path, *settings) / "bundle"
     answers = {}
     for engine in ("torch", "onnx"):
         done = call("predict", bundle, *images, "--engine", engine, "--json")
@@ -134,6 +140,41 @@ def test_a_panel(toys, call, tmp_path, images):
     assert '<a href="#brightness">' in text
     assert text.index('<section id="layers">') < section.start() < text.index('<section id="absent">')
     assert "mean grey" in (tmp_path / "out" / "figures" / "brightness.svg").read_text()
+
+
+def test_an_objective(toys, call, tmp_path, images, monkeypatch):
+    run = train_and_resume(call, tmp_path, "--model", "ViT-Pico/2", "--objective", "tempered")
+    bundle = load(run / "bundle")
+    assert (bundle.provenance["objective"], bundle.provenance["objective_package"]) == ("tempered", "toys 1.0")
+    (newest,) = (run / "checkpoints").glob("step-*20")
+    state = json.loads((newest / "state.json").read_text())
+    assert state["best"]["score"] == -state["best"]["loss"]
+    temperature = load_file(newest / "tensors.safetensors")["now/log_temperature"]
+    assert temperature.shape == ()
+    assert temperature != 0
+    assert f"accuracy {state['best']['accuracy']:.1%} at the end" in (run / "report.html").read_text()
+    done = call(
+        "finetune", run / "bundle", "digits", "--steps", "1", "--output", tmp_path / "tuned", "--recipe", "small"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "10 classes are the bundle's own: its head stays" in done.stderr
+    # The bundle does not need the objective that trained it; the run does.
+    monkeypatch.setattr(extensions, "_added", lambda _: {})
+    done = call("predict", run / "bundle", images[0], "--json")
+    assert json.loads(done.stdout)["predictions"][0]["label"] in bundle.labels
+    done = call("train", "digits", "--model", "ViT-Pico/2", "--objective", "tempered", "--output", tmp_path / "x")
+    assert done.returncode == 2
+    assert "Objective must be one of classify, masked, next-pixel, got 'tempered'." in done.stderr
+    done = call(*TRAIN, "--model", "ViT-Pico/2", "--output", run, "--resume", "auto")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("Objective must be one of classify, masked, next-pixel, got 'tempered'.")
+
+
+def test_help_lists_the_objectives_of_other_packages(toys):
+    words = [sys.executable, "-m", "vitrail", "train", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    assert "classify, masked, next-pixel, tempered." in " ".join(done.stdout.replace("│", "").split())
 
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):

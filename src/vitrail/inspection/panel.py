@@ -96,7 +96,7 @@ class Context:
         """The sentence that says why the model predicts no class; None where it does."""
         if not self.model.config.classifies:
             return f"predicts-{self.model.config.predicts}"
-        return None if self.bundle.provenance.get("objective", "classify") == "classify" else "no-classes"
+        return None if self.bundle.parts.classifies else "no-classes"
 
 
 def prepare(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:

@@ -139,7 +139,7 @@ def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
     """The bundle's index of each class, if the classes are its own: by name, or by number where it has no names. (Ten
     classes called 0 to 9 are not those of a bundle that has names for its ten.)"""
     classes = bundle.model.config.classes
-    if bundle.provenance.get("objective", "classify") != "classify" or not classes or len(now) != classes:
+    if not bundle.parts.classifies or len(now) != classes:
         return None
     if bundle.labels is not None and set(bundle.labels) != set(now):
         return None

@@ -435,6 +435,8 @@ def _finish(
         "command": writable(command),
         **begin.origin,
     }
+    if (package := OBJECTIVES.provider(recipe.objective)) is not None:
+        provenance["objective_package"] = package
     if scores is not None:
         provenance["scores"] = scores
     if trainer.damaged:

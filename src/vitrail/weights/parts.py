@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import FILES, check_folder, read_config
@@ -46,16 +46,25 @@ class Parts:
 
     @property
     def classifies(self) -> bool:
-        """Whether the model has learned to name the class of an image."""
-        return self.config.classifies and self.provenance.get("objective", "classify") == "classify"
+        """Whether the model has learned to name the class of an image: it has names for them, or no other objective."""
+        return self.config.classifies and (self.labels is not None or self._objective == "classify")
+
+    @property
+    def _objective(self) -> str:
+        return self.provenance.get("objective", "classify")
 
     def check_classifies(self) -> None:
         """Refuse what cannot name the class of an image."""
-        refuse_untrained_head(self)
-        if not self.config.classifies:
+        if self.classifies:
+            return
+        if self._objective != "classify":
             raise UsageError(
-                f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
+                f"Bundle must have been trained to classify, got objective {self._objective!r}. Fine-tune it first, or"
+                " judge its features: `vitrail evaluate` with --protocol knn, probe or fewshot."
             )
+        raise UsageError(
+            f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
+        )
 
 
 def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
@@ -84,23 +93,6 @@ def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:
     """Version 0.1.0.dev0 gave a model without a head one class and a head of zeros, and said so in its provenance."""
     objective = provenance.get("objective") if isinstance(provenance, dict) else None
     return config.classes == 1 and objective == "features"
-
-
-class Traced(Protocol):
-    """What knows where it comes from: a bundle, or its parts."""
-
-    @property
-    def provenance(self) -> dict[str, Any]: ...
-
-
-def refuse_untrained_head(bundle: Traced) -> None:
-    """Self-supervised bundles have learned to see, not to name."""
-    objective = bundle.provenance.get("objective", "classify")
-    if objective != "classify":
-        raise UsageError(
-            f"Bundle must have been trained to classify, got objective {objective!r}. Fine-tune it first, or judge its"
-            " features: `vitrail evaluate` with --protocol knn, probe or fewshot."
-        )
 
 
 def check_provenance(provenance: object) -> None:
