@@ -21,7 +21,7 @@ from vitrail.models.create import create
 from vitrail.weights.bundle import load
 
 TOYS = Path(__file__).parent / "extending"
-TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--set", "batch=64", "--checkpoint-seconds", "0")
+TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", "--checkpoint-seconds", "0")
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_position(toys, call, tmp_path, images):
     model = create("ViT-Pico/2", position="diagonal", position_at="every")
     assert model.config.parameters == sum(one.numel() for one in model.parameters())
     assert torch.equal(model.resize(16).resize(8)(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8)))
-    bundle = go_through(call, tmp_path, images, "--model", "ViT-Pico/2", "--set", "batch=64", "model.position=diagonal")
+    bundle = go_through(call, tmp_path, images, "--model", "ViT-Pico/2", "--set", "model.position=diagonal")
     assert json.loads((bundle / "config.json").read_text())["extensions"] == {"position.diagonal": "toys 1.0"}
     found = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
     # Places on one diagonal are equal, so rows and columns count the same.

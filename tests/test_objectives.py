@@ -102,7 +102,7 @@ def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert (bundle.labels, bundle.provenance["objective"]) == (None, "masked")
     with pytest.raises(UsageError, match="trained to classify"):
-        vitrail.Classifier(bundle)
+        vitrail.Classifier(bundle).predict([np.zeros((8, 8), np.uint8)])
 
 
 def test_filling_in_changes_hidden_patches_alone():

@@ -17,7 +17,7 @@ from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
 from vitrail.configs.engines import ENGINES
-from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, recipe_names
+from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, purpose, recipe_names, recipe_text
 from vitrail.console import (
     cell,
     prediction_table,
@@ -173,8 +173,6 @@ def recipes(
     json: Json = False,
 ) -> None:
     """List the recipes of train and finetune; of one, every setting with its value, its default and its meaning."""
-    from vitrail.configs.recipe import purpose, recipe_names, recipe_text
-
     if name is not None:
         return _show_recipe(name, json=json)
     rows = [{"name": known, "purpose": purpose(recipe_text(known))} for known in recipe_names()]
@@ -184,7 +182,6 @@ def recipes(
 
 
 def _show_recipe(name: str, *, json: bool) -> None:
-    from vitrail.configs.recipe import find_recipe, purpose, recipe_text
     from vitrail.configs.vit import ViTConfig
     from vitrail.images.preprocess import Preprocess
 

@@ -48,7 +48,7 @@ class Recipe(Settings):
     title: ClassVar[str] = "Recipe"
 
     objective: str = "classify"
-    """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT); or one that an extension adds."""
+    """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT); or what another package adds."""
     epochs: int | None = None
     """How often every training picture is seen."""
     steps: int | None = None
@@ -60,8 +60,7 @@ class Recipe(Settings):
     accumulate: int = 1
     """Parts that each rank computes one after the other, to save memory."""
     optimiser: str = "adamw"
-    """adamw, sgd or muon. Muon turns momentum of the blocks' matrices into steps of equal size in all directions; AdamW
-    does the rest."""
+    """Muon turns momentum of the blocks' matrices into steps of equal size in all directions; AdamW does the rest."""
     learning_rate: float = 1e-3
     """Highest learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -149,6 +148,14 @@ class Recipe(Settings):
         for name in ("preprocess", "model"):
             if not isinstance(getattr(self, name), dict):
                 raise UsageError(f"{spoken(name)} must be a table of settings, got {getattr(self, name)!r}.")
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """What each setting means; of those that a registry knows, with their names before it."""
+        found = super().meanings()
+        for registry in (OBJECTIVES, OPTIMISERS):
+            found[registry.sort] = f"{', '.join(registry)}. {found[registry.sort]}"
+        return found
 
     def with_length(self, *, epochs: int | None, steps: int | None, minutes: float | None) -> Self:
         """The same recipe for another length; the given one of three replaces the recipe's."""
