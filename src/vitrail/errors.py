@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 
 class VitrailError(Exception):
@@ -22,7 +23,23 @@ class MissingError(UsageError, ImportError):
 
 
 class DamagedError(VitrailError):
-    """A file that exists does not hold what it should."""
+    """A file that exists does not hold what it should.
+
+    `DamagedError(path="a.png", cause="cannot be decoded (it is cut off)")` reads "'a.png' cannot be decoded (it is cut
+    off)."; a `message` replaces that sentence.
+    """
+
+    path: str | None
+    """The file, or what else messages call it; None where no single one is to blame."""
+    cause: str
+    """What is wrong with it, without its name and the full stop; the whole message where no other cause is given."""
+
+    def __init__(self, message: str = "", *, path: str | Path | None = None, cause: str = "", advice: str = "") -> None:
+        self.path = None if path is None else str(path)
+        self.cause = (cause or message).removesuffix(".")
+        subject = "" if self.path is None else f"{self.path!r} "
+        sentence = f"{subject}{self.cause}{'' if self.cause.endswith('?') else '.'}"
+        super().__init__(message or f"{sentence} {advice}".rstrip())
 
 
 def first_line(error: BaseException) -> str:

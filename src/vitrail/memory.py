@@ -19,4 +19,4 @@ def refuse_more(size: int, path: Path) -> None:
     """Refuse a file whose content would take more than there is: a small compressed file may promise any size."""
     free = available()
     if size > free:
-        raise DamagedError(f"{str(path)!r} would fill {size:,} bytes of memory; {free:,} are available.")
+        raise DamagedError(path=path, cause=f"would fill {size:,} bytes of memory; {free:,} are available")

@@ -197,13 +197,15 @@ def read_document(path: Path) -> bytes:
 def read_json(path: Path) -> Any:
     """The JSON document in a file that should hold one."""
     if not path.is_file():  # nor a pipe, which would wait for ever
-        raise DamagedError(f"{str(path)!r} is missing or no file. Restore it from a copy.")
+        raise DamagedError(path=path, cause="is missing or no file", advice="Restore it from a copy.")
     try:
         return json.loads(read_document(path))
     except (ValueError, RecursionError):
-        raise DamagedError(f"{str(path)!r} is damaged: it is not a JSON document. Restore it from a copy.") from None
+        raise DamagedError(
+            path=path, cause="is damaged: it is not a JSON document", advice="Restore it from a copy."
+        ) from None
     except OSError as error:
-        raise DamagedError(f"{str(path)!r} cannot be read ({_reason(error)}).") from None
+        raise DamagedError(path=path, cause=f"cannot be read ({_reason(error)})") from None
 
 
 def write_json(path: Path, document: object) -> None:
@@ -243,21 +245,23 @@ def verify(folder: Path, names: Iterable[str]) -> None:
         is_as_written = False
     if not isinstance(files, dict) or not is_as_written:
         raise DamagedError(
-            f"{str(manifest_path)!r} is damaged: it is not a manifest as written. Restore it from a copy."
+            path=manifest_path, cause="is damaged: it is not a manifest as written", advice="Restore it from a copy."
         )
     for name in names:
         path = folder / name
         if name not in files:
-            raise DamagedError(f"{str(manifest_path)!r} is damaged: it does not name {name}. Restore it from a copy.")
+            raise DamagedError(
+                path=manifest_path, cause=f"is damaged: it does not name {name}", advice="Restore it from a copy."
+            )
         if not path.is_file():
-            raise DamagedError(f"{str(path)!r} is missing. Restore it from a copy.")
+            raise DamagedError(path=path, cause="is missing", advice="Restore it from a copy.")
         try:
             intact = _checksum(path) == files[name]
         except OSError as error:
-            raise DamagedError(f"{str(path)!r} cannot be read ({_reason(error)}).") from None
+            raise DamagedError(path=path, cause=f"cannot be read ({_reason(error)})") from None
         if not intact:
             raise DamagedError(
-                f"{str(path)!r} is damaged: its checksum is not the one recorded. Restore it from a copy."
+                path=path, cause="is damaged: its checksum is not the one recorded", advice="Restore it from a copy."
             )
 
 

@@ -53,7 +53,7 @@ def read_npz(
     except DamagedError:
         raise
     except Exception as error:  # a damaged archive raises what its parsers raise
-        raise DamagedError(f"{str(path)!r} cannot be read as npz ({first_line(error)}).") from None
+        raise DamagedError(path=path, cause=f"cannot be read as npz ({first_line(error)})") from None
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -74,7 +74,7 @@ def read_idx(path: Path) -> np.ndarray:
     except DamagedError:
         raise
     except Exception as error:  # a damaged file raises what its parsers raise
-        raise DamagedError(f"{str(path)!r} cannot be read ({first_line(error)}).") from None
+        raise DamagedError(path=path, cause=f"cannot be read ({first_line(error)})") from None
     return levels
 
 

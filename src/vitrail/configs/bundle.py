@@ -52,24 +52,26 @@ def read_config(folder: Path) -> ModelConfig:
             f" vitrail convert {folder} NEW"
         )
     if type(version) is not int or version < 1:
-        raise DamagedError(f"{str(path)!r} is damaged: it does not state its format. Restore it from a copy.")
+        raise DamagedError(
+            path=path, cause="is damaged: it does not state its format", advice="Restore it from a copy."
+        )
     if version > FORMAT:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
     for name in (MANIFEST, *FILES):
         if not (folder / name).is_file():
-            raise DamagedError(f"{str(folder / name)!r} is missing or no file. Restore it from a copy.")
+            raise DamagedError(path=folder / name, cause="is missing or no file", advice="Restore it from a copy.")
     verify(folder, ("config.json",))
     _check_extensions(folder, fields.pop("extensions", {}))
     try:
         return read_model(fields)
     except UsageError as error:
-        raise DamagedError(f"{str(path)!r} is not a model that works: {error}") from None
+        raise DamagedError(path=path, cause=f"is not a model that works: {error}") from None
 
 
 def _check_extensions(folder: Path, needed: object) -> None:
     """Refuse a bundle whose family or position is another package's that is not installed here; nothing is imported."""
     if not isinstance(needed, dict):
-        raise DamagedError(f"{str(folder / 'config.json')!r} is damaged: extensions must be an object.")
+        raise DamagedError(path=folder / "config.json", cause="is damaged: extensions must be an object")
     registries: dict[str, Registry] = {registry.sort: registry for registry in (FAMILIES, POSITIONS)}
     for extension, package in needed.items():
         sort, _, name = extension.partition(".")

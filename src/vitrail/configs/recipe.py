@@ -193,7 +193,7 @@ def recipe_text(name: str) -> str:
         return read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise DamagedError(f"{name!r} cannot be read ({reason}).") from None
+        raise DamagedError(path=name, cause=f"cannot be read ({reason})") from None
 
 
 def purpose(text: str) -> str:
@@ -250,7 +250,7 @@ def read_recipe(text: str, name: str) -> Recipe:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DamagedError(f"{name!r} is not a TOML document ({error}).") from None
+        raise DamagedError(path=name, cause=f"is not a TOML document ({error})") from None
     try:
         return Recipe.from_json(fields)
     except UsageError as error:

@@ -21,7 +21,7 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     pairs = {}
     for split, (images, labels) in keys.items():
         if (images in arrays) != (labels in arrays):
-            raise DamagedError(f"{name!r} has only one of {images} and {labels}.")
+            raise DamagedError(path=name, cause=f"has only one of {images} and {labels}")
         if images in arrays:
             pairs[split] = (_as_pictures(arrays[images], images, name), arrays[labels])
     if not pairs:
@@ -31,7 +31,7 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
         )
     shapes = {pictures.shape[1:] for pictures, _ in pairs.values()}
     if len(shapes) > 1:
-        raise DamagedError(f"{name!r} has pictures of different shapes in its splits: {sorted(shapes)}.")
+        raise DamagedError(path=name, cause=f"has pictures of different shapes in its splits: {sorted(shapes)}")
     for split, (pictures, labels) in pairs.items():
         if labels.shape != (len(pictures),) or labels.dtype.kind not in "iuU" or not len(labels):
             raise UsageError(
@@ -65,18 +65,22 @@ def _class_table(
     distinct = [np.unique(part) for part in labels]
     distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]
     if len({part.dtype.kind for part in distinct}) > 1:
-        raise DamagedError(f"{name!r} has labels that are numbers in one split and names in another.")
+        raise DamagedError(path=name, cause="has labels that are numbers in one split and names in another")
     values = np.unique(np.concatenate(distinct))
     if len(values) > _MOST_CLASSES:
-        raise DamagedError(f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.")
+        raise DamagedError(f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.", path=name)
     if classes is not None:
         is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MOST_CLASSES
         names = classes.tolist() if is_list else []
         if not names or len(set(names)) < len(names):
-            raise DamagedError(f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.")
+            raise DamagedError(
+                f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.",
+                path=name,
+            )
         if values.dtype.kind == "U" or values[0] < 0 or values[-1] >= len(names):
             raise DamagedError(
-                f"Labels must be numbers below {len(names)}, the number of names in classes, in {name!r}."
+                f"Labels must be numbers below {len(names)}, the number of names in classes, in {name!r}.",
+                path=name,
             )
         order = sorted(range(len(names)), key=names.__getitem__)
         place = np.argsort(order)

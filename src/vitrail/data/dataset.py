@@ -160,7 +160,9 @@ class Dataset:
         if missing := self.missing(training):
             named = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise DamagedError(
-                f"{self.name!r} has no training picture of class {named}. `vitrail doctor {self.name}` says more."
+                path=self.name,
+                cause=f"has no training picture of class {named}",
+                advice=f"`vitrail doctor {self.name}` says more.",
             )
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ from PIL import Image
 from vitrail.data.ahead import in_order
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.files import SUFFIXES
-from vitrail.errors import VitrailError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.images.decode import identify, open_picture, read_file, to_channels
 from vitrail.images.operations import to_image
 
@@ -162,17 +161,13 @@ def _look(path: str, split: str, label: int) -> _Seen | Finding:
         image = to_channels(whole, 1, (255, 255, 255))
         is_large = min(size) >= _LOOKED_AT
         digest = hashlib.sha256(content if is_large else f"{whole.mode} {whole.size}".encode() + whole.tobytes())
-    except VitrailError as error:
-        return Finding("unreadable", "error", (path,), _cause(str(error)))
+    except DamagedError as error:
+        return Finding("unreadable", "error", (path,), error.cause)
+    except UsageError:  # there is no file to read
+        return Finding("unreadable", "error", (path,), "is missing or no file")
     except (OSError, ValueError) as error:
         return Finding("unreadable", "error", (path,), f"cannot be converted ({error})")
     return _Seen(path, split, label, digest.digest(), form, mode, size, _thumbnail(image) if is_large else None)
-
-
-def _cause(message: str) -> str:
-    """What is wrong, without the name of the file, which stands beside it."""
-    found = re.search(r"cannot be (?:decoded|read) .*", message)
-    return found[0].rstrip(".") if found else "is missing or no file"
 
 
 def _look_at_memory(split: Split, pixels: np.ndarray) -> Iterator[_Seen]:

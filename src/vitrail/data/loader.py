@@ -167,9 +167,8 @@ class Loader:
                 return self.cache.read(path, self.preprocess), place % count
             except VitrailError as error:
                 if self.on_damage == "error":
-                    raise DamagedError(
-                        f"{error} `vitrail doctor` finds all such pictures; `--set on_damage=skip` trains without them."
-                    ) from None
+                    advice = "`vitrail doctor` finds all such pictures; `--set on_damage=skip` trains without them."
+                    raise DamagedError(f"{error} {advice}", path=path) from None
                 self.damaged[path] = str(error)
                 if self.on_damage == "skip":
                     return None, -1

@@ -38,7 +38,7 @@ def open_data(data: "str | Path | Dataset") -> "Dataset":
             if source.recognises(data):
                 return source.open(data)
     except OSError as error:
-        raise DamagedError(f"{error.filename or str(data)!r} cannot be read ({error.strerror}).") from None
+        raise DamagedError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
     near = did_you_mean(str(data), filter(None, (source.word for source in SOURCES)))
     where = "" if is_file(data) else ", where there is no folder and no regular file"
     raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.{near}")

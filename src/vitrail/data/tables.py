@@ -30,7 +30,7 @@ class CsvFile(Source):
         for split, file, label in _read_lines(path):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
-            raise DamagedError(f"{str(path)!r} must name a split in every line or in none.")
+            raise DamagedError(path=path, cause="must name a split in every line or in none")
         labels = {label for pairs in files.values() for _, label in pairs}
         return Dataset.from_files(str(path), files, labels, root=str(path.parent))
 
@@ -41,7 +41,7 @@ def _read_lines(path: Path) -> list[tuple[str, str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file, strict=True), 1) if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DamagedError(f"{str(path)!r} cannot be read as CSV ({error}).") from None
+        raise DamagedError(path=path, cause=f"cannot be read as CSV ({error})") from None
     columns = {"file": 0, "label": 1, "split": 2}
     header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     if "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
@@ -57,12 +57,14 @@ def _read_lines(path: Path) -> list[tuple[str, str, str]]:
         cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
         if not cells["file"] or not cells["label"]:
             raise DamagedError(
-                f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}."
+                f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}.",
+                path=path,
             )
         split = SPLIT_NAMES.get(cells["split"].lower()) if cells["split"] else "all"
         if split is None:
             raise DamagedError(
-                f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}."
+                f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}.",
+                path=path,
             )
         lines.append((split, cells["file"], cells["label"]))
     return lines

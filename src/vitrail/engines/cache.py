@@ -26,7 +26,7 @@ def fingerprint(bundle: Path) -> str:
     try:
         return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:
-        raise DamagedError(f"{str(bundle / MANIFEST)!r} cannot be read ({error.strerror}).") from None
+        raise DamagedError(path=bundle / MANIFEST, cause=f"cannot be read ({error.strerror})") from None
 
 
 def ready(path: str | Path) -> Path:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.engines.base import Engine, Outputs, Run, cores, need
 from vitrail.engines.cache import MODEL, ready
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.weights.parts import Parts, read_parts
 
 if TYPE_CHECKING:
@@ -66,6 +66,5 @@ class OnnxEngine(Engine):
             try:
                 self._sessions[threads] = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             except Exception as error:  # its own classes, which it does not promise
-                reason = str(error).splitlines()[0]
-                raise DamagedError(f"{path!r} cannot be used by ONNX Runtime ({reason}).") from None
+                raise DamagedError(path=path, cause=f"cannot be used by ONNX Runtime ({first_line(error)})") from None
         return self._sessions[threads]

@@ -139,16 +139,16 @@ class FeatureStore:
 def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
     """The features of an entry; anything that is not as written is a DamagedError."""
     if not entry.is_dir():
-        raise DamagedError(f"{str(entry)!r} is damaged: it is no folder.")
+        raise DamagedError(path=entry, cause="is damaged: it is no folder")
     verify(entry, _FILES)
     if read_json(entry / "key.json") != key:
-        raise DamagedError(f"{str(entry)!r} is damaged: it has another entry's key.")
+        raise DamagedError(path=entry, cause="is damaged: it has another entry's key")
     try:
         features = load_file(entry / "features.safetensors").get("features")
     except (SafetensorError, OSError) as error:
-        raise DamagedError(f"{str(entry)!r} cannot be read ({error}).") from None
+        raise DamagedError(path=entry, cause=f"cannot be read ({error})") from None
     if features is None or features.ndim != 2 or len(features) != count or features.dtype != np.float32:
-        raise DamagedError(f"{str(entry)!r} is damaged: it does not hold features of {count:,} pictures.")
+        raise DamagedError(path=entry, cause=f"is damaged: it does not hold features of {count:,} pictures")
     return features
 
 

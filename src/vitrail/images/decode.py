@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.settings import Pair
 
 # What cameras, scanners and the web make (JPEG with several frames is MPO). Pillow reads more, and most of its security
@@ -49,9 +49,9 @@ def read_file(path: str | Path) -> bytes:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise DamagedError(f"{str(path)!r} cannot be read ({error.strerror}).") from None
+        raise DamagedError(path=path, cause=f"cannot be read ({error.strerror})") from None
     if not content:
-        raise DamagedError(f"{str(path)!r} cannot be read (it is empty).")
+        raise DamagedError(path=path, cause="cannot be read (it is empty)")
     return content
 
 
@@ -116,10 +116,9 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     except UnidentifiedImageError:  # its text names objects in memory
         *some, last = _known_formats()
         reason = f"its header is not that of a {', '.join(some)} or {last} file"
-        raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
+        raise DamagedError(path=name, cause=f"cannot be decoded ({reason})") from None
     except Exception as error:  # decoders raise whatever their format's parser raises
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DamagedError(f"{name!r} cannot be decoded ({reason}).") from None
+        raise DamagedError(path=name, cause=f"cannot be decoded ({first_line(error)})") from None
 
 
 class _Quiet:

@@ -188,7 +188,7 @@ class Preprocess(Settings):
             return [to_channels(image, channels, self.background)]
         except (OSError, ValueError) as error:
             name = str(picture) if isinstance(picture, str | Path) else name
-            raise DamagedError(f"{name!r} of mode {image.mode} cannot be converted ({error}).") from None
+            raise DamagedError(path=name, cause=f"of mode {image.mode} cannot be converted ({error})") from None
 
     def _twice(self, width: int, height: int) -> Pair:
         wide, high = self.resized(width, height)

@@ -67,7 +67,7 @@ def load_newest(
             try:
                 return check(checkpoint), complaints
             except DamagedError as error:
-                raise DamagedError(f"{str(path)!r} is damaged: {error}") from None
+                raise DamagedError(path=path, cause=f"is damaged: {error.cause}") from None
         except DamagedError as error:
             complaints[step] = str(error)
     return None, complaints
@@ -87,11 +87,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
         with named_in_utf8(path / _FILES[0]) as file:
             arrays = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise DamagedError(f"{str(path / _FILES[0])!r} cannot be read ({error}).") from None
+        raise DamagedError(path=path / _FILES[0], cause=f"cannot be read ({error})") from None
     state, name = read_json(path / _FILES[1]), _NAME.fullmatch(path.name)
     step = state.get("step") if isinstance(state, dict) else None
     if not isinstance(step, int) or isinstance(step, bool) or name is None or step != int(name[1]):
-        raise DamagedError(f"{str(path / _FILES[1])!r} is damaged: its step must be that of its folder, got {step!r}.")
+        raise DamagedError(
+            path=path / _FILES[1], cause=f"is damaged: its step must be that of its folder, got {step!r}"
+        )
     return Checkpoint(step, arrays, state)
 
 

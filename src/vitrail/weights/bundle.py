@@ -107,14 +107,14 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
                 header = {name: one for name, one in header.items() if not name.startswith("head.")}
             if problems := _mismatch(model, header):
                 name = parts.config.name or parts.config.family
-                raise DamagedError(f"{str(weights)!r} does not fit {name}: {problems}.")
+                raise DamagedError(path=weights, cause=f"does not fit {name}: {problems}")
             # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer
             # with other last bits than the model that was saved.
             tensors = {name: file.get_tensor(name).clone() for name in header}
     except (SafetensorError, OSError) as error:
-        raise DamagedError(f"{str(weights)!r} cannot be read ({error}).") from None
+        raise DamagedError(path=weights, cause=f"cannot be read ({error})") from None
     if broken := not_finite(tensors):
-        raise DamagedError(f"{str(weights)!r} must hold finite numbers, got others in {', '.join(broken[:5])}.")
+        raise DamagedError(path=weights, cause=f"must hold finite numbers, got others in {', '.join(broken[:5])}")
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     model = model.to(place).eval()

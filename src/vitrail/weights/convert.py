@@ -137,13 +137,14 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
         raise
     except KeyError as error:
         raise DamagedError(
-            f"{str(checkpoint.path)!r} looks like a model of {vocabulary.name}, but {error} is missing."
-            " Nothing is loaded in part."
+            path=checkpoint.path,
+            cause=f"looks like a model of {vocabulary.name}, but {error} is missing",
+            advice="Nothing is loaded in part.",
         ) from None
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise DamagedError(
-            f"{str(checkpoint.path)!r} looks like a model of {vocabulary.name}, but cannot be understood"
-            f" ({first_line(error)})."
+            path=checkpoint.path,
+            cause=f"looks like a model of {vocabulary.name}, but cannot be understood ({first_line(error)})",
         ) from None
     config = reading.config
     _agree(told.config, config)
@@ -229,7 +230,10 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
         reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels)
         return Stated(reading, dict(stated["provenance"])), None
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise DamagedError(f"vitrail.json beside {str(checkpoint.path)!r} is damaged ({error}).") from None
+        raise DamagedError(
+            f"vitrail.json beside {str(checkpoint.path)!r} is damaged ({error}).",
+            path=checkpoint.path.parent / "vitrail.json",
+        ) from None
 
 
 def _change(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:

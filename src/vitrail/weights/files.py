@@ -54,7 +54,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         notes.append(f"{', '.join(beside)} beside the file are taken for its own")
     tensors = _read(file, notes)
     if not tensors:
-        raise DamagedError(f"{str(file)!r} has no tensors.")
+        raise DamagedError(path=file, cause="has no tensors")
     return Checkpoint(file, tensors, documents, tuple(notes), tensors, card or _config_licence(documents))
 
 
@@ -112,7 +112,7 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
         try:
             return load_file(file)
         except (SafetensorError, OSError) as error:
-            raise DamagedError(f"{str(file)!r} cannot be read ({error}).") from None
+            raise DamagedError(path=file, cause=f"cannot be read ({error})") from None
     if file.name.endswith(".npz"):
         return _read_npz(file, notes)
     if file.name.endswith(_PICKLES):
@@ -125,14 +125,14 @@ def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
     document = read_json(index)
     table = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(table, dict) or not table:
-        raise DamagedError(f"{str(index)!r} has no table of tensors (weight_map).")
+        raise DamagedError(path=index, cause="has no table of tensors (weight_map)")
     tensors: dict[str, Tensor] = {}
     for name in sorted({str(shard) for shard in table.values()}):
         if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
-            raise DamagedError(f"{str(index)!r} names what is no file of tensors beside it: {name!r}.")
+            raise DamagedError(path=index, cause=f"names what is no file of tensors beside it: {name!r}")
         tensors |= _read(index.parent / name, notes)
     if missing := sorted(table.keys() - tensors.keys()):
-        raise DamagedError(f"{str(index)!r} names tensors that no file has: {', '.join(missing[:3])}.")
+        raise DamagedError(path=index, cause=f"names tensors that no file has: {', '.join(missing[:3])}")
     return tensors
 
 
@@ -144,7 +144,7 @@ def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
     try:
         return {name: _as_tensor(array) for name, array in found.items() if array is not None}
     except (TypeError, ValueError) as error:  # byte orders and lengths that torch does not have
-        raise DamagedError(f"{str(file)!r} cannot be read as npz ({first_line(error)}).") from None
+        raise DamagedError(path=file, cause=f"cannot be read as npz ({first_line(error)})") from None
 
 
 def _is_real(dtype: np.dtype) -> bool:
@@ -161,7 +161,7 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
     """The state dict in a pickle, through a child process that can do nothing else with what it finds."""
     if not os.access(file, os.R_OK):
-        raise DamagedError(f"{str(file)!r} cannot be read.")
+        raise DamagedError(path=file, cause="cannot be read")
     refuse_more(file.stat().st_size, file)
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
@@ -174,14 +174,16 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
                 check=False, cwd=folder, stdin=subprocess.DEVNULL, env=alone,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise DamagedError(f"{str(file)!r} takes longer than {_PATIENCE} s to read.") from None
+            raise DamagedError(path=file, cause=f"takes longer than {_PATIENCE} s to read") from None
         reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
         if done.returncode == unpickle.REFUSED:
             raise DamagedError(
-                f"{str(file)!r} is refused: it is no plain table of tensors ({reason}). Nothing of it was run."
+                path=file,
+                cause=f"is refused: it is no plain table of tensors ({reason})",
+                advice="Nothing of it was run.",
             )
         if done.returncode:
-            raise DamagedError(f"{str(file)!r} cannot be read: the process that did ended early ({reason}).")
+            raise DamagedError(path=file, cause=f"cannot be read: the process that did ended early ({reason})")
         report = json.loads(done.stdout)
         if report["beside"]:
             notes.append(f"of its tables {report['taken']} is taken, not {', '.join(report['beside'])}")

@@ -86,7 +86,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
             provenance=provenance,
         )
     except UsageError as error:
-        raise DamagedError(f"{str(folder)!r} is not a bundle that works: {error}") from None
+        raise DamagedError(path=folder, cause=f"is not a bundle that works: {error}") from None
 
 
 def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:

@@ -79,7 +79,10 @@ class Checkpoint:
         """One of the documents; empty if it is not there."""
         found = self.documents.get(name, {})
         if not isinstance(found, dict):
-            raise DamagedError(f"{name} beside {str(self.path)!r} must be a JSON object, got {type(found).__name__}.")
+            raise DamagedError(
+                f"{name} beside {str(self.path)!r} must be a JSON object, got {type(found).__name__}.",
+                path=self.path.parent / name,
+            )
         return found
 
 

@@ -1,0 +1,79 @@
+"""Errors carry what they say: nobody has to parse their messages."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from vitrail.data.doctor import examine
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError
+from vitrail.images.decode import open_picture, read_file
+from vitrail.storage import read_json
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "path", "cause"),
+    [
+        (DamagedError(path=Path("a b.png"), cause="is cut"), "'a b.png' is cut.", "a b.png", "is cut"),
+        (DamagedError(path="a", cause="is cut", advice="Do this."), "'a' is cut. Do this.", "a", "is cut"),
+        # A cause may end with another error's message, which has its own full stop or question mark.
+        (DamagedError(path="a", cause="is wrong: no b."), "'a' is wrong: no b.", "a", "is wrong: no b"),
+        (DamagedError(path="a", cause="is wrong. Is it 'c'?"), "'a' is wrong. Is it 'c'?", "a", "is wrong. Is it 'c'?"),
+        (DamagedError("Line 3 of 'a' is wrong.", path="a"), "Line 3 of 'a' is wrong.", "a", "Line 3 of 'a' is wrong"),
+        (DamagedError("No image is whole."), "No image is whole.", None, "No image is whole"),
+    ],
+)
+def test_a_damaged_file_has_a_path_and_a_cause(error, message, path, cause):
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert (str(one), one.path, one.cause) == (message, path, cause)
+
+
+def test_path_and_cause_where_files_are_read(tmp_path):
+    path = tmp_path / "cannot be decoded (x).png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:900])
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "x.json").write_text("{")
+    (tmp_path / "x.npz").write_bytes(b"PK")
+    (tmp_path / "x.csv").write_text("a.png\n")
+    for read, name, cause in (
+        (open_picture, path.name, "cannot be decoded ("),
+        (read_file, "empty.png", "cannot be read (it is empty)"),
+        (read_json, "x.json", "is damaged: it is not a JSON document"),
+        (open_data, "x.npz", "cannot be read as npz ("),
+        (open_data, "x.csv", f"Line 1 of {str(tmp_path / 'x.csv')!r} must be file,label"),
+    ):
+        with pytest.raises(DamagedError) as caught:
+            read(tmp_path / name)
+        assert caught.value.path == str(tmp_path / name)
+        assert caught.value.cause.startswith(cause)
+        assert caught.value.cause in str(caught.value)
+
+
+def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
+    """A name that reads like a message, found in it by a pattern, would be taken for the cause."""
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (9, 9), (len(label), ord(label), 0)).save(tmp_path / label / "good.png")
+    (tmp_path / "a" / "cannot be read .png").write_bytes(b"")
+    (tmp_path / "b" / "gone.png").symlink_to(tmp_path / "nowhere")
+    found = {Path(one.files[0]).name: one.message for one in examine(open_data(tmp_path)) if one.kind == "unreadable"}
+    assert found == {"cannot be read .png": "cannot be read (it is empty)", "gone.png": "is missing or no file"}
+
+
+def test_messages_that_begin_with_a_path_are_made_in_one_place():
+    """`DamagedError(f"{path!r} ...")` would say a path without carrying it."""
+    written = []
+    for file in sorted(Path(vitrail.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            is_error = isinstance(call, ast.Call) and ast.unparse(call.func) == "DamagedError"
+            if is_error and call.args and isinstance(call.args[0], ast.JoinedStr):
+                first = call.args[0].values[0]
+                if isinstance(first, ast.FormattedValue) and first.conversion == ord("r"):
+                    written.append(f"{file.name}:{call.lineno}")
+    assert written == []
