@@ -9,6 +9,7 @@ from PIL import Image
 
 import vitrail
 from redraw import redraw
+from test_old_runs import forge
 from vitrail.configs.recipe import Recipe, find_recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
@@ -167,6 +168,7 @@ def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
     assert abs(scores["accuracy"] - probe["accuracy"]) < 0.06  # left out in turn, it promised as much
     assert scores["ece"] < 0.15
     bundle = vitrail.load(tmp_path / "run" / "bundle")
+    assert bundle.provenance["seconds"] >= round(probe["seconds"], 1) > 0  # the head is part of the run
     body = {n: t for n, t in bundle.model.state_dict().items() if not n.startswith("head.")}
     before = vitrail.load("fashion").model.state_dict()
     assert all(torch.equal(tensor, before[name]) for name, tensor in body.items())
@@ -197,6 +199,88 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
     vitrail.save(other, tmp_path / "other")
     with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
         finetune(tmp_path / "other", "digits", tmp_path / "run", steps, Options(), resumes=True)
+
+
+@pytest.fixture
+def few(tmp_path):
+    """200 digits: 180 to train, three steps of 64 an epoch."""
+    digits = open_data("digits").splits["train"].take(np.arange(200))
+    np.savez(tmp_path / "few.npz", images=digits.pictures, labels=digits.labels)
+    return str(tmp_path / "few.npz")
+
+
+@pytest.mark.parametrize("steps", [19, 20])
+def test_five_epochs_are_worth_training_even_if_they_are_few_steps(tmp_path, few, steps, monkeypatch, capsys):
+    monkeypatch.setattr(Trainer, "measure", lambda trainer, seconds: steps)
+    finetune("fashion", few, tmp_path / "run", find_recipe("auto"), Options())
+    said = capsys.readouterr().err
+    assert ("19 steps would fit into 5 minutes; below 20, the head by least squares is kept" in said) == (steps == 19)
+    provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
+    assert provenance["steps"] == (0 if steps == 19 else 20)
+    assert ("choice" in provenance) == (steps == 20)
+    assert len(events(tmp_path / "run", "choice")) == (steps == 20)
+
+
+def spoil(recipe, steps=6):
+    """The recipe for some steps, each of which makes the model worse."""
+    return recipe.replace(minutes=None, steps=steps, learning_rate=0.5, clip=0.0, schedule="constant", warmup=0.0)
+
+
+def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path, few, monkeypatch, capsys):
+    recipe = spoil(find_recipe("auto"))
+    finetune("fashion", few, tmp_path / "head", find_recipe("frozen").replace(holdout=recipe.holdout), Options())
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    (choice,) = events(tmp_path / "run", "choice")
+    seen = events(tmp_path / "run", "evaluate")
+    assert (choice["kept"], choice["count"]) == ("start", 20)
+    assert choice["tuned"] < choice["start"]
+    assert [(event["step"], event["accuracy"]) for event in (seen[0], seen[-1])] == [
+        (0, choice["start"]), (6, choice["tuned"]),
+    ]  # fmt: skip
+    assert f"note: {choice['reason']}" in capsys.readouterr().err
+    bundle = vitrail.load(tmp_path / "run" / "bundle")
+    assert bundle.provenance["choice"] == choice["reason"]
+    assert bundle.provenance["weights"] == "as they began, with a head by least squares"
+    weights, head = ((tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("run", "head"))
+    assert weights == head
+    # Killed on the way, or ended already: what is needed for the choice is in the checkpoint.
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "collect_damage", lambda trainer, log: trainer.step < 6 or pytest.exit("killed"))
+        with pytest.raises(pytest.exit.Exception):
+            finetune("fashion", few, tmp_path / "killed", recipe, Options())
+    for _ in range(2):
+        finetune("fashion", few, tmp_path / "killed", recipe, Options(), resumes=True)
+        assert (tmp_path / "killed" / "bundle" / "model.safetensors").read_bytes() == head
+    assert [event["step"] for event in events(tmp_path / "killed", "resume")] == [3, 6]
+    first, second = events(tmp_path / "killed", "choice")
+    assert first == second == choice
+
+
+def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few, capsys):
+    tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
+    for name, recipe, words in (
+        ("tie", tiny, "as was the head by least squares"),
+        ("none", tiny.replace(holdout=0), "no held-out images tell how good the head by least squares is"),
+    ):
+        finetune("fashion", few, tmp_path / name, recipe, Options())
+        (choice,) = events(tmp_path / name, "choice")
+        assert choice["kept"] == "tuned"
+        assert choice["reason"].endswith(words)
+        assert choice["reason"] in capsys.readouterr().err
+        provenance = vitrail.load(tmp_path / name / "bundle").provenance
+        assert (provenance["choice"], provenance["weights"]) == (choice["reason"], "running average, decay 0.99")
+
+
+def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):
+    recipe = find_recipe("auto").replace(minutes=None, steps=1)
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    folder = tmp_path / "run" / "checkpoints" / "step-000000001"
+    forge(folder, lambda state: {**state, "seconds": state["seconds"] + 1000})
+    finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+    first, second = (event["seconds"] for event in events(tmp_path / "run", "end"))
+    assert events(tmp_path / "run", "probe")[0]["seconds"] <= first + 0.05
+    assert 1000 < second < 1000 + first + 60
+    assert vitrail.load(tmp_path / "run" / "bundle").provenance["seconds"] == second
 
 
 def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):

@@ -74,7 +74,7 @@ def test_a_setting_that_is_newer_than_the_run_takes_its_default(call, run):
 
 def test_every_field_of_a_state_is_checked():
     good = STATE
-    assert check_state(good) == {**good, "left_out": 0}
+    assert check_state(good) == {**good, "left_out": 0, "start": None, "losses": []}
     strange = (None, "x", -5, 10**9 + 1, 1.5, True, [], {}, [1], {"a": 1}, float("nan"), "x" * 99)
     best = good["best"]
     forged = [{**good, name: value} for name in good for value in strange]
@@ -95,6 +95,19 @@ def test_every_field_of_a_state_is_checked():
         with pytest.raises(DamagedError) as refused:
             check_state(state)
         assert "\n" not in str(refused.value)
+
+
+def test_fields_that_are_newer_than_version_0_1_are_checked_too():
+    start = {"score": 0.5, "loss": 1.0, "accuracy": 0.5, "count": 8}
+    for fine in ({"start": start}, {"start": {"count": 0}}, {"losses": [0.5, None]}, {"left_out": 33}):
+        assert check_state({**STATE, **fine}).items() >= fine.items()
+    forged = [{"left_out": value} for value in (None, "x", -1, 34, 1.5, True)]
+    forged += [{"start": value} for value in ("x", 3, True, [], {}, {"count": 3}, {**start, "score": 0.6})]
+    forged += [{"start": {**start, name: value}} for name in start for value in (None, "x", -5, float("nan"))]
+    forged += [{"losses": value} for value in (None, 3, {}, "x", ["x"], [float("nan")], [[]], [True])]
+    for change in forged:
+        with pytest.raises(DamagedError):
+            check_state({**STATE, **change})
 
 
 def plausible(name, value):

@@ -1,7 +1,10 @@
 """Training: recipes, optimisers, the loop for every family, and equality with a loop written by hand."""
 
+import contextlib
+import functools
 import json
 import math
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from vitrail.data.dataset import Split
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
-from vitrail.training.loop import Options, Trainer
+from vitrail.training.loop import Interrupted, Options, Stop, Trainer, resume
 from vitrail.training.optimise import Average, Muon, Optimiser, make_optimisers, orthogonal, schedule
 from vitrail.training.ranks import Ranks
 
@@ -308,7 +311,7 @@ class _Silent:
     def write(self, *_, **__):
         pass
 
-    say = write
+    say = progress = write
 
 
 def batches_of(trainer, count):
@@ -409,6 +412,37 @@ def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
     assert curve(second, 13) == expected[17:]
     for name, array in second.arrays().items():
         np.testing.assert_array_equal(array, whole.arrays()[name], err_msg=name)
+
+
+def test_a_logged_loss_is_the_mean_of_the_last_ten_steps(tmp_path):
+    """At the end of an epoch too, and after an interruption."""
+    few = open_data("digits").splits["train"].take(np.arange(384))
+    make = functools.partial(make_trainer, recipe=Recipe(steps=30, batch=32), data=few, total=30)
+    expected = curve(make(), 30)
+    wanted = {step: np.mean(expected[max(step - 10, 0) : step]) for step in (10, 12, 20, 24, 30)}
+
+    def logged(trainer, name, until=None):
+        found, stop, update = {}, Stop(), trainer.update
+        log = _Silent()
+        log.write = lambda event, **fields: found.update({fields["step"]: fields["loss"]} if event == "step" else {})
+
+        def interrupted(batch, stop):
+            stop.signal = signal.SIGTERM if trainer.step + 1 == until else 0
+            return update(batch, stop)
+
+        trainer.update = interrupted
+        with contextlib.suppress(Interrupted):
+            trainer.run(tmp_path / name, log, STATE, stop)
+        return found
+
+    trainer = make()
+    assert trainer.loader.steps == 12
+    assert logged(trainer, "whole") == pytest.approx(wanted, rel=1e-12)
+    assert list(logged(make(), "killed", until=19)) == [10, 12]
+    resumed = make()
+    assert resume(resumed, tmp_path / "killed", {})[0].step == 19
+    found = logged(resumed, "killed")
+    assert found == pytest.approx({step: wanted[step] for step in (20, 24, 30)}, rel=1e-12)
 
 
 def test_sigmoid_loss_equals_binary_cross_entropy():

@@ -2,7 +2,8 @@
 
 The paper's way (arXiv 2010.11929, section 3.2): the head of pre-training goes, a zero one comes, and for a higher
 resolution positions are interpolated. The practical way: the new head is the least-squares solution on the frozen
-model's features, and training goes on from there (arXiv 2202.10054). Whatever is changed of a bundle is said.
+model's features, and training goes on from there (arXiv 2202.10054); in the end, the better of both on held-out images
+is kept. Whatever is changed of a bundle is said.
 """
 
 import hashlib
@@ -74,7 +75,11 @@ def finetune(
         origin = {
             "finetuned_from": {"bundle": writable(str(bundle)), "manifest": manifest, "changes": list(notes), **known}
         }
-        return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged)
+
+        def body() -> AnyModel:
+            return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
+
+        return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged, body)
 
     run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
 

@@ -5,6 +5,7 @@ What a step does is a pure function of the weights before it and of (seed, step)
 bits as one that was not, on one machine with the same number of threads.
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -38,7 +39,7 @@ from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
 from vitrail.training.state import check_state, filled
 
-_LOG_EVERY = 10  # steps
+_LOG_EVERY = 10  # steps; a logged loss is the mean of as many
 _MEASURED_SECONDS, _MEASURED_STEPS, _WARM_STEPS = 4.0, 40, 3
 
 
@@ -153,10 +154,13 @@ class Trainer:
         self.watch = self.load_to_evaluate(held_out) if held_out is not None else None
         self.step, self.total, self.seconds = 0, 0, 0.0
         self.best: dict[str, Any] | None = None
+        self.start: dict[str, Any] | None = None
+        self._start_head: dict[str, Tensor] = {}
         self.damaged: dict[str, str] = {}
         self.left_out = 0
         self.latest: dict[str, Any] | None = None
-        self._began = self._saved = time.monotonic()
+        self._losses: collections.deque[float] = collections.deque(maxlen=_LOG_EVERY)
+        self.began = self._saved = time.monotonic()
         self._runner: Any = self.objective
         if options.compile:
             self._runner = torch.compile(self._runner)
@@ -214,10 +218,16 @@ class Trainer:
         state = filled(checkpoint.state)
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
         self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
+        self.start = state["start"]
+        # They are sums over all ranks.
+        parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
+        self._losses.extend(parts)
 
     def _expected(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """The tensors that a checkpoint of this run fills."""
-        if filled(checkpoint.state)["left_out"] == checkpoint.step:
+        state = filled(checkpoint.state)
+        self._start_head = self._clone_head() if state["start"] is not None else {}
+        if state["left_out"] == checkpoint.step:
             for optimiser in self.optimisers:
                 optimiser.state.clear()
         elif not any(True for _ in self._memory()):
@@ -228,6 +238,7 @@ class Trainer:
         tensors = {f"now/{name}": tensor for name, tensor in self.objective.state_dict().items()}
         if self.average:
             tensors |= {f"average/{name}": tensor for name, tensor in self.average.model.state_dict().items()}
+        tensors |= {f"start/{name}": tensor for name, tensor in self._start_head.items()}
         return tensors | {f"memory/{name}/{entry}": tensor for name, entry, tensor in self._memory()}
 
     def _memory(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -267,6 +278,23 @@ class Trainer:
         """The same with what its objective adds."""
         return self.average.model if self.average else self.objective  # ty: ignore[invalid-return-type]
 
+    # The choice between the model as it began and what training made of it
+
+    def remember_start(self) -> None:
+        """Evaluate the model that a head by least squares was just given, and keep that head for every checkpoint."""
+        found = self.examine()
+        is_known = found is not None and found["count"] and math.isfinite(found["loss"])
+        self.start = found if is_known else {"count": 0}
+        self._start_head = self._clone_head()
+
+    def return_to_start(self, body: AnyModel) -> None:
+        """Make the kept model the one that the run began with: `body`, with the head of the start."""
+        self.kept.load_state_dict({**body.state_dict(), **self._start_head})
+
+    def _clone_head(self) -> dict[str, Tensor]:
+        tensors = self.objective.model.state_dict()
+        return {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("head.")}
+
     # The work
 
     @property
@@ -305,14 +333,12 @@ class Trainer:
     def run(self, folder: Path, log: RunLog, state: dict[str, Any], stop: Stop) -> None:
         """From where the run is to its end. `state` goes into every checkpoint."""
         checkpoints = folder / "checkpoints"
-        self._began = self._saved = time.monotonic()
-        losses: list[float] = []
+        self._saved = time.monotonic()
         pictures, since = 0, time.perf_counter()
         for epoch, batch in self._batches():
             done = self.update(batch, stop)
-            if done.is_finite:
-                losses.append(done.loss)
-            else:
+            self._losses.append(done.loss if done.is_finite else math.nan)
+            if not done.is_finite:
                 self.left_out += 1
                 self._on_nonfinite(batch, log)
             self.step += 1
@@ -322,13 +348,14 @@ class Trainer:
             shown = None
             if is_epoch or self.step % _LOG_EVERY == 0:
                 now = time.perf_counter()
+                losses = [loss for loss in self._losses if math.isfinite(loss)]
                 (mean,) = self.ranks.total(sum(losses) / max(len(losses), 1))
                 shown = {
                     "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
                     "images_per_second": pictures / (now - since),
                 }  # fmt: skip
                 log.write("step", step=self.step, epoch=epoch, **shown)
-                losses, pictures, since = [], 0, now
+                pictures, since = 0, now
             if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
                 self.evaluate(epoch, log)
                 since = time.perf_counter()
@@ -422,22 +449,33 @@ class Trainer:
 
     # What happens around a step
 
-    @torch.inference_mode()
     def evaluate(self, epoch: int, log: RunLog) -> None:
-        """The objective's numbers on the held-out images, each counted once over all ranks."""
-        if self.watch is None:
+        """Evaluate what would be kept now; remember the step if it is the best so far."""
+        found = self.examine()
+        if found is None:
             return
+        self.write_evaluation(epoch, found, log)
+        is_finite = math.isfinite(found["score"]) and math.isfinite(found["loss"])
+        if is_finite and (self.best is None or found["score"] > self.best["score"]):
+            self.best = {"step": self.step, **found}
+        self.latest = found
+
+    def write_evaluation(self, epoch: int, found: dict[str, Any], log: RunLog) -> None:
+        """A line of `metrics.jsonl` for an evaluation at this step."""
+        numbers = {name: number for name, number in found.items() if name != "score"}
+        log.write("evaluate", step=self.step, epoch=epoch, **numbers, weights="average" if self.average else "last")
+
+    @torch.inference_mode()
+    def examine(self) -> dict[str, Any] | None:
+        """Loss, share of right answers and score on the held-out pictures, each counted once over all ranks."""
+        if self.watch is None:
+            return None
         objective = self.kept_objective
         was_training = objective.training
         objective.eval()
         found = objective.evaluate(self._held_out(self.watch), self.ranks)
         objective.train(was_training)
-        weights_used = "average" if self.average else "last"
-        log.write("evaluate", step=self.step, epoch=epoch, **found, weights=weights_used)
-        score = objective.goodness(found)
-        if math.isfinite(score) and math.isfinite(found["loss"]) and (self.best is None or score > self.best["score"]):
-            self.best = {"step": self.step, "score": score, **found}
-        self.latest = found
+        return {"score": objective.goodness(found), **found}
 
     def _held_out(self, loader: Loader) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's batches of images, labels and weights."""
@@ -449,12 +487,14 @@ class Trainer:
 
     def save(self, checkpoints: Path, state: dict[str, Any], log: RunLog, *, must: bool = False) -> None:
         """A checkpoint of now. A full disk does not end a run that still can go on: the older ones stay."""
+        losses = [sum(parts) for parts in zip(*self.ranks.gather(list(self._losses)), strict=True)]
         if not self.ranks.is_first:
             return
         arrays = self.arrays()
         whole = {
             **state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged,
-            "left_out": self.left_out, "seconds": round(self.spent, 1),
+            "left_out": self.left_out, "seconds": round(self.spent, 1), "start": self.start,
+            "losses": [loss if math.isfinite(loss) else None for loss in losses],
         }  # fmt: skip
         self._saved = time.monotonic()
         try:
@@ -469,8 +509,8 @@ class Trainer:
 
     @property
     def spent(self) -> float:
-        """Seconds of training so far, those before an interruption included."""
-        return self.seconds + time.monotonic() - self._began
+        """Seconds of the run so far, those up to the checkpoint before each interruption included."""
+        return self.seconds + time.monotonic() - self.began
 
     def _on_nonfinite(self, batch: Batch, log: RunLog) -> None:
         """What the recipe says of a loss that is no number. The samples are those of all ranks."""

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from vitrail.training.runlog import RunLog
 from vitrail.weights.bundle import Bundle, save
 
 _LOOKED_AT = 200  # files that tell whether pictures are grey
+_ENOUGH_EPOCHS, _ENOUGH_STEPS = 5, 20  # worth training after a head by least squares, though below `least_steps`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Start:
     """What its head is worth already, if it was learned in closed form."""
     damaged: dict[str, str] = dataclasses.field(default_factory=dict)
     """Pictures that could not be read on the way."""
+    body: Callable[[], AnyModel] | None = None
+    """Makes the model again as it began, but for its head, where training may turn out not to be worth it."""
 
 
 class Given(NamedTuple):
@@ -142,6 +145,7 @@ def run(
             labels=dataset.labels,
             cache=cache,
         )
+        trainer.began = began
         trainer.loader.damaged |= begin.damaged
         settings = _config(data, begin, recipe, options, command)
         is_new = ranks.first_does(lambda: _claim(output, settings, is_held=hold(), resumes=resumes, force=force))
@@ -161,6 +165,8 @@ def run(
         else:
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
                 ranks.first_does(lambda: _write_config(output, settings))
+            if begin.probe is not None and trainer.planned != 0:
+                trainer.remember_start()
             trainer.total, note = _length(trainer, begin, began)
             notes += [note] if note else []
         state = {**agreed, **_circumstances(options, ranks), "origin": begin.origin}
@@ -175,6 +181,8 @@ def run(
                 log.write("start", step=0, total=trainer.total, seed=options.seed, threads=torch.get_num_threads())
                 if begin.probe is not None:
                     log.write("probe", step=0, **begin.probe)
+                if trainer.start is not None and trainer.start["count"]:
+                    trainer.write_evaluation(0, trainer.start, log)
                 _introduce(log, begin, dataset, training, held_out, trainer)
             trainer.run(output, log, state, stop)
         _finish(output, dataset, trainer, begin, log, data=data, fingerprint=agreed["data"], command=command)
@@ -247,12 +255,51 @@ def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | No
         return trainer.planned, None
     minutes = recipe.minutes or 0.0
     steps = int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
-    if begin.probe is None or steps >= recipe.least_steps:
+    least = min(recipe.least_steps, max(_ENOUGH_STEPS, _ENOUGH_EPOCHS * trainer.loader.steps))
+    if begin.probe is None or steps >= least:
         return steps, None
     return 0, (
-        f"{steps} steps would fit into {minutes:g} minutes; below {recipe.least_steps}, the head by least squares is"
-        " kept as it is (more --minutes, or a lower --resolution, change that)"
+        f"{steps} steps would fit into {minutes:g} minutes; below {least}, the head by least squares is kept as it is"
+        " (more --minutes, or a lower --resolution, change that)"
     )
+
+
+class Choice(NamedTuple):
+    """What is kept after training that began with a head by least squares, and why."""
+
+    kept: Literal["start", "tuned"]
+    reason: str
+
+
+def _choose(trainer: Trainer, begin: Start, log: RunLog) -> Choice | None:
+    """Keep the tuned model, unless the one it began with does better on the held-out images."""
+    start = trainer.start
+    if start is None or begin.body is None or not trainer.total:
+        return None
+    tuned = trainer.latest or trainer.examine()  # a run that had ended already evaluates once more
+    choice, scores = _compare(start, tuned, trainer.step), {}
+    if tuned is not None and start["count"]:
+        scores = {"start": start["score"], "tuned": tuned["score"], "count": start["count"]}
+    log.write("choice", step=trainer.step, kept=choice.kept, **scores, reason=choice.reason)
+    log.say(f"note: {choice.reason}")
+    if choice.kept == "start":
+        trainer.return_to_start(begin.body())
+    return choice
+
+
+def _compare(start: dict[str, Any], tuned: dict[str, Any] | None, steps: int) -> Choice:
+    if tuned is None or not start["count"]:
+        return Choice("tuned", "the tuned model is kept: no held-out images tell how good the head by least squares is")
+    head, model = (f"{found['accuracy']:.1%}" for found in (start, tuned))
+    of = f"of {start['count']:,} held-out images"
+    if start["score"] > tuned["score"]:
+        reason = f"the head by least squares is kept: it is right on {head} {of}, after {steps:,} steps on {model}"
+        return Choice("start", reason)
+    if start["score"] == tuned["score"]:
+        reason = f"the tuned model is kept: it is right on {model} {of}, as was the head by least squares"
+        return Choice("tuned", reason)
+    reason = f"the tuned model is kept: it is right on {model} {of}, the head by least squares was on {head}"
+    return Choice("tuned", reason)
 
 
 def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
@@ -364,7 +411,9 @@ def _config(data: str, begin: Start, recipe: Recipe, options: Options, command: 
     return f"{_MARK} {words}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"
 
 
-def _which_weights(trainer: Trainer, begin: Start) -> str:
+def _which_weights(trainer: Trainer, begin: Start, choice: Choice | None) -> str:
+    if choice is not None and choice.kept == "start":
+        return "as they began, with a head by least squares"
     if not trainer.total:
         return "as they began" if begin.probe is None else "as they began, with a head by least squares"
     average = trainer.recipe.average
@@ -404,8 +453,8 @@ def _finish(
     command: str,
 ) -> None:
     """Evaluate what is kept, write the bundle and the report."""
-    seconds = trainer.spent
     ranks, recipe = trainer.ranks, trainer.recipe
+    choice = _choose(trainer, begin, log)
     model = trainer.kept
     split = dataset.splits.get("test", trainer.watch.split if trainer.watch else None)
     judgement = None
@@ -418,12 +467,14 @@ def _finish(
     scores = None if judgement is None or split is None else {"split": split.name, **judgement.scores}
     if scores is not None:
         log.write("final", step=trainer.step, **scores)
+    seconds = round(trainer.spent, 1)
     provenance = {
         "data": f"{writable(data)}: {len(trainer.loader.split):,} training pictures",
         "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,
-        "weights": _which_weights(trainer, begin),
+        "weights": _which_weights(trainer, begin, choice),
+        **({} if choice is None else {"choice": choice.reason}),
         "steps": trainer.step,
         "epochs": round(trainer.step / trainer.loader.steps, 3),
         "seed": trainer.options.seed,
@@ -431,7 +482,7 @@ def _finish(
         "threads": torch.get_num_threads(),
         "vitrail": __version__,
         "torch": str(torch.__version__),
-        "seconds": round(seconds, 1),
+        "seconds": seconds,
         "command": writable(command),
         **begin.origin,
     }
@@ -451,7 +502,7 @@ def _finish(
     save(bundle, output / "bundle", force=True)
     shown = split if split is not None else trainer.loader.split
     write_report(output, bundle, trainer.kept_objective, judgement, shown)
-    log.write("end", step=trainer.step, seconds=round(seconds, 1))
+    log.write("end", step=trainer.step, seconds=seconds)
     if judgement is not None:
         sys.stdout.write(f"{judgement.sentence}\n")
     for name, path in (("model", output / "bundle"), ("report", output / "report.html")):

@@ -1,13 +1,14 @@
 """What `state.json` of a checkpoint must hold. A right checksum says who wrote it last, not that it makes sense.
 
-step total seconds                        where the run is
-best damaged left_out                     what it has met so far
+step total seconds losses                 where the run is; the losses of the last steps, null where one was left out
+best start damaged left_out               what it has met so far; `start` is how good it was before the first step
 bundle seed model preprocess recipe data  what a run must agree on to go on
 threads ranks device amp compile torch    what its last bits depend on
 origin                                    what the bundle should remember of where the weights come from
 """
 
 import json
+import math
 from typing import Any
 
 from vitrail.configs.base import read_model
@@ -17,7 +18,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_number, check_share, check_whole, spoken
 
 # Fields that older versions did not write, and what was meant then.
-_NEWER: dict[str, Any] = {"left_out": 0}
+_NEWER: dict[str, Any] = {"left_out": 0, "start": None, "losses": []}
 
 
 def filled(state: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +50,12 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
     check_whole("left_out", state["left_out"], low=0, high=state["step"])
     check_number("seconds", state["seconds"], low=0, below=1e12)
     _check_best(state["best"], state["step"])
+    _check_start(state["start"])
+    if not isinstance(state["losses"], list):
+        raise UsageError(f"Losses must be a list, got {state['losses']!r}.")
+    for loss in state["losses"]:
+        if loss is not None:
+            check_number("losses", loss, low=-1e300, below=1e300)
     for path, reason in state["damaged"].items():
         if not isinstance(reason, str):
             raise UsageError(f"Reason of damaged {path!r} must be a text, got {reason!r}.")
@@ -78,6 +85,19 @@ def _check_best(best: object, step: int) -> None:
     check_whole("step of the best", best["step"], low=1, high=step)
     check_whole("count of the best", best["count"], low=0, high=10**12)
     check_share("accuracy of the best", best.get("accuracy", 0), 1)
+
+
+def _check_start(start: object) -> None:
+    """Null where there is no choice at the end; a count of 0 where no held-out images can tell."""
+    if start in (None, {"count": 0}):
+        return
+    if not isinstance(start, dict) or start.keys() != {"score", "loss", "accuracy", "count"}:
+        raise UsageError(f"Start must be null or have score, loss, accuracy and count, got {start!r}.")
+    check_number("loss of the start", start["loss"], low=0, below=math.inf)
+    check_share("accuracy of the start", start["accuracy"], 1)
+    check_whole("count of the start", start["count"], low=0, high=10**12)
+    if start["score"] != start["accuracy"]:
+        raise UsageError(f"Score of the start must be its accuracy, got {start['score']!r}.")
 
 
 def _check_origin(origin: dict[str, Any]) -> None:
