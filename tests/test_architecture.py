@@ -1,0 +1,68 @@
+"""Rooms do not ask for each other's names: what a family or a configuration is, it says itself."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from vitrail.configs.base import FAMILIES, ModelConfig
+from vitrail.extensions import load_object
+
+SOURCE = Path(__file__).parent.parent / "src" / "vitrail"
+OWN_ROOMS = ("models", "configs", "weights")
+"""Where families, positions and formats live."""
+
+CLASSES = {"Model", "ModelConfig", "PatchedConfig"} | {
+    name for family in FAMILIES for name in (FAMILIES[family].__name__, FAMILIES[family].model.partition(":")[2])
+}
+OTHERS = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in OWN_ROOMS]
+
+
+def last_name(node):
+    """`x` of `x`, `a.x` and `a.b.x`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def offences(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            if any(last_name(side) == "family" for side in (node.left, *node.comparators)):
+                yield node, "compares a family's name"
+        elif isinstance(node, ast.Match) and last_name(node.subject) == "family":
+            yield node, "switches on a family's name"
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass"):
+            asked = {last_name(part) for part in ast.walk(node.args[1])}
+            if asked & CLASSES:
+                yield node, "asks for a model's or configuration's class"
+        elif isinstance(node, ast.Call) and last_name(node.func) == "getattr":
+            of, name, *_ = node.args
+            if last_name(of) in ("config", "c") and not isinstance(name, ast.Name):
+                yield node, "asks whether a configuration has a setting"
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_room_switches_on_a_family(path):
+    found = [f"line {node.lineno} {why}" for node, why in offences(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if model.config.family == 'vit': pass",
+        "if 'vit' != config.family: pass",
+        "x = isinstance(config, ViTConfig | HybridConfig)",
+        "x = isinstance(model, (IGPT, vit.ViT))",
+        "x = getattr(self.config, 'pool', None)",
+        "match config.family:\n  case 'vit': pass",
+    ],
+)
+def test_the_check_itself_sees(text):
+    assert list(offences(ast.parse(text)))
+
+
+def test_every_family_is_one_configuration_and_one_module():
+    for name in FAMILIES:
+        config = FAMILIES[name]
+        assert (issubclass(config, ModelConfig), config.family) == (True, name)
+        assert load_object(config.model).__module__.startswith("vitrail.models.")
