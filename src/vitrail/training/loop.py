@@ -360,7 +360,7 @@ class Trainer:
                 self.evaluate(epoch, log)
                 since = time.perf_counter()
             if shown is not None:
-                log.progress(self.step, shown, self._words())
+                log.progress(self.step, shown, "" if self.latest is None else self.objective.describe(self.latest))
             if done.signal or is_epoch or done.is_due:
                 self.collect_damage(log)
                 self.save(checkpoints, state, log, must=bool(done.signal))
@@ -538,9 +538,6 @@ class Trainer:
         trained = self.loader.split
         if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
             raise DamagedError(f"No picture of {trained.name} can be read: {next(iter(self.damaged.values()))}")
-
-    def _words(self) -> str:
-        return f"  held-out {self.objective.describe(self.latest)}" if self.latest else ""
 
 
 def _last(checkpoints: Path) -> str:
