@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--photos", type=int, default=100)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, pictures=[])
+        convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, images=[])
         bundle = load(f"{folder}/deit")
     photos = open_data(SHARED / "imagenet-val-500").first.spread(chosen.photos).pictures
     found: dict[str, list[tuple[float, float]]] = {}

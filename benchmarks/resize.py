@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--resolutions", nargs="+", type=int, default=[160, 288, 384])
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, pictures=[])
+        convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, images=[])
         bundle = load(f"{folder}/deit")
     data = open_data(SHARED / "imagenet-val-500")
     split = data.first

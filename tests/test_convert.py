@@ -19,7 +19,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.convert import Told, convert, read_any
-from vitrail.weights.vocabulary import usual_heads
+from vitrail.weights.guesses import usual_heads
 
 CLOTHES = list(open_data("fashion-40").splits["test"].pictures)
 LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
@@ -38,7 +38,7 @@ def small(**changes):
 
 def there(tmp_path, bundle, to, **options):
     vitrail.save(bundle, tmp_path / "ours")
-    return convert(str(tmp_path / "ours"), tmp_path / to, to, pictures=CLOTHES, **options)
+    return convert(str(tmp_path / "ours"), tmp_path / to, to, images=CLOTHES, **options)
 
 
 def equal(one, other):
@@ -170,7 +170,7 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
 
     monkeypatch.setitem(huggingface.ACTIVATIONS, config["hidden_act"], "relu")
     with pytest.raises(VitrailError, match="answers otherwise"):
-        convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", pictures=CLOTHES)
+        convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", images=CLOTHES)
     assert not (tmp_path / "back").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
     document = {"architecture": "vit_base_patch16_gap_224", "model_args": {"depth": 1, "img_size": 64}}
     (tmp_path / "config.json").write_text(json.dumps(document))
     with pytest.raises(VitrailError, match="timm answers otherwise"):  # it has 16 heads, not 12
-        convert(str(tmp_path), tmp_path / "ours", "vitrail", pictures=CLOTHES[:4])
+        convert(str(tmp_path), tmp_path / "ours", "vitrail", images=CLOTHES[:4])
 
 
 def test_what_was_changed_since_is_not_believed(tmp_path):
@@ -263,7 +263,7 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     arrays = dict(np.load(tmp_path / "google" / "model.npz"))
     headless = {name: array for name, array in arrays.items() if not name.startswith("head/")}
     np.savez(tmp_path / "headless.npz", **headless)
-    report = convert(str(tmp_path / "headless.npz"), tmp_path / "features", "vitrail", pictures=CLOTHES[:4])
+    report = convert(str(tmp_path / "headless.npz"), tmp_path / "features", "vitrail", images=CLOTHES[:4])
     assert report["proofs"][0]["compared"] == "features"
     halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16).view("V2") for name, array in arrays.items()}
     np.savez(tmp_path / "bfloat16.npz", **halves, step=np.array(3))

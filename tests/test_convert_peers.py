@@ -10,14 +10,15 @@ import vitrail
 from peers import import_peer
 from redraw import redraw
 from test_convert import CLOTHES, SMALL, equal, small, there
+from vitrail.configs.formats import FORMATS
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.protocols import evaluate
 from vitrail.images.preprocess import Preprocess
-from vitrail.weights.convert import VOCABULARIES, Told, convert, read_any
-from vitrail.weights.proof import prove, written_for_peer
+from vitrail.weights.convert import Told, convert, read_any
+from vitrail.weights.proof import prove
 from vitrail.weights.vocabulary import split_tensors
 
 # The libraries themselves read what we wrote
@@ -102,8 +103,8 @@ def test_the_papers_own_size_is_proved_by_each_library(tmp_path, to):
     model = redraw(vitrail.create("ViT-B/16", classes=10), std=0.03)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=224))
     there(tmp_path, bundle, to, verifies=False)
-    forward = written_for_peer(to, model.config, tmp_path / to)
-    proof = prove(model, bundle.preprocess, forward, to, pictures(64), has_head=True)
+    forward = FORMATS[to](to).open_written(model.config, tmp_path / to)
+    proof = prove(model, bundle.preprocess, forward, to, pictures(64))
     assert proof["equal_answers"] == proof["pictures"] == 64
     assert proof["largest_difference"] < 1e-4
 
@@ -152,7 +153,7 @@ def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
     peer = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**settings)).eval()
     redraw(peer, std=0.05)
     peer.save_pretrained(tmp_path / "hf")
-    report = convert(str(tmp_path / "hf"), tmp_path / "ours", "vitrail", pictures=CLOTHES)
+    report = convert(str(tmp_path / "hf"), tmp_path / "ours", "vitrail", images=CLOTHES)
     assert report["left_out"] == ["embeddings.mask_token"]
     assert report["proofs"][0]["compared"] == "features"
     assert report["proofs"][0]["largest_difference"] < 1e-4
@@ -171,8 +172,7 @@ def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
 
 def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):
     bundle = small(class_position=False)
-    (google,) = [one for one in VOCABULARIES if one.name == "google"]
-    tensors = split_tensors(google.entries(bundle.model.config), bundle.model.state_dict())
+    tensors = split_tensors(FORMATS["google"]("google").entries(bundle.model.config), bundle.model.state_dict())
     plain = {name: tensor.numpy() for name, tensor in tensors.items()}
     stacked = {name: array for name, array in plain.items() if "encoderblock_" not in name}
     for name in plain:
@@ -193,12 +193,12 @@ def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
 def test_deit_through_every_format_and_back_is_the_same_bundle(tmp_path, shared, to):
     import_peer("timm")
-    report = convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", pictures=CLOTHES[:8])
+    report = convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", images=CLOTHES[:8])
     import_peer("torchvision" if to == "torchvision" else "transformers" if to == "huggingface" else "timm")
     assert report["proofs"][0]["equal_answers"] == 8
-    report = convert(str(tmp_path / "ours"), tmp_path / to, to, pictures=CLOTHES[:8])
+    report = convert(str(tmp_path / "ours"), tmp_path / to, to, images=CLOTHES[:8])
     assert report["proofs"][0]["equal_answers"] == 8
-    convert(str(tmp_path / to), tmp_path / "again", "vitrail", verifies=False, pictures=CLOTHES[:8])
+    convert(str(tmp_path / to), tmp_path / "again", "vitrail", verifies=False, images=CLOTHES[:8])
     one, other = vitrail.load(tmp_path / "ours"), vitrail.load(tmp_path / "again")
     assert equal(one.model, other.model)
     assert (one.model.config, one.preprocess) == (other.model.config, other.preprocess)
@@ -209,8 +209,8 @@ def test_deit_through_every_format_and_back_is_the_same_bundle(tmp_path, shared,
 def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_path, shared, to):
     """Without vitrail.json: what a format does not say is told, as a user would."""
     data = str(shared / "imagenet-val-500")
-    convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, pictures=CLOTHES)
-    convert(str(tmp_path / "ours"), tmp_path / to, to, verifies=False, pictures=CLOTHES)
+    convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, images=CLOTHES)
+    convert(str(tmp_path / "ours"), tmp_path / to, to, verifies=False, images=CLOTHES)
     (tmp_path / to / "vitrail.json").unlink()
     eye = vitrail.load(tmp_path / "ours").preprocess
     words = (
@@ -221,7 +221,7 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
         "interpolation=bicubic",
     )
     told = Told(preprocess=words if to in ("google", "torchvision") else ())
-    convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, pictures=CLOTHES)
+    convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, images=CLOTHES)
     split = open_data(data).first
     ours, again = (
         answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)

@@ -46,7 +46,7 @@ def test_1_the_resize_rule_comes_with_the_weights(tmp_path):
     tables = {}
     for to in ("google", "huggingface", "timm", "torchvision"):
         convert(
-            str(tmp_path / "ours"), tmp_path / to, to, verifies=False, pictures=[rng.random((4, 4, 3)).astype(np.uint8)]
+            str(tmp_path / "ours"), tmp_path / to, to, verifies=False, images=[rng.random((4, 4, 3)).astype(np.uint8)]
         )
         (tmp_path / to / "vitrail.json").unlink()
         model = read_any(str(tmp_path / to), Told()).bundle.model
@@ -122,7 +122,7 @@ def test_9_and_10_epsilon_gelu_and_pixels_come_along(tmp_path):
     model = plain(norm_epsilon=1e-12, activation="gelu-tanh")
     eye = Preprocess(resolution=64, mean=IMAGENET_MEAN, resize="squash", crop_fraction=1.0, interpolation="bilinear")
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "ours")
-    convert(str(tmp_path / "ours"), tmp_path / "hf", "huggingface", verifies=False, pictures=[])
+    convert(str(tmp_path / "ours"), tmp_path / "hf", "huggingface", verifies=False, images=[])
     (tmp_path / "hf" / "vitrail.json").unlink()
     back = read_any(str(tmp_path / "hf"), Told()).bundle
     assert (back.model.config.norm_epsilon, back.model.config.activation) == (1e-12, "gelu-tanh")

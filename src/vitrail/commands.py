@@ -15,8 +15,9 @@ from tyro.conf import arg
 
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig
-from vitrail.configs.bundle import EMBEDDED, Format, check_folder, read_config
+from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
 from vitrail.configs.engines import ENGINES
+from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, purpose, recipe_names, recipe_text
 from vitrail.console import (
     cell,
@@ -472,11 +473,11 @@ def convert(
     source: Annotated[
         str,
         tyro.conf.Positional,
-        arg(metavar="SRC", help="A checkpoint of Google, timm, Hugging Face, torchvision or DINO, or a bundle."),
+        arg(metavar="SRC", help=f"A checkpoint ({', '.join(FORMATS)}) or a bundle."),
     ],
     destination: Annotated[Path, tyro.conf.Positional, arg(metavar="DST", help="Folder to write.")],
     *,
-    to: Annotated[Format, arg(help="Format to write.")] = "vitrail",
+    to: Annotated[str, arg(metavar="FORMAT", help=f"Format to write: {', '.join(written_formats())}.")] = "vitrail",
     model: Annotated[str | None, arg(metavar="NAME", help="What SRC is, where it does not say (heads).")] = None,
     resolution: Annotated[
         str | None, arg(metavar="R", help="Its input size, where positions are no square; with --model.")
@@ -488,9 +489,10 @@ def convert(
     labels: Annotated[
         Path | None, arg(metavar="FILE", help="Names of the classes: a JSON list, or a name a line.")
     ] = None,
-    pictures: Annotated[
-        str | None, arg(metavar="DIR", help="What to compare both models on, instead of embedded pictures.")
+    images: Annotated[
+        str | None, arg(metavar="DIR", help="What to compare both models on, instead of embedded images.")
     ] = None,
+    pictures: Annotated[str | None, tyro.conf.Suppress, arg(help="The former name of --images.")] = None,
     verify: Annotated[bool, arg(help="Compare with the library's own model, if it can be imported.")] = True,
     force: Annotated[bool, arg(help="Overwrite DST if vitrail wrote it.")] = False,
     json: Json = False,
@@ -499,12 +501,11 @@ def convert(
     from vitrail.weights.convert import Told, read_labels
     from vitrail.weights.convert import convert as run
 
-    told = Told(
-        model, None if resolution is None else _parse_resolution(resolution), preprocess,
-        None if labels is None else read_labels(labels),
-    )  # fmt: skip
-    shown = open_data("fashion-40").splits["test"].pictures if pictures is None else find_pictures([pictures])
-    report = run(source, destination, to, told=told, verifies=verify, pictures=list(shown), force=force)
+    size = None if resolution is None else _parse_resolution(resolution)
+    told = Told(model, size, preprocess, None if labels is None else read_labels(labels))
+    folder = images if images is not None else pictures
+    shown = open_data("fashion-40").splits["test"].pictures if folder is None else find_pictures([folder])
+    report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force)
     for note in report["notes"]:
         say(f"note: {note}")
     return print_json(report) if json else print_conversion(report)

@@ -3,7 +3,6 @@
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Literal
 
 from vitrail.configs.base import FAMILIES, ModelConfig, read_model
 from vitrail.configs.positions import POSITIONS
@@ -16,9 +15,6 @@ FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "
 
 EMBEDDED = ("fashion",)
 """Bundles that ship with the package, by name."""
-
-Format = Literal["vitrail", "google", "timm", "huggingface", "torchvision"]
-"""What `convert` writes: ours, and other libraries'."""
 
 _OTHERS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
 

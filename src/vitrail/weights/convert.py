@@ -1,36 +1,31 @@
 """`vitrail convert`: other people's weights into a bundle, and a bundle into their formats, with the proof."""
 
 import dataclasses
+import functools
 import json
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig, read_model
-from vitrail.configs.bundle import EMBEDDED, Format
+from vitrail.configs.bundle import EMBEDDED
+from vitrail.configs.formats import FORMATS, check_written_format
 from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.images.preprocess import Picture, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
 from vitrail.storage import check_output, read_document, verify, whole_folder, write_json
-from vitrail.weights.bundle import Bundle, load, not_finite, save, save_tensors
-from vitrail.weights.dino import Dino
+from vitrail.weights.bundle import Bundle, load, not_finite, save
 from vitrail.weights.files import read_checkpoint
-from vitrail.weights.google import Google
-from vitrail.weights.huggingface import HuggingFace
-from vitrail.weights.proof import attempt, read_by_peer, some_pictures, written_for_peer
-from vitrail.weights.timm import Timm
-from vitrail.weights.torchvision import Torchvision
-from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, distinct, join_tensors, notes_of, split_tensors
-
-VOCABULARIES: tuple[Vocabulary, ...] = (HuggingFace(), Torchvision(), Dino(), Google(), Timm())
+from vitrail.weights.guesses import distinct, notes_of
+from vitrail.weights.proof import Forward, attempt, some_images
+from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, join_tensors, split_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,47 +55,58 @@ class Foreign:
     bundle: Bundle
     library: str
     tensors: int
-    has_head: bool = True
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    checkpoint: Checkpoint | None = None
+    open_peer: Callable[[], Forward] | None = None
+    """Opens the source in its own library; None for a bundle of ours."""
 
 
 def convert(
     source: str,
     destination: Path,
-    to: Format,
+    to: str,
     *,
     told: Told | None = None,
     verifies: bool = True,
-    pictures: Sequence[Picture],
+    images: Sequence[Picture],
     force: bool = False,
 ) -> dict[str, Any]:
     """Read `source`, whatever it is, and write `destination`. Returns what was done, with the proof or why not.
 
-    `pictures` are what both models are compared on, or some of them where the model takes long.
+    `images` are what both models are compared on, or some of them where the model takes long.
     """
+    check_written_format(to)
+    target = None if to == "vitrail" else FORMATS[to](to)
     check_output(destination, force=force)
-    if verifies and not pictures:
-        raise UsageError("Pictures to compare both models on must be some, got none.")
+    if verifies and not images:
+        raise UsageError("Images to compare both models on must be some, got none.")
     found = read_any(source, told or Told())
     config = found.bundle.model.config
-    shown = some_pictures(config, pictures)
+    shown = some_images(config, images)
     report: dict[str, Any] = {
-        "from": found.library, "to": to, "destination": str(destination),
-        "model": config.name or config.family, "parameters": config.parameters,
-        "tensors": found.tensors, "left_out": list(found.left_out), "notes": list(found.notes), "proofs": [],
-    }  # fmt: skip
-    if found.checkpoint is not None:
-        report["proofs"].append(_proof_of_source(found, shown, verifies=verifies))
-    if to == "vitrail":
+        "from": found.library,
+        "to": to,
+        "destination": str(destination),
+        "model": config.name or config.family,
+        "parameters": config.parameters,
+        "tensors": found.tensors,
+        "left_out": list(found.left_out),
+        "notes": list(found.notes),
+        "proofs": [],
+    }
+    if found.open_peer is not None:
+        proof = (
+            attempt(found.library, found.open_peer, found.bundle, shown, ours=False)
+            if verifies
+            else _not_asked_for(found.library)
+        )
+        report["proofs"].append(proof)
+    if target is None:
         provenance = {**found.bundle.provenance, "proofs": report["proofs"]} if report["proofs"] else {}
         bundle = dataclasses.replace(found.bundle, provenance=provenance or found.bundle.provenance)
         save(bundle, destination, force=force)
         return report
-    if not found.has_head:
-        raise UsageError(f"Model must have a head to be written for {to}, got features alone. Fine-tune it first.")
-    proof, notes = _write(found.bundle, destination, to, shown, verifies=verifies, force=force)
+    proof, notes = _write(found.bundle, destination, target, shown, verifies=verifies, force=force)
     report["proofs"].append(proof)
     report["notes"] += notes
     return report
@@ -119,13 +125,21 @@ def read_any(source: str, told: Told) -> Foreign:
         bundle = load(source if source in EMBEDDED else path)
         return Foreign(bundle, "vitrail", len(bundle.model.state_dict()))
     checkpoint = read_checkpoint(path)
-    for vocabulary in VOCABULARIES:
+    vocabulary = _recognise(checkpoint)
+    return _understand(vocabulary, vocabulary.prepare(checkpoint), told)
+
+
+def _recognise(checkpoint: Checkpoint) -> Vocabulary:
+    """The first format that knows the names of the tensors. Those of other packages come last, and are imported only
+    if none of ours does."""
+    for name in FORMATS:
+        vocabulary = FORMATS[name](name)
         if vocabulary.recognises(checkpoint.tensors.keys()):
-            return _understand(vocabulary, vocabulary.prepare(checkpoint), told)
+            return vocabulary
     names = sorted(checkpoint.tensors)
     raise UsageError(
-        f"Source must be a ViT, hybrid, Mixer or BiT as Google, timm, Hugging Face or torchvision name them, got"
-        f" {len(names)} tensors such as {', '.join(names[:3])}."
+        f"Source must be a checkpoint of a known format ({', '.join(FORMATS)}), got {len(names)} tensors such as"
+        f" {', '.join(names[:3])}."
     )
 
 
@@ -157,22 +171,15 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
     provenance = {**provenance, "converted_from": vocabulary.name}
     if checkpoint.licence is not None:
         provenance.setdefault("licence", checkpoint.licence)
-    if not reading.has_head:
+    if not config.classes:
         provenance["objective"] = "features"
     if notes:
         provenance["assumed"] = list(notes)
     bundle = Bundle(
         model=_fill(config, tensors), preprocess=preprocess, labels=told.labels or reading.labels, provenance=provenance
     )
-    return Foreign(
-        bundle,
-        vocabulary.name,
-        len(checkpoint.tensors),
-        reading.has_head,
-        notes,
-        tuple(sorted(reading.left_out)),
-        checkpoint,
-    )
+    open_peer = functools.partial(vocabulary.open_source, config, checkpoint)
+    return Foreign(bundle, vocabulary.name, len(checkpoint.tensors), notes, tuple(sorted(reading.left_out)), open_peer)
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -270,42 +277,20 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
     return model.eval()
 
 
-def _proof_of_source(found: Foreign, pictures: list[Picture], *, verifies: bool) -> dict[str, Any]:
-    """The source in its own library beside our model of it."""
-    checkpoint, has_head = found.checkpoint, found.has_head
-    assert checkpoint is not None
-    if not verifies:
-        return {"library": found.library, "not_verified": "not asked for"}
-    config = found.bundle.model.config
-    return attempt(
-        found.library, lambda: read_by_peer(found.library, config, checkpoint, has_head=has_head), found.bundle,
-        pictures, has_head=has_head, ours=False,
-    )  # fmt: skip
-
-
 def _write(
-    bundle: Bundle, destination: Path, to: Format, pictures: list[Picture], *, verifies: bool, force: bool
+    bundle: Bundle, destination: Path, target: Vocabulary, images: list[Picture], *, verifies: bool, force: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """A bundle in another library's format, that library's own answers from what was written, and what it will compute
-    a little otherwise."""
-    vocabulary = next(one for one in VOCABULARIES if one.name == to)
+    """Write a bundle in another library's format. Returns the proof by that library's answers from the files, and what
+    it will compute slightly differently."""
     config = bundle.model.config
-    notes = vocabulary.check(bundle)
-    theirs = split_tensors(vocabulary.entries(config), bundle.model.state_dict())
+    notes = target.check(bundle)
+    theirs = split_tensors(target.entries(config), bundle.model.state_dict())
     with whole_folder(destination, force=force) as folder:
-        if vocabulary.file.endswith(".npz"):
-            arrays = {name: tensor.numpy() for name, tensor in theirs.items()}
-            np.savez(folder / vocabulary.file, **arrays)
-        else:
-            # transformers asks for this word in the file's metadata.
-            save_tensors(theirs, folder / vocabulary.file, metadata={"format": "pt"})
-        for name, document in vocabulary.documents(bundle).items():
+        target.write(theirs, folder / target.file)
+        for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
-        proof: dict[str, Any] = {"library": to, "not_verified": "not asked for"}
-        if verifies:
-            proof = attempt(
-                to, lambda: written_for_peer(to, config, folder), bundle, pictures, has_head=True, ours=True
-            )
+        open_peer = functools.partial(target.open_written, config, folder)
+        proof = attempt(target.name, open_peer, bundle, images, ours=True) if verifies else _not_asked_for(target.name)
         write_json(
             folder / "vitrail.json",
             {
@@ -317,6 +302,10 @@ def _write(
             },
         )
     return proof, notes
+
+
+def _not_asked_for(library: str) -> dict[str, Any]:
+    return {"library": library, "not_verified": "not asked for"}
 
 
 def _is_bundle(path: Path) -> bool:

@@ -6,21 +6,10 @@ from collections.abc import Collection, Iterable
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
-from vitrail.weights.huggingface import ACTIVATIONS, read_processor
-from vitrail.weights.vocabulary import (
-    Checkpoint,
-    Entry,
-    Reading,
-    Vocabulary,
-    count_layers,
-    grid_of,
-    named,
-    notes_of,
-    parameter_names,
-    renamed,
-    stacked,
-    usual_heads,
-)
+from vitrail.weights.guesses import count_layers, grid_of, named, notes_of, usual_heads
+from vitrail.weights.huggingface import ACTIVATIONS, open_by_transformers, read_processor
+from vitrail.weights.proof import Forward
+from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
 
 # Hugging Face's name for each of ours; facebookresearch has ours, but for the registers.
 _HUGGING_FACE = (
@@ -39,8 +28,6 @@ _IN_A_LAYER = (
 
 class Dino(Vocabulary):
     """DINOv2 with and without registers. (DINO's own ViTs have timm's names, or Hugging Face's, and no head.)"""
-
-    name = "dino"
 
     def recognises(self, names: Collection[str]) -> bool:
         bare = {_bare(name) for name in names}
@@ -71,23 +58,30 @@ class Dino(Vocabulary):
         if activation not in ACTIVATIONS:
             raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
         config = ViTConfig(
-            width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(names, layers), heads=heads,
-            mlp=shape[f"{layers}0.mlp.fc1.weight"][0], resolution=grid_of(shape[table][1] - 1, patch, told),
-            registers=count, resize_rule="timm" if count else "huggingface", classes=0,
-            layer_scale=1e-5, norm_epsilon=stated.get("layer_norm_eps", 1e-6), activation=ACTIVATIONS[activation],
-        )  # fmt: skip
+            width=width,
+            channels=channels,
+            patch=(patch[0], patch[1]),
+            depth=count_layers(names, layers),
+            heads=heads,
+            mlp=shape[f"{layers}0.mlp.fc1.weight"][0],
+            resolution=grid_of(shape[table][1] - 1, patch, told),
+            registers=count,
+            resize_rule="timm" if count else "huggingface",
+            classes=0,
+            layer_scale=1e-5,
+            norm_epsilon=stated.get("layer_norm_eps", 1e-6),
+            activation=ACTIVATIONS[activation],
+        )
         preprocess, about_pixels = read_processor(checkpoint, config)
         # What self-supervision needed besides: the token of hidden patches, and heads of training files.
         left_out = frozenset(
             name for name in names if name.endswith("mask_token") or name.startswith(("dino_head.", "ibot_head."))
         )
-        return Reading(named(config), preprocess, None, False, notes_of([about_heads]), about_pixels, left_out)
+        return Reading(named(config), preprocess, None, notes_of([about_heads]), about_pixels, left_out)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         is_facebook = names is None or _is_facebook(names)
         for name in parameter_names(config):
-            if name.startswith("head."):
-                continue
             if is_facebook:
                 yield renamed(name, "register_tokens" if name == "reg_token" else name)
             elif name.startswith("blocks."):
@@ -96,6 +90,9 @@ class Dino(Vocabulary):
             else:
                 ours, theirs = next(pair for pair in _HUGGING_FACE if name.startswith(pair[0]))
                 yield renamed(name, name.replace(ours, theirs))
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        return open_by_transformers(config, checkpoint)
 
 
 def _bare(name: str) -> str:

@@ -5,8 +5,10 @@ everything under `params/` and may stack all layers in one array.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,22 +20,11 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.bundle import Bundle
-from vitrail.weights.vocabulary import (
-    Checkpoint,
-    Entry,
-    Reading,
-    Vocabulary,
-    count_layers,
-    grid_of,
-    named,
-    other_epsilon,
-    parameter_names,
-    place_positions,
-    refuse_strange_vit,
-    renamed,
-    require,
-    shaped,
-)
+from vitrail.weights.guesses import count_layers, grid_of, named, place_positions
+from vitrail.weights.limits import other_epsilon, refuse_strange_vit, require
+from vitrail.weights.proof import Forward, Unverified
+from vitrail.weights.timm import build_by_timm
+from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, shaped
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 _POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -55,7 +46,6 @@ _BIG_VISION = _Numbers("MultiHeadDotProductAttention_0", "MlpBlock_0", "LayerNor
 class Google(Vocabulary):
     """npz files of Google's JAX code, and of big_transfer's TensorFlow code."""
 
-    name = "google"
     file = "model.npz"
 
     def recognises(self, names: Collection[str]) -> bool:
@@ -91,11 +81,10 @@ class Google(Vocabulary):
             crop_fraction=1.0,
             interpolation="bilinear",
         )
-        has_head = any(name.startswith(("head/", "resnet/head/")) for name in shape)
         about = "an npz file does not say its pixels: -1 to 1, stretched to a square, as vision_transformer evaluates"
         # Two towers: the one of words, the temperature and the bias between them.
         left_out = frozenset(name for name in shape if name.startswith("txt/") or name in ("t", "b"))
-        return Reading(named(config), preprocess, None, has_head, about_pixels=about, left_out=left_out)
+        return Reading(named(config), preprocess, about_pixels=about, left_out=left_out)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         if isinstance(config, MixerConfig):
@@ -107,6 +96,9 @@ class Google(Vocabulary):
         is_big_vision = needs_big_vision(config) if names is None else _POSITIONS not in names
         prefix = "params/" if names is None and is_big_vision else ""
         return _vit_entries(config, prefix, _BIG_VISION if is_big_vision else _VISION_TRANSFORMER)
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        return _open_by_timm(config, checkpoint.path)
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
@@ -121,6 +113,27 @@ class Google(Vocabulary):
         if getattr(config, "activation", None) == "gelu":
             notes.append("Google's code computes GELU in its tanh form, this model the exact one")
         return notes
+
+    def write(self, tensors: dict[str, Tensor], path: Path) -> None:
+        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        return _open_by_timm(config, folder / self.file)
+
+
+def _open_by_timm(config: ModelConfig, file: Path) -> Forward:
+    """timm reads Google's npz files itself."""
+    if isinstance(config, MixerConfig):
+        raise Unverified("no library here reads Google's Mixer files")
+    if isinstance(config, ViTConfig) and config.representation != "none":
+        raise Unverified("timm has no representation layer")
+    if isinstance(config, ViTConfig) and needs_big_vision(config) and config.pool == "cls":
+        raise Unverified("timm does not read a [CLS] without position")
+    if isinstance(config, HybridConfig) and config.activation != "gelu":
+        raise Unverified("timm's hybrids have exact GELU")
+    model = build_by_timm(config, {})
+    model.load_pretrained(str(file))
+    return model.eval()
 
 
 def needs_big_vision(config: ViTConfig) -> bool:
@@ -142,13 +155,17 @@ def _read_vit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Vi
         raise UsageError("Model must have learned positions, got one without.")
     first = "Transformer/encoderblock_0/"
     settings: dict[str, Any] = {
-        "width": width, "patch": (tall, wide), "depth": count_layers(shape, "Transformer/encoderblock_", "/"),
+        "width": width,
+        "patch": (tall, wide),
+        "depth": count_layers(shape, "Transformer/encoderblock_", "/"),
         "heads": shape[f"{first}{numbers.attention}/query/kernel"][1],
         "mlp": shape[f"{first}{numbers.mlp}/Dense_0/kernel"][1],
         "pool": "cls" if "cls" in shape else "map" if "MAPHead_0/probe" in shape else "gap",
-        "representation": "tanh" if "pre_logits/kernel" in shape else "none", "activation": "gelu-tanh",
-        "resize_rule": "google", "classes": shape["head/kernel"][1] if "head/kernel" in shape else 0,
-    }  # fmt: skip
+        "representation": "tanh" if "pre_logits/kernel" in shape else "none",
+        "activation": "gelu-tanh",
+        "resize_rule": "google",
+        "classes": shape["head/kernel"][1] if "head/kernel" in shape else 0,
+    }
     plan: type[ViTConfig] = ViTConfig
     if "conv_root/kernel" in shape:
         plan, channels = HybridConfig, shape["conv_root/kernel"][2]
@@ -166,11 +183,16 @@ def _read_mixer(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> 
     tall, wide, channels, width = shape["stem/kernel"]
     patches, hidden = shape["MixerBlock_0/token_mixing/Dense_0/kernel"]
     return MixerConfig(
-        width=width, channels=channels, patch=(tall, wide), resolution=grid_of(patches, (tall, wide), told),
+        width=width,
+        channels=channels,
+        patch=(tall, wide),
+        resolution=grid_of(patches, (tall, wide), told),
         token_mlp=hidden,
-        channel_mlp=shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1], activation="gelu-tanh",
-        depth=count_layers(shape, "MixerBlock_", "/"), classes=shape["head/kernel"][1] if "head/kernel" in shape else 0,
-    )  # fmt: skip
+        channel_mlp=shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
+        activation="gelu-tanh",
+        depth=count_layers(shape, "MixerBlock_", "/"),
+        classes=shape["head/kernel"][1] if "head/kernel" in shape else 0,
+    )
 
 
 def _read_bit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> ResNetConfig:
@@ -180,9 +202,12 @@ def _read_bit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Re
     layers = [sum(unit.format(stage, number) in shape for number in range(1, 100)) for stage in range(1, stages + 1)]
     head = shape.get("resnet/head/conv2d/kernel")
     return ResNetConfig(
-        base=base, channels=channels, layers=tuple(layers), classes=head[-1] if head else 0,
+        base=base,
+        channels=channels,
+        layers=tuple(layers),
+        classes=head[-1] if head else 0,
         resolution=told.resolution if told is not None else (224, 224),
-    )  # fmt: skip
+    )
 
 
 # Shapes of kernels: theirs to ours, ours to theirs.
@@ -267,15 +292,17 @@ def _heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> Entry:
     """Projections into heads: kernels (D, heads, K) and biases (heads, K), one below the other for us."""
     if leaf == "bias":
         return Entry(
-            ours, tuple(f"{one}/bias" for one in theirs),
+            ours,
+            tuple(f"{one}/bias" for one in theirs),
             lambda parts: torch.cat([part.flatten() for part in parts]),
             lambda bias: [part.reshape(heads, -1) for part in bias.chunk(len(theirs))],
-        )  # fmt: skip
+        )
     return Entry(
-        ours, tuple(f"{one}/kernel" for one in theirs),
+        ours,
+        tuple(f"{one}/kernel" for one in theirs),
         lambda parts: torch.cat([part.flatten(1).T for part in parts]),
         lambda weight: [part.T.reshape(part.shape[1], heads, -1) for part in weight.chunk(len(theirs))],
-    )  # fmt: skip
+    )
 
 
 def _out_entry(ours: str, theirs: str, heads: int, leaf: str) -> Entry:

@@ -1,32 +1,24 @@
 """The names of Hugging Face transformers: ViT and DeiT, in both spellings of their attention."""
 
+import tempfile
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
+from vitrail.storage import write_json
 from vitrail.weights.bundle import Bundle
-from vitrail.weights.vocabulary import (
-    Checkpoint,
-    Entry,
-    Reading,
-    Vocabulary,
-    count_layers,
-    distinct,
-    named,
-    notes_of,
-    parameter_names,
-    renamed,
-    require_plain_vit,
-    square_grid,
-    stacked,
-    usual_heads,
-    usual_preprocess,
-)
+from vitrail.weights.guesses import count_layers, distinct, named, notes_of, square_grid, usual_heads, usual_preprocess
+from vitrail.weights.limits import require_plain_vit
+from vitrail.weights.proof import Forward, Unverified, import_peer
+from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
 
 ACTIVATIONS: dict[str, Literal["gelu", "gelu-tanh", "relu"]] = {
     "gelu": "gelu",
@@ -56,8 +48,6 @@ _POSITIONS, _DISTILLATION = "embeddings.position_embeddings", "embeddings.distil
 
 class HuggingFace(Vocabulary):
     """ViTForImageClassification, ViTModel and DeiT, by their config.json and preprocessor_config.json."""
-
-    name = "huggingface"
 
     def recognises(self, names: Collection[str]) -> bool:
         bare = {_without_prefix(name) for name in names}
@@ -90,25 +80,32 @@ class HuggingFace(Vocabulary):
         if size is None:
             rows, columns = square_grid(patches)
             size = (rows * patch[0], columns * patch[1])
-        has_head = "classifier.weight" in names
         activation = stated.get("hidden_act", "gelu")
         if activation not in ACTIVATIONS:
             raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
         config = ViTConfig(
-            width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(names, layers), heads=heads,
-            mlp=shape[f"{layers}0.{hidden}"][0], qkv_bias=f"{layers}0.{query}" in names, registers=int(is_distilled),
+            width=width,
+            channels=channels,
+            patch=(patch[0], patch[1]),
+            depth=count_layers(names, layers),
+            heads=heads,
+            mlp=shape[f"{layers}0.{hidden}"][0],
+            qkv_bias=f"{layers}0.{query}" in names,
+            registers=int(is_distilled),
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
-            norm_epsilon=stated.get("layer_norm_eps", 1e-12), activation=ACTIVATIONS[activation],
-            representation="tanh" if "pooler.dense.weight" in names else "none", resize_rule="huggingface",
-            classes=shape["classifier.weight"][0] if has_head else 0,
-        )  # fmt: skip
+            norm_epsilon=stated.get("layer_norm_eps", 1e-12),
+            activation=ACTIVATIONS[activation],
+            representation="tanh" if "pooler.dense.weight" in names else "none",
+            resize_rule="huggingface",
+            classes=shape["classifier.weight"][0] if "classifier.weight" in names else 0,
+        )
         preprocess, about_pixels = read_processor(checkpoint, config)
         about = None if stated else "there is no config.json: epsilon 1e-12 and exact GELU are taken"
         if is_distilled:
             about = "the distillation token became a register: it is never read, but attended to"
-        labels, about_labels = labels_of(stated, config.classes) if has_head else (None, None)
+        labels, about_labels = labels_of(stated, config.classes) if config.classes else (None, None)
         notes = notes_of([about_heads, about, about_labels])
-        return Reading(named(config), preprocess, labels, has_head, notes, about_pixels)
+        return Reading(named(config), preprocess, labels, notes, about_pixels)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         if not isinstance(config, ViTConfig):
@@ -129,6 +126,9 @@ class HuggingFace(Vocabulary):
                 ours, theirs = next(pair for pair in _OUTSIDE if name.startswith(pair[0]))
                 yield renamed(name, prefix + name.replace(ours, theirs))
 
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        return open_by_transformers(config, checkpoint)
+
     def check(self, bundle: Bundle) -> list[str]:
         require_plain_vit(bundle.model.config, "transformers' ViTForImageClassification", representation="none")
         if bundle.preprocess.resize == "pad":
@@ -140,16 +140,64 @@ class HuggingFace(Vocabulary):
         assert isinstance(config, ViTConfig)
         labels = bundle.labels or tuple(f"LABEL_{index}" for index in range(config.classes))
         model = {
-            "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": config.width,
-            "num_hidden_layers": config.depth, "num_attention_heads": config.heads, "intermediate_size": config.mlp,
+            "architectures": ["ViTForImageClassification"],
+            "model_type": "vit",
+            "hidden_size": config.width,
+            "num_hidden_layers": config.depth,
+            "num_attention_heads": config.heads,
+            "intermediate_size": config.mlp,
             "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
-            "hidden_dropout_prob": config.dropout, "attention_probs_dropout_prob": 0.0,
-            "layer_norm_eps": config.norm_epsilon, "image_size": config.resolution[0], "patch_size": config.patch[0],
-            "num_channels": config.channels, "qkv_bias": config.qkv_bias, "torch_dtype": "float32",
+            "hidden_dropout_prob": config.dropout,
+            "attention_probs_dropout_prob": 0.0,
+            "layer_norm_eps": config.norm_epsilon,
+            "image_size": config.resolution[0],
+            "patch_size": config.patch[0],
+            "num_channels": config.channels,
+            "qkv_bias": config.qkv_bias,
+            "torch_dtype": "float32",
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
-        }  # fmt: skip
+        }
         return {"config.json": model, "preprocessor_config.json": _write_preprocess(preprocess)}
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        return _open_folder(config, folder, "vit")
+
+
+_CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+
+
+def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    """A checkpoint in transformers: its config.json and its tensors, without the code that config.json may name."""
+    document = {key: value for key, value in checkpoint.document("config.json").items() if key != "auto_map"}
+    if not document:
+        raise Unverified("there is no config.json for transformers to read")
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder) / "config.json", document)
+        tensors = {name: tensor.contiguous() for name, tensor in checkpoint.raw.items()}
+        save_file(tensors, Path(folder) / HuggingFace.file)
+        return _open_folder(config, Path(folder), document.get("model_type"))
+
+
+def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
+    if model_type not in _CLASSES:
+        raise Unverified(f"config.json says model_type {model_type!r}, which we do not open")
+    import_peer("transformers").logging.set_verbosity_error()
+    kind = import_peer("transformers", _CLASSES[model_type] + ("ForImageClassification" if config.classes else "Model"))
+    model, found = kind.from_pretrained(
+        folder,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    if missing := [name for name in found["missing_keys"] if not name.startswith("pooler.")]:
+        raise RuntimeError(f"it misses {sorted(missing)[0]}")
+    model.eval()
+    if config.classes:
+        return lambda images: model(images).logits
+    return lambda images: model(images).last_hidden_state[:, 0]
 
 
 def labels_of(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
@@ -230,10 +278,14 @@ def _sides(size: Any) -> dict[str, int]:
 def _write_preprocess(preprocess: Preprocess) -> dict[str, Any]:
     height, width = preprocess.resolution
     document: dict[str, Any] = {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
         "resample": {"bilinear": 2, "bicubic": 3}[preprocess.interpolation],
-        "image_mean": list(preprocess.mean), "image_std": list(preprocess.std),
-    }  # fmt: skip
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+    }
     wide, high = (int(side / preprocess.crop_fraction) for side in (width, height))
     if preprocess.resize == "squash" and preprocess.crop_fraction == 1:
         return document | {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}

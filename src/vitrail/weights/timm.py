@@ -1,6 +1,7 @@
 """timm's names (huggingface/pytorch-image-models). Ours are the same, but for three families' corners."""
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from vitrail.configs.base import ModelConfig
@@ -12,26 +13,19 @@ from vitrail.configs.zoo import MODELS
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.weights.bundle import Bundle
-from vitrail.weights.vocabulary import (
-    Checkpoint,
-    Entry,
-    Reading,
-    Vocabulary,
+from vitrail.weights.guesses import (
     count_layers,
     distinct,
     grid_of,
     named,
     notes_of,
-    other_epsilon,
-    parameter_names,
     place_positions,
-    refuse_strange_vit,
-    renamed,
-    require,
-    shaped,
     usual_heads,
     usual_preprocess,
 )
+from vitrail.weights.limits import other_epsilon, refuse_strange_vit, require
+from vitrail.weights.proof import Forward, Unverified, import_peer
+from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, shaped
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 
@@ -52,8 +46,6 @@ ARCHITECTURES = {
 class Timm(Vocabulary):
     """State dicts of timm's VisionTransformer, hybrids, MlpMixer and ResNetV2, with or without its config.json."""
 
-    name = "timm"
-
     def recognises(self, names: Collection[str]) -> bool:
         is_vit = "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
         is_mixer = "stem.proj.weight" in names and "blocks.0.mlp_tokens.fc1.weight" in names
@@ -68,12 +60,11 @@ class Timm(Vocabulary):
             config, notes = _read_bit(checkpoint, told), []
         else:
             config, notes = _read_vit(checkpoint, told)
-        has_head = any(name.startswith("head.") for name in names)
         preprocess, about_pixels = _read_preprocess(checkpoint, config)
         labels, about_labels = None, None
         if names_given := checkpoint.document("config.json").get("label_names"):
             labels, about_labels = distinct(names_given)
-        return Reading(named(config), preprocess, labels, has_head, notes_of([*notes, about_labels]), about_pixels)
+        return Reading(named(config), preprocess, labels, notes_of([*notes, about_labels]), about_pixels)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         for name in parameter_names(config):
@@ -88,6 +79,11 @@ class Timm(Vocabulary):
                     )
                     continue
             yield renamed(name, theirs)
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        model = build_by_timm(config, checkpoint.document("config.json"))
+        model.load_state_dict(checkpoint.raw, strict=True)
+        return model.eval()
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
@@ -127,6 +123,27 @@ class Timm(Vocabulary):
             document["pretrained_cfg"]["license"] = str(bundle.provenance["licence"])
         return {"config.json": document}
 
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        return import_peer("timm").create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
+    """timm's model without weights: by the function that config.json names, so that what we assume of it is proved,
+    too; else by our configuration."""
+    timm = import_peer("timm")
+    if name := document.get("architecture"):
+        own = model_arguments(config)
+        sized = {key: own[key] for key in ("img_size", "in_chans") if key in own}
+        arguments = {**sized, **(document.get("model_args") or {}), "num_classes": config.classes}
+        return timm.create_model(name, pretrained=False, **arguments)
+    if type(config) is ViTConfig:
+        return timm.models.VisionTransformer(**vit_arguments(config))
+    try:
+        function = architecture(config)
+    except UsageError:
+        raise Unverified(f"timm has no {config.name or config.family}") from None
+    return timm.create_model(function, **model_arguments(config), num_classes=config.classes)
+
 
 def architecture(config: ModelConfig) -> str:
     """timm's function that makes this model. A plain ViT is one function with arguments; others must be just what their
@@ -134,11 +151,8 @@ def architecture(config: ModelConfig) -> str:
     if type(config) is ViTConfig:
         return "vit_base_patch16_224"
     known = MODELS.get(config.name)
-    own = {name: getattr(config, name) for name in ("classes", "channels", "resolution", "dropout", "drop_path")
-           if hasattr(config, name)}  # fmt: skip
-    own |= {
-        name: getattr(config, name) for name in ("resize_rule", "activation", "norm_epsilon") if hasattr(config, name)
-    }
+    free = ("classes", "channels", "resolution", "dropout", "drop_path", "resize_rule", "activation", "norm_epsilon")
+    own = {name: getattr(config, name) for name in free if hasattr(config, name)}
     if known is None or config.name not in ARCHITECTURES or known.replace(**own) != config:
         raise UsageError(
             f"timm must have the model by name to write it, got {config.name or config.family}, which it has not."
@@ -157,13 +171,23 @@ def model_arguments(config: ModelConfig) -> dict[str, Any]:
 def vit_arguments(config: ViTConfig) -> dict[str, Any]:
     """What timm's VisionTransformer is to be called with, in JSON's types."""
     return {
-        "img_size": list(config.resolution), "patch_size": config.patch[0], "in_chans": config.channels,
-        "num_classes": config.classes, "embed_dim": config.width, "depth": config.depth, "num_heads": config.heads,
-        "mlp_ratio": config.mlp / config.width, "qkv_bias": config.qkv_bias, "init_values": config.layer_scale,
-        "class_token": config.pool == "cls", "no_embed_class": not config.class_position,
-        "reg_tokens": config.registers, "global_pool": {"cls": "token", "gap": "avg", "map": "map"}[config.pool],
-        "fc_norm": False, "act_layer": config.activation.replace("-", "_"),
-    }  # fmt: skip
+        "img_size": list(config.resolution),
+        "patch_size": config.patch[0],
+        "in_chans": config.channels,
+        "num_classes": config.classes,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": config.mlp / config.width,
+        "qkv_bias": config.qkv_bias,
+        "init_values": config.layer_scale,
+        "class_token": config.pool == "cls",
+        "no_embed_class": not config.class_position,
+        "reg_tokens": config.registers,
+        "global_pool": {"cls": "token", "gap": "avg", "map": "map"}[config.pool],
+        "fc_norm": False,
+        "act_layer": config.activation.replace("-", "_"),
+    }
 
 
 def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
@@ -185,13 +209,19 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
     pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
     registers = shape["reg_token"][1] if "reg_token" in names else 0
     settings: dict[str, Any] = {
-        "width": width, "depth": depth, "heads": heads, "mlp": shape["blocks.0.mlp.fc1.weight"][0],
-        "patch": shape["patch_embed.proj.weight"][2:], "pool": pool, "registers": registers,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in names, "resize_rule": "timm",
+        "width": width,
+        "depth": depth,
+        "heads": heads,
+        "mlp": shape["blocks.0.mlp.fc1.weight"][0],
+        "patch": shape["patch_embed.proj.weight"][2:],
+        "pool": pool,
+        "registers": registers,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in names,
+        "resize_rule": "timm",
         "activation": _ACTIVATIONS[arguments.get("act_layer") or "gelu"],
         "representation": "tanh" if "pre_logits.fc.weight" in names else "none",
         "classes": shape["head.weight"][0] if "head.weight" in names else 0,
-    }  # fmt: skip
+    }
     if "blocks.0.ls1.gamma" in names:
         settings["layer_scale"] = 1e-5
     rows = shape["pos_embed"][1] if "pos_embed" in names else 0
@@ -203,9 +233,9 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
         plan = HybridConfig
         settings |= _stem(names)
     settings |= place_positions(settings, rows, told, size[1:] if size else None, plan)
-    settings["channels"] = shape.get("patch_embed.backbone.stem.conv.weight", shape.get(
-        "patch_embed.backbone.conv.weight", shape["patch_embed.proj.weight"]
-    ))[1]  # fmt: skip
+    reads_pixels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+    first = next((name for name in reads_pixels if name in shape), "patch_embed.proj.weight")
+    settings["channels"] = shape[first][1]
     return plan(**settings), [about_heads]
 
 
@@ -222,11 +252,15 @@ def _read_mixer(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig
     width, channels, *patch = shape["stem.proj.weight"]
     hidden, patches = shape["blocks.0.mlp_tokens.fc1.weight"]
     return MixerConfig(
-        width=width, channels=channels, patch=(patch[0], patch[1]), resolution=grid_of(patches, patch, told),
-        depth=count_layers(shape, "blocks."), token_mlp=hidden,
+        width=width,
+        channels=channels,
+        patch=(patch[0], patch[1]),
+        resolution=grid_of(patches, patch, told),
+        depth=count_layers(shape, "blocks."),
+        token_mlp=hidden,
         channel_mlp=shape["blocks.0.mlp_channels.fc1.weight"][0],
         classes=shape["head.weight"][0] if "head.weight" in shape else 0,
-    )  # fmt: skip
+    )
 
 
 def _read_bit(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
@@ -236,10 +270,12 @@ def _read_bit(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
     resolution = tuple(size[1:]) if size else told.resolution if told is not None else (224, 224)
     stages = count_layers(shape, "stages.")
     return ResNetConfig(
-        base=base, channels=channels, resolution=resolution,
+        base=base,
+        channels=channels,
+        resolution=resolution,
         layers=tuple(count_layers(shape, f"stages.{stage}.blocks.") for stage in range(stages)),
         classes=shape["head.fc.weight"][0] if "head.fc.weight" in shape else 0,
-    )  # fmt: skip
+    )
 
 
 def _read_preprocess(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Preprocess, str | None]:

@@ -1,27 +1,20 @@
 """torchvision's names: vit_b_16 and its sisters."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.bundle import Bundle
-from vitrail.weights.vocabulary import (
-    Checkpoint,
-    Entry,
-    Reading,
-    Vocabulary,
-    count_layers,
-    grid_of,
-    named,
-    notes_of,
-    other_epsilon,
-    parameter_names,
-    renamed,
-    require_plain_vit,
-    usual_heads,
-)
+from vitrail.weights.guesses import count_layers, grid_of, named, notes_of, usual_heads
+from vitrail.weights.limits import other_epsilon, require_head, require_plain_vit
+from vitrail.weights.proof import Forward, import_peer
+from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
 
 _LAYERS = "encoder.layers.encoder_layer_"
 _NAMES = (
@@ -39,11 +32,18 @@ _NAMES = (
     ("head.", "heads.head."),
 )
 
+# torchvision's function for a width and a patch.
+_FUNCTIONS = {
+    (768, 16): "vit_b_16",
+    (768, 32): "vit_b_32",
+    (1024, 16): "vit_l_16",
+    (1024, 32): "vit_l_32",
+    (1280, 14): "vit_h_14",
+}
+
 
 class Torchvision(Vocabulary):
     """State dicts of torchvision's VisionTransformer, which come without a word beside them."""
-
-    name = "torchvision"
 
     def recognises(self, names: Collection[str]) -> bool:
         return "conv_proj.weight" in names and "encoder.pos_embedding" in names
@@ -55,19 +55,24 @@ class Torchvision(Vocabulary):
         resolution = grid_of(shape["encoder.pos_embedding"][1] - 1, patch, told)
         # Checkpoints before version 0.14 call the layers of the MLP otherwise.
         hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shape else "mlp.linear_1.weight"
-        has_head = "heads.head.weight" in shape
         config = ViTConfig(
-            width=width, channels=channels, patch=(patch[0], patch[1]), depth=count_layers(shape, _LAYERS), heads=heads,
-            mlp=shape[f"{_LAYERS}0.{hidden}"][0], resolution=resolution, resize_rule="torchvision",
+            width=width,
+            channels=channels,
+            patch=(patch[0], patch[1]),
+            depth=count_layers(shape, _LAYERS),
+            heads=heads,
+            mlp=shape[f"{_LAYERS}0.{hidden}"][0],
+            resolution=resolution,
+            resize_rule="torchvision",
             representation="tanh" if "heads.pre_logits.weight" in shape else "none",
-            classes=shape["heads.head.weight"][0] if has_head else 0,
-        )  # fmt: skip
+            classes=shape["heads.head.weight"][0] if "heads.head.weight" in shape else 0,
+        )
         crop = 0.875 if resolution == (224, 224) else 1.0  # its weights state 256 -> 224, the larger ones no margin
         preprocess = Preprocess(
             resolution=resolution, crop_fraction=crop, interpolation="bilinear" if crop < 1 else "bicubic"
         )
         about = "a state dict does not say its pixels; those of torchvision's own weights are taken (ImageNet's mean)"
-        return Reading(named(config), preprocess, None, has_head, notes_of([about_heads]), about)
+        return Reading(named(config), preprocess, notes=notes_of([about_heads]), about_pixels=about)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         is_old = names is not None and f"{_LAYERS}0.mlp.linear_1.weight" in names
@@ -81,10 +86,32 @@ class Torchvision(Vocabulary):
                 theirs = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}.get(theirs, theirs)
             yield renamed(name, prefix + theirs + inner.removeprefix(ours))
 
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        return _open_by_torchvision(config, checkpoint.raw)
+
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
+        require_head(config, "torchvision's ViT")
         require_plain_vit(config, "torchvision's ViT", qkv_bias=True, activation="gelu", channels=3)
         assert isinstance(config, ViTConfig)
         if config.representation == "gelu":
             raise UsageError("torchvision's ViT must have a tanh layer or none before its head, got gelu.")
         return other_epsilon(config, "torchvision")
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        return _open_by_torchvision(config, load_file(folder / self.file))
+
+
+def _open_by_torchvision(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Forward:
+    """By torchvision's own function, if it has one for this width and patch: then the heads are proved, too."""
+    assert isinstance(config, ViTConfig)
+    models = import_peer("torchvision").models
+    representation = None if config.representation == "none" else config.width
+    name = _FUNCTIONS.get((config.width, config.patch[0]))
+    if name is not None and representation is None:
+        model = getattr(models, name)(image_size=config.resolution[0], num_classes=config.classes)
+    else:
+        sizes = (config.resolution[0], config.patch[0], config.depth, config.heads, config.width, config.mlp)
+        model = models.VisionTransformer(*sizes, num_classes=config.classes, representation_size=representation)
+    model.load_state_dict(tensors, strict=True)
+    return model.eval()

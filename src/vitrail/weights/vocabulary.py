@@ -1,12 +1,12 @@
-"""What another library calls our tensors, said once for both directions.
+"""The contract of a foreign format: one class that recognises, reads, writes and proves the weights of one library.
 
-A vocabulary is a list of entries for a model's configuration. Reading joins their tensors into ours, writing splits
-ours into theirs; whatever no entry speaks of is left over, and a checkpoint with left-overs or gaps is refused.
+A vocabulary lists entries for a model's configuration: which of their tensors make up which of ours. Reading joins
+their tensors into ours, writing splits ours into theirs; whatever no entry names is left over, and a checkpoint with
+left-overs or gaps is refused.
 """
 
 import abc
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.hybrid import HybridConfig
-from vitrail.configs.vit import ViTConfig
-from vitrail.configs.zoo import MODELS
 from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import build
-from vitrail.settings import Pair
-from vitrail.weights.bundle import Bundle
+from vitrail.weights.bundle import Bundle, save_tensors
+from vitrail.weights.proof import Forward, Unverified
 
 
 class Entry(NamedTuple):
@@ -45,7 +42,7 @@ def shaped(ours: str, theirs: str, inward: Callable[[Tensor], Tensor], outward: 
 
 
 def stacked(ours: str, theirs: Iterable[str]) -> Entry:
-    """Some tensors that we keep one below the other: queries, keys and values."""
+    """Several tensors that are one for us, stacked along the first dimension: queries, keys and values."""
     theirs = tuple(theirs)
     return Entry(ours, theirs, lambda parts: torch.cat(list(parts)), lambda tensor: tensor.chunk(len(theirs)))
 
@@ -88,12 +85,11 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A checkpoint understood: the model that it is, and what had to be assumed."""
+    """What a checkpoint was understood to be, and what had to be assumed."""
 
     config: ModelConfig
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
-    has_head: bool = True
     notes: tuple[str, ...] = ()
     """What the files did not say, and what was taken instead."""
     about_pixels: str | None = None
@@ -103,18 +99,26 @@ class Reading:
 
 
 class Vocabulary(abc.ABC):
-    """One library's names. `entries` serves both directions; the rest says what a file means and what to write."""
+    """The names and conventions of one library. `FORMATS` in configs/formats.py knows it under `name`.
 
-    name: ClassVar[str]
+    `recognises`, `read` and `entries` are enough to read; `check` must be there to write, and `open_source` and
+    `open_written` to prove that the library's own model gives the same answers.
+    """
+
     file: ClassVar[str] = "model.safetensors"
-    """The file of tensors that we write."""
+    """The file of tensors that is written."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # Reading
 
     @abc.abstractmethod
     def recognises(self, names: Collection[str]) -> bool:
         """Whether tensors of these names are of this library."""
 
     def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same checkpoint without wrappings: prefixes, stacked layers."""
+        """The same checkpoint without prefixes, and with one tensor for each layer."""
         return checkpoint
 
     @abc.abstractmethod
@@ -123,185 +127,39 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
-        """The dictionary for a model; `names` are those found, where a library has two spellings."""
+        """Our tensors in their names; `names` are those found in a file, where a library has two spellings."""
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        """The library's own model with the tensors of a checkpoint; `Unverified` where there is none.
+
+        Tensors and settings are handed over: no pickle is opened again, and no code that came with it is run.
+        """
+        raise Unverified(f"there is no other model to read {self.name} with")
+
+    # Writing
 
     def check(self, bundle: Bundle) -> list[str]:
-        """Refuse to write what the library cannot express; returns what it will compute a little otherwise."""
-        raise UsageError(f"{self.name} is read, but not written.")
+        """Refuse to write what the library cannot compute; returns what it will compute slightly differently."""
+        raise UsageError(f"Format {self.name} is read, but not written.")
+
+    def write(self, tensors: dict[str, Tensor], path: Path) -> None:
+        """Write the file of tensors."""
+        # transformers asks for this word in the file's metadata.
+        save_tensors(tensors, path, metadata={"format": "pt"})
 
     def documents(self, bundle: Bundle) -> dict[str, Any]:
         """JSON files that the library reads beside the tensors."""
         return {}
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        """The library's own model, opened from the folder that was written; `Unverified` where there is none."""
+        raise Unverified(f"there is no other model to read {self.name} with")
 
 
 def parameter_names(config: ModelConfig) -> list[str]:
     """Names of all tensors of a model of ours."""
     with torch.device("meta"):
         return list(build(config).state_dict())
-
-
-def count_layers(names: Iterable[str], prefix: str, ending: str = ".") -> int:
-    """How many numbered layers have tensors: `blocks.0.`, `blocks.1.`, ..."""
-    found = {name.removeprefix(prefix).partition(ending)[0] for name in names if name.startswith(prefix)}
-    numbers = {int(number) for number in found if number.isdecimal()}
-    if not numbers or numbers != set(range(len(numbers))):
-        raise DamagedError(f"Layers {prefix}0, 1, ... must be there without gaps, got {sorted(numbers)}.")
-    return len(numbers)
-
-
-def square_grid(patches: int) -> tuple[int, int]:
-    """The grid of so many patches, if nothing says that it is another than a square."""
-    side = math.isqrt(patches)
-    if side < 1 or side * side != patches:
-        raise UsageError(f"Positions of {patches} patches are no square: say the size with --model and --resolution.")
-    return side, side
-
-
-def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
-    """Heads cannot be seen in a state dict: what the user says; else those of the published model of this width, or 64
-    features for each, which is said."""
-    if isinstance(told, ViTConfig):
-        if told.width != width:
-            raise UsageError(f"Model must be what the file holds, got {told.name} of width {told.width} for {width}.")
-        return told.heads, None
-    if (heads := _PUBLISHED_HEADS.get(width)) is not None:
-        return (
-            heads,
-            f"the file does not say the number of heads; {heads} are taken, as published models of width {width} have",
-        )
-    if width % 64:
-        raise UsageError(f"Heads must be said with --model for width {width}: the file does not say them.")
-    return width // 64, f"the file does not say the number of heads; {width // 64} are taken ({width} / 64)"
-
-
-# Of the models that have a name; and SoViT-400m (arXiv 2305.13035).
-_PUBLISHED_HEADS = {
-    **{known.width: known.heads for known in MODELS.values() if isinstance(known, ViTConfig) and known.width >= 192},
-    1152: 16,
-}
-
-
-def refuse_strange_vit(config: ModelConfig, library: str, *, hybrids: bool) -> None:
-    """What only we have cannot be written for others."""
-    if not isinstance(config, ViTConfig):
-        return
-    if isinstance(config, HybridConfig) and (not hybrids or config.stem != "resnet"):
-        raise UsageError(f"{library} must have the model to write it, got a hybrid with stem {config.stem}.")
-    plain = {
-        "position": "learned-1d", "placement": "once", "attention": "global", "norm": "layer", "norm_order": "pre",
-        "stride": None, "padding": (0, 0),
-    }  # fmt: skip
-    for name, value in plain.items():
-        if getattr(config, name) != value:
-            spoken = name.replace("_", " ")
-            raise UsageError(f"{library} must have the model to write it, got {spoken} {getattr(config, name)!r}.")
-    if config.patch[0] != config.patch[1]:
-        raise UsageError(f"{library} must have the model to write it, got patches of {config.patch}.")
-
-
-def place_positions(
-    settings: dict[str, Any],
-    rows: int,
-    told: ModelConfig | None,
-    size: Iterable[int] | None,
-    plan: type[ViTConfig],
-) -> dict[str, Any]:
-    """Resolution and whether [CLS] has a row, from the number of rows and the size that the file states, if any."""
-    scale = 1 if plan is ViTConfig else 4 * 2 ** max(len(settings["stem_layers"]) - 1, 0)
-    steps = [patch * scale for patch in settings["patch"]]
-    has_class = settings["pool"] == "cls"
-    if size is not None:
-        resolution = tuple(size)
-        count = (resolution[0] // steps[0]) * (resolution[1] // steps[1])
-        if rows - count in (0, int(has_class)):
-            return {"resolution": resolution, "class_position": bool(rows - count) or not has_class}
-    if isinstance(told, ViTConfig) and rows - told.patches in (0, int(has_class)):
-        return {"resolution": told.resolution, "class_position": bool(rows - told.patches) or not has_class}
-    side = round(rows**0.5)
-    class_row = int(has_class and side * side != rows)
-    grid = square_grid(rows - class_row)
-    resolution = (grid[0] * steps[0], grid[1] * steps[1])
-    return {"resolution": resolution, "class_position": bool(class_row) or not has_class}
-
-
-def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
-    """What most models expect, and that it was assumed."""
-    if config.channels == 3:
-        note = "the files do not say mean and std; ImageNet's are taken"
-        return Preprocess(resolution=config.resolution), note
-    half = (0.5,) * config.channels
-    return Preprocess(
-        resolution=config.resolution, mean=half, std=half
-    ), "the files do not say mean and std; 0.5 is taken"
-
-
-def grid_of(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pair:
-    """The resolution of so many patches: what the user says, if it fits; else a square."""
-    if told is not None:
-        rows, columns = (side // one for side, one in zip(told.resolution, patch, strict=True))
-        if rows * columns == patches:
-            return rows * patch[0], columns * patch[1]
-    rows, columns = square_grid(patches)
-    return rows * patch[0], columns * patch[1]
-
-
-def require_plain_vit(config: ModelConfig, library: str, **fixed: Any) -> None:
-    """Refuse what a library with nothing but the paper's ViT cannot express; `fixed` are its own limits."""
-    refuse_strange_vit(config, library, hybrids=False)
-    if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
-        raise UsageError(f"{library} must have the family to write it, got {config.family}.")
-    require(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
-    if config.resolution[0] != config.resolution[1]:
-        raise UsageError(f"{library} must be square, got {config.resolution}.")
-
-
-def require(config: ModelConfig, library: str, **fixed: Any) -> None:
-    """Refuse to write a model with other settings than a library's code has."""
-    for name, value in fixed.items():
-        if getattr(config, name) != value:
-            raise UsageError(f"{library} must have {name.replace('_', ' ')} {value!r}, got {getattr(config, name)!r}.")
-
-
-def other_epsilon(config: ModelConfig, library: str) -> list[str]:
-    """A word, if a library that cannot be told computes with another epsilon."""
-    epsilon = getattr(config, "norm_epsilon", 1e-6)
-    return [f"{library} computes with epsilon 1e-06, this model with {epsilon:g}"] if epsilon != 1e-6 else []
-
-
-def named(config: ModelConfig) -> ModelConfig:
-    """The same configuration under the name of the model that it is, if it is one of ours."""
-    ignored = {
-        "name", "classes", "channels", "resolution", "resize_rule", "activation", "norm_epsilon", "pool",
-        "representation", "class_position", "dropout", "drop_path",
-    }  # fmt: skip
-
-    def shape(one: ModelConfig) -> dict[str, Any]:
-        return {key: value for key, value in one.to_json().items() if key not in ignored}
-
-    for name, known in MODELS.items():
-        if known.family == config.family and shape(known) == shape(config):
-            return config.replace(name=name)
-    return config
-
-
-def distinct(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
-    """Labels that differ from each other: ImageNet has two cranes. Later ones get their number, which is said."""
-    seen: set[str] = set()
-    found, repeated = [], []
-    for index, label in enumerate(labels):
-        text = str(label) or f"class {index}"
-        if text in seen:
-            repeated.append(text)
-            text = f"{text} ({index})"
-        seen.add(text)
-        found.append(text)
-    note = f"labels that came twice got their number: {', '.join(repeated[:5])}" if repeated else None
-    return tuple(found), note
-
-
-def notes_of(notes: Iterable[str | None]) -> tuple[str, ...]:
-    """The notes that there are."""
-    return tuple(note for note in notes if note)
 
 
 def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Collection[str]) -> dict[str, Tensor]:

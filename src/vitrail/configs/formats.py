@@ -1,0 +1,35 @@
+"""The formats of weights by name: which are recognised, in that order, and which can be written."""
+
+from typing import TYPE_CHECKING
+
+from vitrail.errors import UsageError, did_you_mean
+from vitrail.extensions import Registry
+
+if TYPE_CHECKING:
+    from vitrail.weights.vocabulary import Vocabulary
+
+FORMATS: "Registry[type[Vocabulary]]" = Registry(
+    "format",
+    {
+        "huggingface": "vitrail.weights.huggingface:HuggingFace",
+        "torchvision": "vitrail.weights.torchvision:Torchvision",
+        "dino": "vitrail.weights.dino:Dino",
+        "google": "vitrail.weights.google:Google",
+        "timm": "vitrail.weights.timm:Timm",
+    },
+)
+"""Other libraries' formats. Another package adds one as `format.NAME`; it is asked after ours."""
+
+_READ_ONLY = ("dino",)
+
+
+def written_formats() -> list[str]:
+    """What `convert` can write: vitrail's own format, and other libraries'."""
+    return ["vitrail", *(name for name in FORMATS if name not in _READ_ONLY)]
+
+
+def check_written_format(name: str) -> None:
+    """Refuse what `convert` cannot write."""
+    known = written_formats()
+    if name not in known:
+        raise UsageError(f"Format must be one of {', '.join(known)}, got {name!r}.{did_you_mean(name, known)}")

@@ -1,0 +1,62 @@
+"""What another library's code cannot compute: a model that has it is refused in one line before anything is written."""
+
+from typing import Any
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.hybrid import HybridConfig
+from vitrail.configs.vit import ViTConfig
+from vitrail.errors import UsageError
+
+# Settings of a ViT that no other library can change.
+_PLAIN = {
+    "position": "learned-1d",
+    "placement": "once",
+    "attention": "global",
+    "norm": "layer",
+    "norm_order": "pre",
+    "stride": None,
+    "padding": (0, 0),
+}
+
+
+def refuse_strange_vit(config: ModelConfig, library: str, *, hybrids: bool) -> None:
+    """Refuse the variants of a ViT that only vitrail has, and hybrids if the library has none of them."""
+    if not isinstance(config, ViTConfig):
+        return
+    if isinstance(config, HybridConfig) and (not hybrids or config.stem != "resnet"):
+        raise UsageError(f"{library} must have the model to write it, got a hybrid with stem {config.stem}.")
+    for name, value in _PLAIN.items():
+        if getattr(config, name) != value:
+            spoken = name.replace("_", " ")
+            raise UsageError(f"{library} must have the model to write it, got {spoken} {getattr(config, name)!r}.")
+    if config.patch[0] != config.patch[1]:
+        raise UsageError(f"{library} must have the model to write it, got patches of {config.patch}.")
+
+
+def require_plain_vit(config: ModelConfig, library: str, **fixed: Any) -> None:
+    """Refuse what a library with nothing but the paper's ViT cannot express; `fixed` are its own limits."""
+    refuse_strange_vit(config, library, hybrids=False)
+    if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
+        raise UsageError(f"{library} must have the family to write it, got {config.family}.")
+    require(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
+    if config.resolution[0] != config.resolution[1]:
+        raise UsageError(f"{library} must be square, got {config.resolution}.")
+
+
+def require_head(config: ModelConfig, library: str) -> None:
+    """Refuse a model without a head."""
+    if not config.classes:
+        raise UsageError(f"{library} must have a head to be written, got features alone. Fine-tune the model first.")
+
+
+def require(config: ModelConfig, library: str, **fixed: Any) -> None:
+    """Refuse to write a model with other settings than a library's code has."""
+    for name, value in fixed.items():
+        if getattr(config, name) != value:
+            raise UsageError(f"{library} must have {name.replace('_', ' ')} {value!r}, got {getattr(config, name)!r}.")
+
+
+def other_epsilon(config: ModelConfig, library: str) -> list[str]:
+    """A note where a library with a fixed epsilon computes with another than this model."""
+    epsilon = getattr(config, "norm_epsilon", 1e-6)
+    return [f"{library} computes with epsilon 1e-06, this model with {epsilon:g}"] if epsilon != 1e-6 else []
