@@ -273,6 +273,40 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     assert "arrays that are no real numbers are left out: step" in found.notes
 
 
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [("timm", {"pool": "gap"}), ("google", {"activation": "gelu-tanh"}), ("huggingface", {"representation": "tanh"})],
+)
+def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes):
+    import_peer("transformers" if to == "huggingface" else "timm")
+    bundle = small(classes=0, **changes)
+    proofs = there(tmp_path, bundle, to)["proofs"]
+    (tmp_path / to / "vitrail.json").unlink()
+    proofs += convert(str(tmp_path / to), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
+    assert [proof["compared"] for proof in proofs] == ["features", "features"]
+    assert max(proof["largest_difference"] for proof in proofs) < 1e-5
+    back = vitrail.load(tmp_path / "back")
+    assert back.model.config.classes == 0
+    assert back.provenance["objective"] == "features"
+    assert equal(back.model, bundle.model)
+
+
+def test_a_model_without_a_head_is_refused_where_the_library_has_none(tmp_path):
+    with pytest.raises(UsageError, match="torchvision's ViT must have a head to be written, got features alone"):
+        there(tmp_path, small(classes=0), "torchvision")
+    assert not (tmp_path / "torchvision").exists()
+
+
+def test_a_vit_of_transformers_with_its_pooler_is_proved_by_what_it_pools(tmp_path):
+    transformers = import_peer("transformers")
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+    config = transformers.ViTConfig(**sizes, image_size=64, patch_size=16)
+    redraw(transformers.ViTModel(config), std=0.05).save_pretrained(tmp_path / "hf")
+    (proof,) = convert(str(tmp_path / "hf"), tmp_path / "ours", "vitrail", images=CLOTHES)["proofs"]
+    assert (proof["compared"], proof["largest_difference"] < 1e-5) == ("features", True)
+    assert vitrail.load(tmp_path / "ours").model.config.representation == "tanh"
+
+
 def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
     model = redraw(vitrail.create("Mixer-Nano/7"), std=0.05)
     eye = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
@@ -340,6 +374,25 @@ def test_convert_from_the_command_line(tmp_path):
         done = run("convert", *words)
         assert done.returncode == code, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_former_name_of_images_still_works(call, tmp_path):
+    for flag, folder in (("--images", "one"), ("--pictures", "other")):
+        done = call("convert", "fashion", tmp_path / folder, flag, tmp_path / "nowhere")
+        assert done.returncode == 2
+        assert "nowhere" in done.stderr
+    done = call("convert", "--help")
+    assert "--images DIR" in done.stdout
+    assert "--pictures" not in done.stdout
+
+
+def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):
+    done = call("convert", "fashion", tmp_path / "out", "--to", "hugginface")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Format must be one of vitrail, huggingface, torchvision, google, timm" in done.stderr
+    assert "got 'hugginface'. Did you mean 'huggingface'?" in done.stderr
+    assert call("convert", "fashion", tmp_path / "out", "--to", "dino").returncode == 2
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
+from torch import nn
 
+from redraw import redraw
 from vitrail import extensions
 from vitrail.errors import MissingError, UsageError, VitrailError
+from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import create
-from vitrail.weights.bundle import load
+from vitrail.weights.bundle import Bundle, load, save
+from vitrail.weights.convert import Told, read_any
 
 TOYS = Path(__file__).parent / "extending"
 TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", "--checkpoint-seconds", "0")
@@ -99,6 +103,11 @@ def test_names_of_extensions_are_known_without_importing_them(toys):
     assert rows["coarse"] == dict.fromkeys(rows["ViT-B/16"]) | {"name": "coarse", "family": "coarse"}
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {name for name in imported if name.startswith("toy_") or name == "torch"}
+    words[-2:] = ["convert", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    assert "sequential" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {name for name in imported if name.startswith("toy_") or name == "torch"}
 
 
 def test_a_family(toys, call, tmp_path, images):
@@ -123,6 +132,44 @@ def test_a_position(toys, call, tmp_path, images):
     found = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
     # Places on one diagonal are equal, so rows and columns count the same.
     assert found["positions"]["row"] == pytest.approx(found["positions"]["column"], abs=1e-6)
+
+
+def test_a_format(toys, call, tmp_path, monkeypatch):
+    model = redraw(create("MLP-Pico"), std=0.05)
+    bundle = Bundle(model=model, preprocess=Preprocess(resolution=8, mean=(0.5,), std=(0.5,)))
+    save(bundle, tmp_path / "ours")
+    reports = []
+    for source, destination, to in (("ours", "theirs", "sequential"), ("theirs", "back", "vitrail")):
+        done = call("convert", tmp_path / source, tmp_path / destination, "--to", to, "--json")
+        assert done.returncode == 0, done.stderr
+        (tmp_path / destination / "vitrail.json").unlink(missing_ok=True)  # only what the format itself can hold
+        reports.append(json.loads(done.stdout))
+    assert [(one["from"], one["to"]) for one in reports] == [("vitrail", "sequential"), ("sequential", "vitrail")]
+    for (proof,) in (one["proofs"] for one in reports):
+        assert (proof["library"], proof["equal_answers"]) == ("sequential", 40)
+        assert proof["largest_difference"] < 1e-5
+    back = load(tmp_path / "back")
+    assert back.model.config == model.config
+    assert all(torch.equal(back.model.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    # Anyone who knows nothing of vitrail reads it.
+    hidden = (nn.Linear(64, 1132), nn.GELU(), nn.Linear(1132, 1132), nn.GELU())
+    plain = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(1132, 10))
+    plain.load_state_dict(load_file(tmp_path / "theirs" / "model.safetensors"))
+    image = torch.rand(1, 1, 8, 8)
+    torch.testing.assert_close(plain(image), model.eval()(image))
+    # It is imported only where none of ours recognises the file.
+    monkeypatch.delitem(sys.modules, "toy_format")
+    done = call("convert", "fashion", tmp_path / "timm", "--to", "timm", "--no-verify")
+    assert done.returncode == 0, done.stderr
+    assert read_any(str(tmp_path / "timm"), Told()).library == "timm"
+    assert "toy_format" not in sys.modules
+    assert read_any(str(tmp_path / "theirs"), Told()).library == "sequential"
+    for words in (("fashion", "--to", "sequential"), ("fashion", "--to", "sequental"), ("fashion", "--to", "dino")):
+        done = call("convert", words[0], tmp_path / "never", *words[1:])
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert not (tmp_path / "never").exists()
+    done = call("convert", "fashion", tmp_path / "never", "--to", "sequental")
+    assert "got 'sequental'. Did you mean 'sequential'?" in done.stderr
 
 
 def test_a_panel(toys, call, tmp_path, images):

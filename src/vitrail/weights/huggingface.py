@@ -110,8 +110,8 @@ class HuggingFace(Vocabulary):
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         if not isinstance(config, ViTConfig):
             raise UsageError(f"transformers must have the family to write it, got {config.family}.")
-        # Files that we write have the prefix; those that we read had it taken off.
-        prefix = "vit." if names is None else ""
+        # Files that we write have the prefix if there is a head beside; those that we read had it taken off.
+        prefix = "vit." if names is None and config.classes else ""
         is_old = names is None or _is_old(names)
         for name in parameter_names(config):
             if config.registers and name in ("reg_token", "pos_embed"):
@@ -130,7 +130,14 @@ class HuggingFace(Vocabulary):
         return open_by_transformers(config, checkpoint)
 
     def check(self, bundle: Bundle) -> list[str]:
-        require_plain_vit(bundle.model.config, "transformers' ViTForImageClassification", representation="none")
+        config = bundle.model.config
+        if config.classes:
+            require_plain_vit(config, "transformers' ViTForImageClassification", representation="none")
+        else:
+            require_plain_vit(config, "transformers' ViTModel")
+            assert isinstance(config, ViTConfig)
+            if config.representation == "gelu":
+                raise UsageError("transformers' ViTModel must have a tanh layer or none after [CLS], got gelu.")
         if bundle.preprocess.resize == "pad":
             raise UsageError("transformers' processors must not have to pad, got preprocessing with resize pad.")
         return []
@@ -140,7 +147,7 @@ class HuggingFace(Vocabulary):
         assert isinstance(config, ViTConfig)
         labels = bundle.labels or tuple(f"LABEL_{index}" for index in range(config.classes))
         model = {
-            "architectures": ["ViTForImageClassification"],
+            "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],
             "model_type": "vit",
             "hidden_size": config.width,
             "num_hidden_layers": config.depth,
@@ -197,6 +204,8 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
     model.eval()
     if config.classes:
         return lambda images: model(images).logits
+    if isinstance(config, ViTConfig) and config.representation != "none":
+        return lambda images: model(images).pooler_output
     return lambda images: model(images).last_hidden_state[:, 0]
 
 

@@ -13,7 +13,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.guesses import count_layers, grid_of, named, notes_of, usual_heads
 from vitrail.weights.limits import other_epsilon, require_head, require_plain_vit
-from vitrail.weights.proof import Forward, import_peer
+from vitrail.weights.proof import Forward, Unverified, import_peer
 from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
 
 _LAYERS = "encoder.layers.encoder_layer_"
@@ -105,6 +105,8 @@ class Torchvision(Vocabulary):
 def _open_by_torchvision(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Forward:
     """By torchvision's own function, if it has one for this width and patch: then the heads are proved, too."""
     assert isinstance(config, ViTConfig)
+    if not config.classes:
+        raise Unverified("torchvision has no ViT without a head")
     models = import_peer("torchvision").models
     representation = None if config.representation == "none" else config.width
     name = _FUNCTIONS.get((config.width, config.patch[0]))
