@@ -95,12 +95,9 @@ def convert(
         "proofs": [],
     }
     if found.open_peer is not None:
-        proof = (
-            attempt(found.library, found.open_peer, found.bundle, shown, ours=False)
-            if verifies
-            else _not_asked_for(found.library)
+        report["proofs"].append(
+            _prove(found.library, found.open_peer, found.bundle, shown, ours=False, verifies=verifies)
         )
-        report["proofs"].append(proof)
     if target is None:
         provenance = {**found.bundle.provenance, "proofs": report["proofs"]} if report["proofs"] else {}
         bundle = dataclasses.replace(found.bundle, provenance=provenance or found.bundle.provenance)
@@ -290,7 +287,7 @@ def _write(
         for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
         open_peer = functools.partial(target.open_written, config, folder)
-        proof = attempt(target.name, open_peer, bundle, images, ours=True) if verifies else _not_asked_for(target.name)
+        proof = _prove(target.name, open_peer, bundle, images, ours=True, verifies=verifies)
         write_json(
             folder / "vitrail.json",
             {
@@ -304,8 +301,13 @@ def _write(
     return proof, notes
 
 
-def _not_asked_for(library: str) -> dict[str, Any]:
-    return {"library": library, "not_verified": "not asked for"}
+def _prove(
+    library: str, open_peer: Callable[[], Forward], bundle: Bundle, images: list[Picture], *, ours: bool, verifies: bool
+) -> dict[str, Any]:
+    """The proof for the report, if one is wanted."""
+    if not verifies:
+        return {"library": library, "not_verified": "not asked for"}
+    return attempt(library, open_peer, bundle, images, ours=ours)
 
 
 def _is_bundle(path: Path) -> bool:
