@@ -339,7 +339,7 @@ def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
     there(tmp_path, small(), "huggingface", verifies=False)
     (tmp_path / "huggingface" / "vitrail.json").unlink()
     (tmp_path / "huggingface" / "README.md").write_text(card)
-    convert(str(tmp_path / "huggingface"), tmp_path / "again", "vitrail", verifies=False, pictures=[])
+    convert(str(tmp_path / "huggingface"), tmp_path / "again", "vitrail", verifies=False, images=[])
     again = vitrail.load(tmp_path / "again")
     assert again.provenance.get("licence") == licence
     written = (tmp_path / "again" / "README.md").read_text()
