@@ -10,7 +10,7 @@ from PIL import Image
 import vitrail
 from redraw import redraw
 from test_old_runs import forge
-from vitrail.configs.recipe import Recipe, find_recipe
+from vitrail.configs.recipe import OBJECTIVES, Recipe, find_recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
 from vitrail.evaluation.protocols import evaluate
@@ -18,6 +18,7 @@ from vitrail.evaluation.transfer import Ridge, ridge_head
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.training.finetune import adapt, adapt_head, finetune
 from vitrail.training.loop import Options, Trainer
+from vitrail.training.objectives.classify import Classify
 from vitrail.training.run import train
 
 LABELS = ("ant", "bee", "cat")
@@ -259,7 +260,7 @@ def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path,
 def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few, capsys):
     tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
     for name, recipe, words in (
-        ("tie", tiny, "as was the head by least squares"),
+        ("tie", tiny, "the head by least squares was as good"),
         ("none", tiny.replace(holdout=0), "no held-out images tell how good the head by least squares is"),
     ):
         finetune("fashion", few, tmp_path / name, recipe, Options())
@@ -269,6 +270,36 @@ def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few
         assert choice["reason"] in capsys.readouterr().err
         provenance = vitrail.load(tmp_path / name / "bundle").provenance
         assert (provenance["choice"], provenance["weights"]) == (choice["reason"], "running average, decay 0.99")
+
+
+class ByLoss(Classify):
+    """Judges by the loss, and calls its accuracy by another name."""
+
+    watched = watched_name = "share"
+
+    def score(self, images_BCHW, labels_B):
+        found = super().score(images_BCHW, labels_B)
+        return {"loss": found["loss"], "share": found["accuracy"]}
+
+    def goodness(self, found):
+        return -found["loss"]
+
+
+def test_an_objective_says_itself_which_model_is_better(tmp_path, few, monkeypatch):
+    monkeypatch.setattr("vitrail.training.objectives.classify.ByLoss", ByLoss, raising=False)
+    monkeypatch.setitem(OBJECTIVES._own, "by-loss", "vitrail.training.objectives.classify:ByLoss")
+    recipe = spoil(find_recipe("auto").replace(objective="by-loss"), steps=3)
+    for resumes in (False, True):
+        finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=resumes)
+    first, again = events(tmp_path / "run", "choice")
+    assert first == again
+    assert (first["kept"], first["start"]) == ("start", -events(tmp_path / "run", "evaluate")[0]["loss"])
+    assert first["reason"].startswith("the head by least squares is kept: share ")
+    # A checkpoint whose score is not the objective's is a damaged one.
+    folder = tmp_path / "run" / "checkpoints" / "step-000000003"
+    forge(folder, lambda state: {**state, "start": {**state["start"], "score": 1.0}})
+    with pytest.raises(VitrailError, match="score of the start must be -"):
+        finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
 
 
 def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):

@@ -1,21 +1,30 @@
-"""Self-supervision: the paper's masked patches and iGPT's next pixel."""
+"""Objectives: the paper's masked patches, iGPT's next pixel, and what others can be without a change elsewhere."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import vitrail
-from vitrail.configs.recipe import Recipe
+from test_training import STATE, curve, make_trainer
+from vitrail.configs.augment import Augment
+from vitrail.configs.recipe import OBJECTIVES, Recipe
+from vitrail.data.dataset import Split
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.igpt import cluster
 from vitrail.models.layers import patchify
+from vitrail.training.checkpoint import load_newest
 from vitrail.training.loop import Options
-from vitrail.training.objectives.base import Task
+from vitrail.training.objectives.base import Judgement, Objective, Task
 from vitrail.training.objectives.masked import MaskedPatches
 from vitrail.training.objectives.next_pixel import NextPixel
 from vitrail.training.run import train
+from vitrail.training.runlog import RunLog
 
 HALF = Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)
 TASK = Task(Recipe(), HALF, ())
@@ -90,8 +99,6 @@ def test_hidden_patches_cannot_be_read_through():
 def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
     recipe = Recipe(epochs=12, batch=64, objective="masked", optimiser="muon", learning_rate=0.02, momentum=0.95)
     train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
-    import json
-
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     seen = [line for line in lines if line["event"] == "evaluate"]
     assert seen[-1]["loss"] < seen[0]["loss"] - 0.2
@@ -145,8 +152,6 @@ def test_the_palette_is_as_good_as_scikit_learns():
 def test_next_pixel_training_learns_and_completes(tmp_path):
     recipe = Recipe(epochs=6, batch=64, objective="next-pixel", learning_rate=3e-3, model={"resolution": 8})
     train("digits", "iGPT-Micro", tmp_path / "run", recipe, Options(workers=0))
-    import json
-
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     seen = [line for line in lines if line["event"] == "evaluate"]
     assert seen[-1]["loss"] < seen[0]["loss"] - 0.2
@@ -166,3 +171,147 @@ def test_next_pixel_training_learns_and_completes(tmp_path):
 def test_next_pixel_refuses_others():
     with pytest.raises(UsageError, match="next-pixel"):
         NextPixel(vitrail.create("ViT-Nano/7"), TASK)
+
+
+# What other objectives may need: weights of their own for features without a head, numbers that are no means, several
+# labels an image
+
+
+class Margin(Objective):
+    """Additive cosine margin (arXiv 1801.09414), with a weight for each label."""
+
+    output = "features"
+    watched, watched_name = "verified", "pairs verified"
+    head = ("weight",)
+
+    def __init__(self, model, task):
+        super().__init__(model, task)
+        self.weight = nn.Parameter(torch.randn(len(task.labels), model.config.width))
+
+    def _cosines(self, images):
+        return F.normalize(self.model(images)) @ F.normalize(self.weight).T
+
+    def forward(self, images, labels, others, share):
+        cosines = self._cosines(images)
+        return F.cross_entropy(16 * (cosines - 0.2 * F.one_hot(labels, cosines.shape[1])), labels, reduction="none")
+
+    def score(self, images, labels):
+        return {"loss": self.forward(images, labels, None, None)}
+
+    def evaluate(self, batches, ranks):
+        batches = list(batches)
+        features = torch.cat([self.model(images) for images, *_ in batches])
+        labels = torch.cat([labels for _, labels, _ in batches])
+        return {**super().evaluate(batches, ranks), "verified": verified(features, labels)}
+
+    def goodness(self, found):
+        return found["verified"]
+
+    def judge(self, loader, ranks):
+        batches = [(loader.preprocess.scale(batch.pixels), batch.labels, batch.weights) for batch in loader.epoch()]
+        with torch.inference_mode():
+            found = self.evaluate(batches, ranks)
+        share = f"{found['verified']:.1%}"
+        return Judgement(scores=found, sentence=f"verified {share}", summary=(("verified pairs", share),))
+
+
+def verified(features, labels):
+    """The share of (same, different) pairs in which the same are the nearer ones."""
+    similar = F.normalize(features) @ F.normalize(features).T
+    one, other = torch.triu_indices(len(labels), len(labels), 1)
+    same, pairs = labels[one] == labels[other], similar[one, other]
+    order = pairs.argsort().argsort().double()
+    count = same.sum()
+    return float((order[same].sum() - count * (count - 1) / 2) / (count * (~same).sum()))
+
+
+def test_features_with_weights_for_each_label_and_a_number_that_is_no_mean(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(OBJECTIVES._own, "margin", "test_objectives:Margin")
+    recipe = Recipe(epochs=3, batch=64, objective="margin", learning_rate=3e-3, layer_decay=0.9)
+    train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = [line for line in lines if line["event"] == "evaluate"]
+    assert seen[-1]["verified"] > seen[0]["verified"] > 0.5
+    (final,) = (line for line in lines if line["event"] == "final")
+    bundle = vitrail.load(tmp_path / "run" / "bundle")
+    assert (bundle.model.config.classes, bundle.labels, bundle.provenance["objective"]) == (0, None, "margin")
+    assert bundle.provenance["scores"]["verified"] == final["verified"]
+    pictures = open_data("digits").splits["test"]
+    with torch.no_grad():
+        features = bundle.model(bundle.preprocess(pictures.pictures))
+    assert verified(features, torch.from_numpy(pictures.labels)) == pytest.approx(final["verified"], abs=1e-6)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"Held-out images: pairs verified {seen[-1]['verified']:.1%} at the end" in page
+    assert "verified pairs" in page
+    assert f"verified {final['verified']:.1%}" in capsys.readouterr().out
+
+
+class Several(Objective):
+    """Several labels an image, each yes or no."""
+
+    classifies = True
+    watched, watched_name = "precision", "mean average precision"
+
+    def forward(self, images, labels, others, share):
+        wanted = labels if others is None else share[:, None] * labels + (1 - share[:, None]) * others
+        return F.binary_cross_entropy_with_logits(self.model(images), wanted, reduction="none").mean(1)
+
+    def score(self, images, labels):
+        return {"loss": self.forward(images, labels, None, None)}
+
+    def evaluate(self, batches, ranks):
+        batches = list(batches)
+        logits = torch.cat([self.model(images) for images, *_ in batches])
+        labels = torch.cat([labels for _, labels, _ in batches])
+        hits = labels.gather(0, logits.argsort(0, descending=True))
+        precision = hits.cumsum(0) / torch.arange(1, len(hits) + 1)[:, None]
+        return {
+            **super().evaluate(batches, ranks),
+            "precision": float(((precision * hits).sum(0) / hits.sum(0)).mean()),
+        }
+
+    def goodness(self, found):
+        return found["precision"]
+
+
+def test_several_labels_an_image(tmp_path, monkeypatch):
+    monkeypatch.setitem(OBJECTIVES._own, "several", "test_objectives:Several")
+    digits = open_data("digits").splits
+    yes = np.stack([np.isin(np.arange(10), group) for group in ((0, 2, 4, 6, 8), (5, 6, 7, 8, 9), (2, 3, 5, 7))], 1)
+    training, held_out = (
+        Split(name, digits[name].pictures, yes[digits[name].labels].astype(np.float32)) for name in ("train", "test")
+    )
+    recipe = Recipe(steps=40, batch=64, objective="several", learning_rate=3e-3, augment=Augment(mixup=0.2))
+
+    def make():
+        return make_trainer(recipe=recipe, data=training, held_out=held_out, total=40, classes=3)
+
+    trainer = make()
+    with RunLog(tmp_path, 40, speaks=False) as log:
+        trainer.evaluate(0, log)
+        before = trainer.latest["precision"]
+        curve(trainer, 40)
+        trainer.evaluate(0, log)
+        trainer.save(tmp_path / "checkpoints", STATE, log)
+    assert trainer.latest["precision"] > before + 0.1
+    assert trainer.best["score"] == trainer.latest["precision"]
+    checkpoint, _ = load_newest(tmp_path / "checkpoints")
+    resumed = make()
+    resumed.check_fits(checkpoint)
+    resumed.restore(checkpoint)
+    for name, tensor in resumed.arrays().items():
+        np.testing.assert_array_equal(tensor, trainer.arrays()[name])
+
+
+def test_an_objectives_own_parameters_have_roles():
+    objective = masked()
+    roles = objective.roles()
+    assert roles.keys() == {name for name, _ in objective.named_parameters()}
+    top = objective.model.config.depth + 1
+    assert (roles["mask_token"].layer, roles["mask_token"].decays) == (0, False)
+    assert (roles["decoder.weight"].layer, roles["decoder.weight"].decays) == (top, True)
+    assert not roles["decoder.weight"].is_matrix
+    assert roles["model.blocks.0.attn.qkv.weight"] == objective.model.roles()["blocks.0.attn.qkv.weight"]
+    objective.freeze()
+    trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
+    assert trained == {"decoder.weight", "decoder.bias"}

@@ -102,8 +102,8 @@ def test_fields_that_are_newer_than_version_0_1_are_checked_too():
     for fine in ({"start": start}, {"start": {"count": 0}}, {"losses": [0.5, None]}, {"left_out": 33}):
         assert check_state({**STATE, **fine}).items() >= fine.items()
     forged = [{"left_out": value} for value in (None, "x", -1, 34, 1.5, True)]
-    forged += [{"start": value} for value in ("x", 3, True, [], {}, {"count": 3}, {**start, "score": 0.6})]
-    forged += [{"start": {**start, name: value}} for name in start for value in (None, "x", -5, float("nan"))]
+    forged += [{"start": value} for value in ("x", 3, True, [], {}, {"count": 3}, {**start, "accuracy": 1.5})]
+    forged += [{"start": {**start, name: value}} for name in start for value in (None, "x", True, float("nan"))]
     forged += [{"losses": value} for value in (None, 3, {}, "x", ["x"], [float("nan")], [[]], [True])]
     for change in forged:
         with pytest.raises(DamagedError):

@@ -50,7 +50,7 @@ class Recipe(Settings):
     objective: str = "classify"
     """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT); or what another package adds."""
     epochs: int | None = None
-    """How often every training picture is seen."""
+    """How often every training image is seen."""
     steps: int | None = None
     """Number of updates."""
     minutes: float | None = None
@@ -100,15 +100,15 @@ class Recipe(Settings):
     activation_checkpointing: bool = False
     """Compute each block again in the backward pass instead of remembering it: less memory, more time."""
     holdout: float = 0.1
-    """Share of the training pictures held out to watch progress, if DATA has no val split; 0 is off."""
+    """Share of the training images held out to watch progress, if DATA has no val split; 0 is off."""
     evaluate_every: int = 1
-    """Epochs between evaluations on the held-out pictures; the last epoch is always evaluated."""
+    """Epochs between evaluations on the held-out images; the last epoch is always evaluated."""
     on_damage: Literal["error", "skip", "substitute"] = "error"
-    """A picture that cannot be read stops the run, is left out, or is replaced by the next one."""
+    """An image that cannot be read stops the run, is left out, or is replaced by the next one."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is not a number stops the run, or its step is left out."""
     augment: Augment = dataclasses.field(default_factory=Augment)
-    """What happens to pictures in training."""
+    """What happens to images in training."""
     preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of `Preprocess` that differ from its defaults."""
     model: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -35,7 +35,7 @@ class ResNetConfig(ModelConfig):
         check_whole("base", self.base, low=1, high=4096)
         for name in ("layers", "strides"):
             numbers = getattr(self, name)
-            if numbers is None:
+            if name == "strides" and numbers is None:
                 continue
             if not isinstance(numbers, list | tuple) or not 1 <= len(numbers) <= 8:
                 raise UsageError(f"{name.capitalize()} must be 1 to 8 whole numbers, got {numbers!r}.")

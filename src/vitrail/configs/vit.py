@@ -88,6 +88,7 @@ class ViTConfig(PatchedConfig):
             raise UsageError("Token drop must be 0 unless position enters once and attention is global.")
         if self.layer_scale is not None:
             check_number("layer_scale", self.layer_scale, low=0, below=1e6)
+            object.__setattr__(self, "layer_scale", float(self.layer_scale))  # a 0 would make a table of integers
         if self.attention_span is not None:
             check_whole("attention_span", self.attention_span, low=1, high=65_536)
         self._check_width()

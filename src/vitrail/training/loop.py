@@ -189,13 +189,17 @@ class Trainer:
         total = checkpoint.state["total"]
         if self.planned is not None and total != self.planned:
             raise DamagedError(f"total must be {self.planned}, got {total}.")
-        if (best := checkpoint.state["best"]) is not None:
+        for owner in ("best", "start"):
+            numbers = checkpoint.state[owner]
+            if numbers is None or "score" not in numbers:
+                continue
             try:
-                score = self.objective.goodness(best)
+                score = self.objective.goodness(numbers)
+                self.objective.describe(numbers)
             except KeyError as missing:
-                raise DamagedError(f"best must have {missing}, got none.") from None
-            if best["score"] != score:
-                raise DamagedError(f"score of the best must be {score}, got {best['score']}.")
+                raise DamagedError(f"{owner} must have {missing}, got none.") from None
+            if numbers["score"] != score:
+                raise DamagedError(f"score of the {owner} must be {score}, got {numbers['score']}.")
         found, expected = checkpoint.arrays, self._expected(checkpoint)
         if missing := sorted(expected.keys() - found.keys()):
             raise DamagedError(f"tensor {missing[0]} is missing.")

@@ -277,7 +277,7 @@ def _choose(trainer: Trainer, begin: Start, log: RunLog) -> Choice | None:
     if start is None or begin.body is None or not trainer.total:
         return None
     tuned = trainer.latest or trainer.examine()  # a run that had ended already evaluates once more
-    choice, scores = _compare(start, tuned, trainer.step), {}
+    choice, scores = _compare(trainer, start, tuned), {}
     if tuned is not None and start["count"]:
         scores = {"start": start["score"], "tuned": tuned["score"], "count": start["count"]}
     log.write("choice", step=trainer.step, kept=choice.kept, **scores, reason=choice.reason)
@@ -287,19 +287,16 @@ def _choose(trainer: Trainer, begin: Start, log: RunLog) -> Choice | None:
     return choice
 
 
-def _compare(start: dict[str, Any], tuned: dict[str, Any] | None, steps: int) -> Choice:
+def _compare(trainer: Trainer, start: dict[str, Any], tuned: dict[str, Any] | None) -> Choice:
     if tuned is None or not start["count"]:
         return Choice("tuned", "the tuned model is kept: no held-out images tell how good the head by least squares is")
-    head, model = (f"{found['accuracy']:.1%}" for found in (start, tuned))
-    of = f"of {start['count']:,} held-out images"
+    head, model = (f"{trainer.objective.describe(found)}, loss {found['loss']:.3f}" for found in (start, tuned))
+    on = f"on {start['count']:,} held-out images"
     if start["score"] > tuned["score"]:
-        reason = f"the head by least squares is kept: it is right on {head} {of}, after {steps:,} steps on {model}"
-        return Choice("start", reason)
+        return Choice("start", f"the head by least squares is kept: {head} {on}; after {trainer.step:,} steps {model}")
     if start["score"] == tuned["score"]:
-        reason = f"the tuned model is kept: it is right on {model} {of}, as was the head by least squares"
-        return Choice("tuned", reason)
-    reason = f"the tuned model is kept: it is right on {model} {of}, the head by least squares was on {head}"
-    return Choice("tuned", reason)
+        return Choice("tuned", f"the tuned model is kept: {model} {on}; the head by least squares was as good")
+    return Choice("tuned", f"the tuned model is kept: {model} {on}; the head by least squares had {head}")
 
 
 def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:

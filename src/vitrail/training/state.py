@@ -8,7 +8,6 @@ origin                                    what the bundle should remember of whe
 """
 
 import json
-import math
 from typing import Any
 
 from vitrail.configs.base import read_model
@@ -79,25 +78,25 @@ def _check_best(best: object, step: int) -> None:
         return
     if not isinstance(best, dict) or not {"step", "score", "loss", "count"} <= best.keys():
         raise UsageError(f"Best must be null or have step, score, loss and count, got {best!r}.")
-    for name, value in best.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not -1e300 < value < 1e300:
-            raise UsageError(f"{spoken(name)} of the best must be a finite number, got {value!r}.")
     check_whole("step of the best", best["step"], low=1, high=step)
-    check_whole("count of the best", best["count"], low=0, high=10**12)
-    check_share("accuracy of the best", best.get("accuracy", 0), 1)
+    _check_numbers("best", best)
 
 
 def _check_start(start: object) -> None:
     """Null where there is no choice at the end; a count of 0 where no held-out images can tell."""
     if start in (None, {"count": 0}):
         return
-    if not isinstance(start, dict) or start.keys() != {"score", "loss", "accuracy", "count"}:
-        raise UsageError(f"Start must be null or have score, loss, accuracy and count, got {start!r}.")
-    check_number("loss of the start", start["loss"], low=0, below=math.inf)
-    check_share("accuracy of the start", start["accuracy"], 1)
-    check_whole("count of the start", start["count"], low=0, high=10**12)
-    if start["score"] != start["accuracy"]:
-        raise UsageError(f"Score of the start must be its accuracy, got {start['score']!r}.")
+    if not isinstance(start, dict) or not {"score", "loss", "count"} <= start.keys():
+        raise UsageError(f"Start must be null or have score, loss and count, got {start!r}.")
+    _check_numbers("start", start)
+
+
+def _check_numbers(owner: str, found: dict[str, Any]) -> None:
+    for name, value in found.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -1e300 < value < 1e300:
+            raise UsageError(f"{spoken(name)} of the {owner} must be a finite number, got {value!r}.")
+    check_whole(f"count of the {owner}", found["count"], low=0, high=10**12)
+    check_share(f"accuracy of the {owner}", found.get("accuracy", 0), 1)
 
 
 def _check_origin(origin: dict[str, Any]) -> None:
