@@ -39,7 +39,7 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/pages.py
-	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/images.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/train.py
 

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/fashion.py --seeds 3             (about 45 minutes on two cores)
     .venv/bin/python benchmarks/fashion.py --runs vitrail-nano --minutes 1
 
-Choices (recipe, learning rate, model) were made on 5,000 held-out training pictures; each run here trains on all 60,000
-and reads the 10,000 test pictures once, at its end. The user's loop: timm's ViT (64 wide, 6 deep, patch 4, the same as
+Choices (recipe, learning rate, model) were made on 5,000 held-out training images; each run here trains on all 60,000
+and reads the 10,000 test images once, at its end. The user's loop: timm's ViT (64 wide, 6 deep, patch 4, the same as
 ViT-Micro/4), a torch DataLoader with two workers and torchvision's transforms, AdamW and a cosine over the steps that
 fit into the time.
 """
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from images import PerSample
 from peers import load_peer
-from pictures import PerSample
 from vitrail.data.sources import open_data
 
 OURS = {"vitrail-nano": "ViT-Nano/7", "vitrail-micro": "ViT-Micro/4"}
@@ -55,7 +55,7 @@ def run_timm(seed, minutes):
     data = open_data("fashion-mnist").splits
     ending = [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
     moving = v1.Compose([v1.RandomCrop(28, padding=2), v1.RandomHorizontalFlip(), *ending])
-    training = PerSample(data["train"].pictures[..., 0], data["train"].labels, moving)
+    training = PerSample(data["train"].images[..., 0], data["train"].labels, moving)
     torch.manual_seed(seed)
     model = load_peer("timm").models.VisionTransformer(
         img_size=28, patch_size=4, in_chans=1, num_classes=10, embed_dim=64, depth=6, num_heads=4, mlp_ratio=2
@@ -85,7 +85,7 @@ def run_timm(seed, minutes):
     seconds = time.perf_counter() - began
     model.eval()
     test = torch.utils.data.DataLoader(
-        PerSample(data["test"].pictures[..., 0], data["test"].labels, v1.Compose(ending)), 500
+        PerSample(data["test"].images[..., 0], data["test"].labels, v1.Compose(ending)), 500
     )
     with torch.inference_mode():
         right = sum((model(images).argmax(1) == labels).sum().item() for images, labels in test)

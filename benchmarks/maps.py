@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/maps.py                     (about 14 minutes on two cores)
 
 DeiT-Ti/16, 100 ImageNet photos spread over the 500, the class that the model answers. Patches are taken away (filled
-with the photo's mean colour) in the order of a map, most important first, or put back into an empty picture; the number
+with the photo's mean colour) in the order of a map, most important first, or put back into an empty image; the number
 is the answer's mean share on the way. `beside random` is the difference to a random order on the same photo. Intervals
 are 95 % over photos (Student).
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pictures import SHARED
+from images import SHARED
 from vitrail.data.sources import open_data
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.inspection.evidence import faith, occlusion
@@ -37,7 +37,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, images=[])
         bundle = load(f"{folder}/deit")
-    photos = open_data(SHARED / "imagenet-val-500").first.spread(chosen.photos).pictures
+    photos = open_data(SHARED / "imagenet-val-500").first.spread(chosen.photos).images
     found: dict[str, list[tuple[float, float]]] = {}
     for number, photo in enumerate(photos):
         image = bundle.preprocess([photo])[0]

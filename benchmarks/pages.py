@@ -1,8 +1,8 @@
-"""What `vitrail inspect` costs for one picture, without evidence: seconds, peak memory, size of the page.
+"""What `vitrail inspect` costs for one image, without evidence: seconds, peak memory, size of the page.
 
     .venv/bin/python benchmarks/pages.py [ViT-Ti/16 ViT-B/16 ViT-L/16]          (about a minute on two cores)
 
-Weights are random, which makes attention flatter than a trained model's; the picture is drawn. Each page is made by a
+Weights are random, which makes attention flatter than a trained model's; the image is drawn. Each page is made by a
 process of its own, from its start to its end.
 """
 

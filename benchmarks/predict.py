@@ -1,4 +1,4 @@
-"""From picture files to answers: `vitrail predict` beside timm and transformers' pipeline, all with DeiT-Ti/16.
+"""From image files to answers: `vitrail predict` beside timm and transformers' pipeline, all with DeiT-Ti/16.
 
     .venv/bin/python benchmarks/predict.py                      (all; about 20 minutes on two cores)
     .venv/bin/python benchmarks/predict.py --parts cold --rounds 5
@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from forward import race, ratio
+from images import SHARED, PerSample, camera_photos, timm_transform
 from peers import huggingface_vit, load_peer, timm_vit
-from pictures import SHARED, PerSample, camera_photos, timm_transform
 from vitrail import Bundle, Classifier, Preprocess, create, save
 from vitrail.data.sources import open_data
 from vitrail.engines.base import cores
@@ -208,7 +208,7 @@ def main():
     parser.add_argument("--photos", type=int, default=500, help="how many of the 500 photos to answer")
     parser.add_argument("--camera-photos", type=int, default=60, help="how many of them to enlarge")
     chosen = parser.parse_args()
-    photos = open_data(SHARED / "imagenet-val-500").first.pictures[: chosen.photos]
+    photos = open_data(SHARED / "imagenet-val-500").first.images[: chosen.photos]
     # Folder names are ImageNet's class numbers.
     labels = np.array([int(Path(path).parent.name) for path in photos])
     torch.set_num_threads(cores())

@@ -12,7 +12,7 @@ import math
 import tempfile
 from pathlib import Path
 
-from pictures import SHARED
+from images import SHARED
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
 from vitrail.evaluation.classify import answer

@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/story.py                    (about 45 minutes on two cores)
     .venv/bin/python benchmarks/story.py --counts 100
 
-Data: n pictures of CIFAR-10 (32 px, as many of each class), judged once on 2,000 others. Weights: DeiT-Ti/16, which
+Data: n images of CIFAR-10 (32 px, as many of each class), judged once on 2,000 others. Weights: DeiT-Ti/16, which
 were trained on 1.28 million photos of ImageNet. Every cell is one run of the command line, from an empty process to its
-report, with one seed; the interval is Wilson's for 2,000 pictures and knows nothing of other seeds.
+report, with one seed; the interval is Wilson's for 2,000 images and knows nothing of other seeds.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pictures import SHARED
+from images import SHARED
 
 MINUTES = {100: 1, 1_000: 3, 10_000: 5}
 FLIP = ("--set", "augment.flip=random", "holdout=0")
@@ -52,7 +52,7 @@ def run(words, folder):
 
 
 def subset(source, count, folder):
-    """The first pictures of each class, as many of each."""
+    """The first images of each class, as many of each."""
     with np.load(source) as arrays:
         labels = arrays["train_labels"]
         classes = len(arrays["classes"])

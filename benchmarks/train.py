@@ -6,7 +6,7 @@ DataLoader and torchvision's transforms, and transformers' Trainer, all doing th
 
 The work of a step: pad and crop and flip (224 px: RandomResizedCrop and flip), forward, cross-entropy with smoothing,
 backward, AdamW, a running average of the weights. Every round runs each engine once for some steps; a ratio is the
-median of the rounds' ratios. The bare step has its pictures ready, and no average. Ours writes a checkpoint at the end
+median of the rounds' ratios. The bare step has its images ready, and no average. Ours writes a checkpoint at the end
 of every round. Memory is the peak of a process of its own and of the loader processes that it starts.
 """
 
@@ -24,8 +24,8 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from forward import ratio
+from images import PerSample
 from peers import huggingface_vit, load_peer, timm_vit
-from pictures import PerSample
 from vitrail.configs.recipe import Recipe
 from vitrail.configs.zoo import find
 from vitrail.data.dataset import Split
@@ -35,7 +35,7 @@ from vitrail.training.loop import Options, Stop, Trainer
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
 
-# pixels: model, channels, batch, steps of a round, pictures
+# pixels: model, channels, batch, steps of a round, images
 SIZES = {
     28: ("ViT-Micro/4", 1, 128, 60, 7680),
     32: ("ViT-Micro/4", 3, 128, 60, 7680),
@@ -45,7 +45,7 @@ SMOOTHING, RATE, DECAY, AVERAGE = 0.1, 1e-3, 0.05, 0.999
 
 
 class Work:
-    """One size: the pictures, the configuration, and the engines that train on them."""
+    """One size: the images, the configuration, and the engines that train on them."""
 
     def __init__(self, size):
         self.size = size

@@ -1,6 +1,6 @@
 """Draw docs/reach/*.png: for one small model of each family, which pixels reach the centre, before any training.
 
-.venv/bin/python docs/reach.py          (a few seconds; the same pictures every time)
+.venv/bin/python docs/reach.py          (a few seconds; the same images every time)
 """
 
 from pathlib import Path

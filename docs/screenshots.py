@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/inspect.md: the page of the embedded model in Chromium.
+"""Takes the screenshots of docs/inspect.md: the page of the embedded model in Chromium.
 
 .venv/bin/python docs/screenshots.py            (needs Chromium, and Playwright from the test extra)
 """
@@ -15,18 +15,18 @@ from vitrail.inspection.examine import examine
 from vitrail.inspection.page import write_page
 
 SHOTS = Path(__file__).parent / "inspect"
-PICTURES = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
+SHOWN = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 
 
 def main() -> None:
     clothes = open_data("fashion-40").splits["test"]
     found = examine(
         vitrail.load("fashion"),
-        [clothes.pictures[index] for index in PICTURES.values()],
-        names=list(PICTURES),
+        [clothes.images[index] for index in SHOWN.values()],
+        names=list(SHOWN),
         name="fashion",
         evidence=True,
-        others=list(clothes.pictures),
+        others=list(clothes.images),
     )
     SHOTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:

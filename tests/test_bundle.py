@@ -22,7 +22,7 @@ from vitrail.console import print_json
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import create
-from vitrail.storage import MANIFEST, whole_folder, write_json
+from vitrail.storage import MANIFEST, atomic_folder, write_json
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 GREY_8 = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
@@ -311,7 +311,7 @@ def test_a_failing_write_keeps_what_was_there(tmp_path):
     vitrail.save(make(), tmp_path / "one")
 
     def write_half():
-        with whole_folder(tmp_path / "one", force=True) as folder:
+        with atomic_folder(tmp_path / "one", force=True) as folder:
             (folder / "config.json").write_text("{}")
             raise ValueError("on purpose")
 
@@ -382,29 +382,29 @@ def put(folder, name, change):
 
 
 @pytest.fixture
-def picture(tmp_path):
+def image(tmp_path):
     (tmp_path / "pictures" / "cat").mkdir(parents=True)
     Image.new("L", (8, 8), 200).save(tmp_path / "pictures" / "cat" / "a.png")
     return tmp_path / "pictures" / "cat" / "a.png"
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
-def test_weights_that_are_not_finite_are_not_loaded(copy, picture, call, number):
+def test_weights_that_are_not_finite_are_not_loaded(copy, image, call, number):
     """`predict --json` would print NaN, which is no JSON."""
     put(copy, "blocks.0.mlp.fc1.weight", lambda weight: weight.index_fill(0, torch.tensor([2]), float(number)))
     assert "must hold finite numbers, got others in blocks.0.mlp.fc1.weight" in refusal(copy)
-    done = call("predict", copy, picture, "--json")
+    done = call("predict", copy, image, "--json")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
-def test_answers_of_weights_that_are_too_large_are_errors(copy, picture, call, tmp_path):
+def test_answers_of_weights_that_are_too_large_are_errors(copy, image, call, tmp_path):
     put(copy, "head.weight", lambda weight: torch.full_like(weight, 2e38))
     put(copy, "norm.weight", lambda weight: torch.full_like(weight, 1e30))
     vitrail.load(copy)  # every number of it is finite, though their sum is not
-    done = call("predict", copy, picture, "--json")
+    done = call("predict", copy, image, "--json")
     assert done.returncode == 1
     assert "must be finite numbers" in json.loads(done.stdout)["error"]
-    for words in (("inspect", copy, picture, "--output", tmp_path / "page"), ("evaluate", copy, tmp_path / "pictures")):
+    for words in (("inspect", copy, image, "--output", tmp_path / "page"), ("evaluate", copy, tmp_path / "pictures")):
         done = call(*words)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
         assert "must be finite numbers" in done.stderr
@@ -441,7 +441,7 @@ def test_things_that_are_no_parts_are_refused(wrong):
 
 def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path):
     def write():
-        with whole_folder(tmp_path / "one") as folder:
+        with atomic_folder(tmp_path / "one") as folder:
             (folder / "config.json").write_text("{}")
             (tmp_path / "one").mkdir()
             (tmp_path / "one" / "precious").write_text("mine")
@@ -467,7 +467,7 @@ def test_many_bands(tmp_path):
     bands = np.random.default_rng(0).integers(0, 255, (8, 8, 13), dtype=np.uint8)
     assert len(vitrail.Classifier(tmp_path / "one").predict([bands])[0]) == 3
     torch.testing.assert_close(preprocess([bands])[0, 4], torch.from_numpy(bands[..., 4] / 127.5 - 1).float())
-    with pytest.raises(UsageError, match="Picture of 13 bands must be a uint8 array"):
+    with pytest.raises(UsageError, match="Image of 13 bands must be a uint8 array"):
         preprocess([bands[..., :3]])
 
 
@@ -509,16 +509,16 @@ def test_impossible_preprocessing_is_refused(wrong):
 
 
 @given(width=st.integers(1, 60), height=st.integers(1, 60), rows=st.integers(1, 20), columns=st.integers(1, 20))
-def test_any_picture_becomes_the_models_shape(width, height, rows, columns):
+def test_any_image_becomes_the_models_shape(width, height, rows, columns):
     preprocess = Preprocess(resolution=(rows, columns), crop_fraction=0.8)
     assert preprocess([np.zeros((height, width, 3), np.uint8)]).shape == (1, 3, rows, columns)
 
 
-def test_arrays_that_are_no_pictures_are_refused(tmp_path):
+def test_arrays_that_are_no_images_are_refused(tmp_path):
     for wrong in (np.zeros((4, 4)), np.zeros((4, 4, 3, 1), np.uint8), np.zeros((0, 4), np.uint8), 7):
         with pytest.raises(UsageError):
             Preprocess()([wrong])
-    with pytest.raises(UsageError, match="Picture must be a file that exists"):
+    with pytest.raises(UsageError, match="Image must be a file that exists"):
         Preprocess()([tmp_path / "nowhere.png"])
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
     with pytest.raises(DamagedError, match=r"broken\.png' cannot be decoded"):
@@ -527,17 +527,17 @@ def test_arrays_that_are_no_pictures_are_refused(tmp_path):
 
 def test_classifier_answers_by_label_best_first():
     classifier, bundle = vitrail.Classifier(FIXTURE), vitrail.load(FIXTURE)
-    pictures = [np.full((20, 10), level, np.uint8) for level in (0, 128, 255)]
-    answers = classifier.predict(iter(pictures), batch_size=2)
+    images = [np.full((20, 10), level, np.uint8) for level in (0, 128, 255)]
+    answers = classifier.predict(iter(images), batch_size=2)
     assert len(answers) == 3
-    for answer, picture in zip(answers, pictures, strict=True):
-        logits = bundle.model(bundle.preprocess([picture]))[0]
+    for answer, image in zip(answers, images, strict=True):
+        logits = bundle.model(bundle.preprocess([image]))[0]
         order = logits.argsort(descending=True).tolist()
         assert [entry["label"] for entry in answer] == [("cat", "dog", "새")[index] for index in order]
         assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=1e-6)
-    assert [len(answer) for answer in classifier.predict(pictures, top_k=1)] == [1, 1, 1]
+    assert [len(answer) for answer in classifier.predict(images, top_k=1)] == [1, 1, 1]
     for wrong in ({"top_k": 0}, {"batch_size": 0}):
         with pytest.raises(UsageError, match="must be a whole number from 1"):
-            classifier.predict(pictures, **wrong)
-    with pytest.raises(UsageError, match="Pictures must be a list, got one str"):
+            classifier.predict(images, **wrong)
+    with pytest.raises(UsageError, match="Images must be a list, got one str"):
         classifier.predict("cat.jpg")

@@ -264,7 +264,7 @@ def test_demo_trains_saves_answers_and_draws(tmp_path):
             assert figure.width > 400
             assert len(figure.getcolors(1 << 20)) > 50
     assert "of 40 right" in done.stdout
-    assert len(list((tmp_path / "demo" / "pictures").glob("*.png"))) == 40
+    assert len(list((tmp_path / "demo" / "images").glob("*.png"))) == 40
     assert run("demo", "--output", tmp_path / "demo").returncode == 2
 
 

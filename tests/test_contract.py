@@ -19,7 +19,7 @@ SMALL = [name for name, config in MODELS.items() if config.resolution[0] <= 32 a
 ONE_PER_FAMILY = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]
 
 
-def pictures(config, count=2):
+def random_images(config, count=2):
     return torch.randn(count, config.channels, *config.resolution)
 
 
@@ -28,7 +28,7 @@ def test_arithmetic_equals_the_built_model(name):
     config = find(name)
     with torch.device("meta"):
         model = build(config)
-        images = pictures(config, 1)
+        images = random_images(config, 1)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
     with FlopCounterMode(display=False) as counter:
         # The literature counts a ViT's last block whole; `forward` spares what [CLS] does not need.
@@ -48,7 +48,7 @@ def test_gradients_determinism_batches_and_bundles(name, tmp_path):
     # So that logits are of order 1 in every family.
     model = redraw(create(name), std={"MLP": 0.02, "ResNet": 0.2}.get(name.partition("-")[0], 0.1))
     config = model.config
-    images = pictures(config, 8)
+    images = random_images(config, 8)
     logits = model(images)
     assert logits.shape == (8, config.classes)
     assert logits.std(0).max() > 1e-2
@@ -74,13 +74,13 @@ def test_gradients_determinism_batches_and_bundles(name, tmp_path):
 def test_any_channels_and_classes(name):
     for channels in (1, 3, 13):
         model = create(name, channels=channels, classes=7)
-        assert model(pictures(model.config)).shape == (2, 7)
+        assert model(random_images(model.config)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_a_model_without_a_head_returns_what_a_head_would_read(name):
     model = redraw(create(name))
-    images = pictures(model.config)
+    images = random_images(model.config)
     headless = model.changed(drop=("head.",), classes=0).eval()
     seen = look(model, images)
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_a_model_without_a_head_returns_what_a_head_would_read(name):
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_looking_changes_nothing(name):
     model = redraw(create(name))
-    images = pictures(model.config)
+    images = random_images(model.config)
     with torch.no_grad():
         logits = model(images)
     seen = look(model, images)
@@ -113,7 +113,7 @@ def test_a_fresh_model_answers_zero_and_trains(name):
     """The zero head of the paper: the first loss is log K; a few steps on one batch lower it."""
     torch.manual_seed(0)
     model = create(name)
-    images, labels = pictures(model.config, 16), torch.arange(16) % 10
+    images, labels = random_images(model.config, 16), torch.arange(16) % 10
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     losses = []
     for _ in range(30):
@@ -130,7 +130,7 @@ def test_a_fresh_model_answers_zero_and_trains(name):
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_export_keeps_the_logits(name):
     model = redraw(create(name))
-    images = pictures(model.config)
+    images = random_images(model.config)
     exported = torch.export.export(model, (images,))
     with torch.no_grad():
         torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-4)
@@ -143,8 +143,8 @@ def test_resize_where_it_means_something(name, size):
     model = redraw(create(name))
     resized = model.resize((size, size))
     assert resized.config.resolution == (size, size)
-    assert resized(pictures(resized.config)).shape == (2, 10)
-    images = pictures(model.config)
+    assert resized(random_images(resized.config)).shape == (2, 10)
+    images = random_images(model.config)
     assert torch.equal(resized.resize(model.config.resolution).head.weight, model.head.weight)
     assert torch.equal(model.resize(model.config.resolution)(images), model(images))
 

@@ -21,7 +21,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.guesses import usual_heads
 
-CLOTHES = list(open_data("fashion-40").splits["test"].pictures)
+CLOTHES = list(open_data("fashion-40").splits["test"].images)
 LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
 # A ViT of every format, small: 128 wide, so that heads are 64 wide as everywhere.
 SMALL = {"resolution": 64, "width": 128, "depth": 2, "heads": 2, "mlp": 256, "classes": 5}

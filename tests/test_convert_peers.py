@@ -24,14 +24,14 @@ from vitrail.weights.vocabulary import split_tensors
 # The libraries themselves read what we wrote
 
 
-def pictures(count=64):
+def clothes(count=64):
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, (80, 90, 3), dtype=np.uint8) for _ in range(count)]
 
 
 def assert_same_answers(bundle, forward):
-    """Logits within 1e-4 and equal answers on 64 pictures."""
-    images = bundle.preprocess(pictures())
+    """Logits within 1e-4 and equal answers on 64 images."""
+    images = bundle.preprocess(clothes())
     with torch.inference_mode():
         ours, theirs = bundle.model.eval()(images), forward(images)
     assert ours.std() > 0.1
@@ -49,9 +49,9 @@ def test_transformers_reads_what_we_wrote_with_labels_and_pixels(tmp_path):
     assert_same_answers(bundle, lambda images: peer(images).logits)
     guess = transformers.pipeline("image-classification", str(folder), image_processor=str(folder), device="cpu")
 
-    for picture in pictures(8):
-        theirs = guess(Image.fromarray(picture), top_k=5)
-        ours = vitrail.Classifier(bundle).predict([picture])[0]
+    for image in clothes(8):
+        theirs = guess(Image.fromarray(image), top_k=5)
+        ours = vitrail.Classifier(bundle).predict([image])[0]
         assert [one["label"] for one in theirs] == [one["label"] for one in ours]
         assert [one["score"] for one in theirs] == pytest.approx([one["score"] for one in ours], abs=2e-3)
 
@@ -98,13 +98,13 @@ def test_torchvision_reads_what_we_wrote(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
 def test_the_papers_own_size_is_proved_by_each_library(tmp_path, to):
-    """ViT-B/16 on 64 pictures, by the library's own function for it (vit_b_16, ...)."""
+    """ViT-B/16 on 64 images, by the library's own function for it (vit_b_16, ...)."""
     import_peer("torchvision" if to == "torchvision" else "transformers" if to == "huggingface" else "timm")
     model = redraw(vitrail.create("ViT-B/16", classes=10), std=0.03)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=224))
     there(tmp_path, bundle, to, verifies=False)
     forward = FORMATS[to](to).open_written(model.config, tmp_path / to)
-    proof = prove(model, bundle.preprocess, forward, to, pictures(64))
+    proof = prove(model, bundle.preprocess, forward, to, clothes(64))
     assert proof["equal_answers"] == proof["pictures"] == 64
     assert proof["largest_difference"] < 1e-4
 

@@ -19,7 +19,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 
 
-def picture(path, seed=0, size=(20, 16), mode="RGB"):
+def image(path, seed=0, size=(20, 16), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)).save(path)
@@ -36,7 +36,7 @@ def folder(tmp_path):
         ("validation", "emu", 1),
     ):
         for index in range(count):
-            picture(tmp_path / split / label / f"{index}.png", index)
+            image(tmp_path / split / label / f"{index}.png", index)
     return tmp_path
 
 
@@ -46,21 +46,21 @@ def test_one_table_of_classes_for_all_splits(folder):
     assert list(data.splits) == ["train", "val"]
     assert data.splits["train"].labels.tolist() == [0] * 5 + [1] * 4
     assert data.splits["val"].labels.tolist() == [0, 0, 2]
-    assert [os.path.relpath(path, folder) for path in data.splits["val"].pictures] == [
+    assert [os.path.relpath(path, folder) for path in data.splits["val"].images] == [
         "validation/cat/0.png", "validation/cat/1.png", "validation/emu/0.png",
     ]  # fmt: skip
 
 
-def test_training_refuses_a_class_without_training_pictures(folder):
-    with pytest.raises(DamagedError, match=r"no training picture of class 'emu'.*vitrail doctor"):
+def test_training_refuses_a_class_without_training_images(folder):
+    with pytest.raises(DamagedError, match=r"no training image of class 'emu'.*vitrail doctor"):
         open_data(folder).for_training(holdout=0.2, seed=0)
 
 
-def test_files_at_any_depth_links_and_what_is_no_picture(tmp_path):
-    picture(tmp_path / "a" / "deep" / "er" / "x.JPG")
-    picture(tmp_path / "a" / "y.png")
-    picture(tmp_path / "b" / "z.webp")
-    (tmp_path / "a" / "notes.txt").write_text("no picture")
+def test_files_at_any_depth_links_and_what_is_no_image(tmp_path):
+    image(tmp_path / "a" / "deep" / "er" / "x.JPG")
+    image(tmp_path / "a" / "y.png")
+    image(tmp_path / "b" / "z.webp")
+    (tmp_path / "a" / "notes.txt").write_text("no image")
     (tmp_path / "a" / ".hidden.png").write_bytes(b"no picture")
     (tmp_path / ".git").mkdir()
     (tmp_path / "a" / "round").symlink_to(tmp_path / "a")
@@ -68,32 +68,32 @@ def test_files_at_any_depth_links_and_what_is_no_picture(tmp_path):
     (tmp_path / "a" / "deep" / "back").symlink_to(tmp_path / "b")
     data = open_data(tmp_path)
     assert list(data.splits) == ["all"]
-    names = [os.path.relpath(path, tmp_path) for path in data.first.pictures]
+    names = [os.path.relpath(path, tmp_path) for path in data.first.images]
     assert {"a/deep/er/x.JPG", "a/y.png", "b/z.webp", "b/over/er/x.JPG"} <= set(names)
     assert len(names) < 12
 
 
 def test_classes_called_like_splits(tmp_path):
     for label in ("test", "train", "val", "other"):
-        picture(tmp_path / label / "x.png")
+        image(tmp_path / label / "x.png")
     assert open_data(tmp_path).labels == ("other", "test", "train", "val")
 
 
 def test_splits_by_their_other_names_and_beside_strangers(tmp_path):
     for split in ("Train", "valid", "TEST"):
         for label in "ab":
-            picture(tmp_path / split / label / "x.png")
+            image(tmp_path / split / label / "x.png")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "boxes.json").write_text("{}")
     assert list(open_data(tmp_path).splits) == ["train", "val", "test"]
-    picture(tmp_path / "more" / "x.png")
+    image(tmp_path / "more" / "x.png")
     with pytest.raises(UsageError, match="Train beside 'more'"):
         open_data(tmp_path)
 
 
 def test_a_path_is_never_a_built_in_set(tmp_path, monkeypatch):
     for label in "ab":
-        picture(tmp_path / "digits" / label / "x.png")
+        image(tmp_path / "digits" / label / "x.png")
     monkeypatch.chdir(tmp_path)
     assert open_data(Path("digits")).labels == ("a", "b")
     assert open_data("./digits").labels == ("a", "b")
@@ -102,7 +102,7 @@ def test_a_path_is_never_a_built_in_set(tmp_path, monkeypatch):
 
 def test_evaluation_takes_test_then_val_then_everything(tmp_path, folder):
     assert open_data(folder).for_evaluation().name == "val"
-    picture(folder / "test" / "cat" / "t.png")
+    image(folder / "test" / "cat" / "t.png")
     data = open_data(folder)
     assert data.for_evaluation().name == "test"
     assert data.for_evaluation("validation").name == "val"
@@ -124,7 +124,7 @@ def test_idx_folders(tmp_path, packed):
     data = open_data(tmp_path)
     assert data.labels == ("0", "1", "2")
     for split, (images, labels) in wanted.items():
-        np.testing.assert_array_equal(data.splits[split].pictures[..., 0], images)
+        np.testing.assert_array_equal(data.splits[split].images[..., 0], images)
         np.testing.assert_array_equal(data.splits[split].labels, labels)
     path = tmp_path / ("train-images-idx3-ubyte" + ".gz" * packed)
     whole = path.read_bytes()
@@ -143,7 +143,7 @@ def test_npz_files(tmp_path):
     assert data.first.labels.tolist() == [2, 0, 0, 2, 1, 1]
     np.savez(tmp_path / "words.npz", train_images=images[..., 0], train_labels=np.array(list("xyzxyz")))
     data = open_data(tmp_path / "words.npz")
-    assert (data.labels, data.splits["train"].pictures.shape) == (("x", "y", "z"), (6, 5, 4, 1))
+    assert (data.labels, data.splits["train"].images.shape) == (("x", "y", "z"), (6, 5, 4, 1))
     np.savez(tmp_path / "named.npz", images=images, labels=labels % 3, classes=np.array(["wolf", "ape", "bee"]))
     data = open_data(tmp_path / "named.npz")
     assert data.labels == ("ape", "bee", "wolf")
@@ -155,8 +155,8 @@ def test_npz_files(tmp_path):
     [
         ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}, "uint8"),
         ({"images": np.zeros((2, 4, 4), np.uint8)}, "only one of images and labels"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "for each picture"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "for each picture"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "for each image"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "for each image"),
         ({"images": np.zeros((2, 3, 8, 8), np.uint8), "labels": np.zeros(2, int)}, "channels last"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "train_labels": np.zeros(2)}, "either"),
         ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "must be called images"),
@@ -185,13 +185,13 @@ def test_impossible_npz_files_are_one_line(tmp_path, arrays, complaint):
 
 def test_csv_files(tmp_path):
     for index in range(4):
-        picture(tmp_path / "sub" / f"{index}, x.png", index)
+        image(tmp_path / "sub" / f"{index}, x.png", index)
     path = tmp_path / "list.csv"
     path.write_text('"sub/0, x.png",dog\n"sub/1, x.png",cat\n')
     data = open_data(path)
     assert data.labels == ("cat", "dog")
     assert [data.labels[index] for index in data.first.labels] == ["dog", "cat"]
-    assert Path(data.first.pictures[1]).samefile(tmp_path / "sub" / "1, x.png")
+    assert Path(data.first.images[1]).samefile(tmp_path / "sub" / "1, x.png")
     path.write_text(
         '\ufeffid,Label,file,split\n7,dog,"sub/0, x.png",train\n8,cat,"sub/1, x.png",train\n\n9,cat,a.png,test\n'
     )
@@ -327,7 +327,7 @@ def test_impossible_csv_files_are_one_line(tmp_path, text, complaint):
 def test_what_is_no_data_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "flat").mkdir()
-    picture(tmp_path / "flat" / "x.png")
+    image(tmp_path / "flat" / "x.png")
     (tmp_path / "hollow" / "cat").mkdir(parents=True)
     (tmp_path / "file.txt").write_text("x")
     for name in ("missing", "empty", "flat", "hollow", "file.txt", "\0", "x" * 5000):
@@ -336,7 +336,7 @@ def test_what_is_no_data_is_refused(tmp_path):
     with pytest.raises(UsageError, match="Did you mean 'fashion-mnist'"):
         open_data("fashion-mnst")
     for split in ("train", "val", "validation"):
-        picture(tmp_path / "both" / split / "cat" / "x.png")
+        image(tmp_path / "both" / split / "cat" / "x.png")
     with pytest.raises(UsageError, match="must have one val folder"):
         open_data(tmp_path / "both")
 
@@ -346,14 +346,14 @@ def test_digits_are_scikit_learns():
 
     data = open_data("digits")
     training, test = data.splits["train"], data.splits["test"]
-    assert (training.pictures.shape, test.pictures.shape) == ((1437, 8, 8, 1), (360, 8, 8, 1))
+    assert (training.images.shape, test.images.shape) == ((1437, 8, 8, 1), (360, 8, 8, 1))
     assert np.bincount(test.labels).tolist() == [36] * 10
 
     def rows(images, labels):
         return sorted(map(tuple, np.column_stack([images.reshape(len(labels), -1), labels]).tolist()))
 
     theirs = load_digits()
-    both = rows(np.concatenate([training.pictures, test.pictures]), np.concatenate([training.labels, test.labels]))
+    both = rows(np.concatenate([training.images, test.images]), np.concatenate([training.labels, test.labels]))
     assert both == rows(np.round(theirs.images * 255 / 16).astype(np.uint8), theirs.target)
 
 
@@ -371,19 +371,19 @@ def test_fashion_mnist_where_it_is_and_where_it_is_not(tmp_path, monkeypatch):
     data = open_data("fashion-mnist")
     assert data.labels == tuple(sorted(_FASHION))
     split = data.splits["test"]
-    assert [data.labels[index] for index in split.labels] == [_FASHION[level] for level in split.pictures[:, 0, 0, 0]]
+    assert [data.labels[index] for index in split.labels] == [_FASHION[level] for level in split.images[:, 0, 0, 0]]
 
 
-def test_forty_clothes_are_four_test_pictures_of_each_class():
+def test_forty_clothes_are_four_test_images_of_each_class():
     data = open_data("fashion-40")
     assert (data.labels, data.licence, list(data.splits)) == (tuple(sorted(_FASHION)), "mit", ["test"])
-    assert data.splits["test"].pictures.shape == (40, 28, 28, 1)
+    assert data.splits["test"].images.shape == (40, 28, 28, 1)
     assert np.bincount(data.splits["test"].labels).tolist() == [4] * 10
     if not _FASHION_PACKAGE.is_dir():
         pytest.skip("dataset-fashion-mnist is not installed")
     whole = open_data("fashion-mnist").splits["test"]
-    label_of = {pixels.tobytes(): label for pixels, label in zip(whole.pictures, whole.labels, strict=True)}
-    for pixels, label in zip(data.splits["test"].pictures, data.splits["test"].labels, strict=True):
+    label_of = {pixels.tobytes(): label for pixels, label in zip(whole.images, whole.labels, strict=True)}
+    for pixels, label in zip(data.splits["test"].images, data.splits["test"].labels, strict=True):
         assert label_of[pixels.tobytes()] == label
 
 
@@ -396,7 +396,7 @@ def test_the_fingerprint_follows_names_sizes_labels_and_pixels(folder):
     assert open_data(folder).fingerprint() != before
     digits = open_data("digits")
     first = digits.fingerprint()
-    digits.splits["test"].pictures[0, 0, 0, 0] ^= 1
+    digits.splits["test"].images[0, 0, 0, 0] ^= 1
     assert digits.fingerprint() != first
 
 

@@ -59,7 +59,7 @@ def test_the_wheel_works_in_an_empty_environment_away_from_the_repository(tmp_pa
     home = run(tools / "python", "-c", "import vitrail; print(vitrail.__file__)", cwd=tmp_path)
     assert home.startswith(str(tmp_path))
     run(tools / "vitrail", "demo", "--epochs", 1, "--output", "demo", cwd=tmp_path)
-    lines = run(tools / "vitrail", "predict", "fashion", "demo/pictures", "--json", cwd=tmp_path).splitlines()
+    lines = run(tools / "vitrail", "predict", "fashion", "demo/images", "--json", cwd=tmp_path).splitlines()
     assert len(lines) == 40
     answers = [json.loads(line) for line in lines]
     named = [answer["predictions"][0]["label"].lower().replace("/", "-").replace(" ", "-") for answer in answers]

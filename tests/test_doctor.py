@@ -19,7 +19,7 @@ from vitrail.data.sources import open_data
 
 
 def photo(path, seed, size=(96, 80), mode="RGB"):
-    """A picture of a few soft blobs: no two alike."""
+    """An image of a few soft blobs: no two alike."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
@@ -93,7 +93,7 @@ def test_one_odd_size_among_equal_ones(tmp_path):
     assert (finding.kind, finding.files) == ("mixed-sizes", (str(tmp_path / "a/0.png"),))
 
 
-def test_pictures_in_memory(tmp_path):
+def test_images_in_memory(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 8, 8), np.uint8)
     np.savez(
@@ -101,7 +101,7 @@ def test_pictures_in_memory(tmp_path):
         test_images=np.concatenate([images[30:], images[4:5]]), test_labels=np.arange(11) % 2,
     )  # fmt: skip
     (finding,) = examine(open_data(tmp_path / "x.npz"))
-    assert (finding.kind, finding.files) == ("duplicate", ("train picture 4", "test picture 10"))
+    assert (finding.kind, finding.files) == ("duplicate", ("train image 4", "test image 10"))
 
 
 def plant(folder):
@@ -182,7 +182,7 @@ def test_the_command(healthy):
 
 
 def test_what_repeats_is_grouped_for_people_and_whole_in_json(tmp_path, call):
-    """1,000 classes of one picture each, of which 20 cannot be read."""
+    """1,000 classes of one image each, of which 20 cannot be read."""
     for index in range(1000):
         (tmp_path / f"{index:04d}").mkdir()
         photo(tmp_path / f"{index:04d}" / "only.bmp", index, size=(8, 8))
@@ -204,8 +204,8 @@ def test_what_repeats_is_grouped_for_people_and_whole_in_json(tmp_path, call):
         ),
         "\n    ".join(
             [
-                "warning  single-picture-class: 1,000 findings",
-                *(f"class '{index:04d}' has one picture in all" for index in range(10)),
+                "warning  single-image-class: 1,000 findings",
+                *(f"class '{index:04d}' has one image in all" for index in range(10)),
                 "... and 990 more (all with --json)\n",
             ]
         ),
@@ -218,7 +218,7 @@ def test_what_repeats_is_grouped_for_people_and_whole_in_json(tmp_path, call):
 
 
 def test_many_files_are_listed_in_seconds(tmp_path):
-    """20,000 here, so that tests stay short; `benchmarks/pictures.py` lists 200,000 beside timm's reader."""
+    """20,000 here, so that tests stay short; `benchmarks/images.py` lists 200,000 beside timm's reader."""
     for label in range(20):
         (tmp_path / str(label)).mkdir()
         for index in range(1000):
@@ -258,7 +258,7 @@ def test_copies_where_splits_are_still_to_be_drawn(tmp_path):
     assert len(found["duplicate"].files) == len(found["conflicting-labels"].files) == 2
 
 
-def test_pictures_that_look_alike_by_nature_are_one_finding(tmp_path):
+def test_images_that_look_alike_by_nature_are_one_finding(tmp_path):
     rng = np.random.default_rng(0)
     for split, count in (("train", 40), ("val", 20)):
         for index in range(count):
@@ -294,10 +294,10 @@ def test_near_duplicates_in_memory(tmp_path):
         test_labels=np.arange(5) % 2,
     )  # fmt: skip
     (finding,) = examine(open_data(tmp_path / "x.npz"))
-    assert (finding.kind, finding.files) == ("near-duplicate", ("train picture 2", "test picture 4"))
+    assert (finding.kind, finding.files) == ("near-duplicate", ("train image 2", "test image 4"))
 
 
-def test_pictures_outside_of_class_folders_are_named(healthy):
+def test_images_outside_of_class_folders_are_named(healthy):
     photo(healthy / "loose.jpg", 4000)
     photo(healthy / "train" / "loose.jpg", 4001)
     (finding,) = examine(open_data(healthy))
@@ -320,7 +320,7 @@ def test_ctrl_c_is_an_answer(tmp_path):
     assert "Traceback" not in words
 
 
-def test_a_pipe_among_the_pictures_is_named_and_not_read(tmp_path):
+def test_a_pipe_among_the_images_is_named_and_not_read(tmp_path):
     os.mkfifo(tmp_path / "p.jpg")
     for index in range(4):
         photo(tmp_path / f"{index}.png", index)

@@ -27,10 +27,10 @@ def test_it_is_small_plain_and_the_only_one(bundle):
     assert sum(path.stat().st_size for path in (PACKAGE / "embedded" / "fashion").iterdir()) <= 3_000_000
 
 
-def test_it_names_pictures_that_it_has_never_seen(bundle):
+def test_it_names_images_that_it_has_never_seen(bundle):
     data = open_data("fashion-40")
     clothes = data.splits["test"]
-    answers = vitrail.Classifier(bundle).predict(clothes.pictures, top_k=1)
+    answers = vitrail.Classifier(bundle).predict(clothes.images, top_k=1)
     right = [answer[0]["label"] == data.labels[label] for answer, label in zip(answers, clothes.labels, strict=True)]
     assert np.sum(right) >= 35
     assert bundle.provenance["scores"]["count"] == 10_000

@@ -12,7 +12,7 @@ import vitrail
 from vitrail.data.doctor import examine
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError
-from vitrail.images.decode import open_picture, read_file
+from vitrail.images.decode import open_image, read_file
 from vitrail.storage import read_json
 
 
@@ -42,7 +42,7 @@ def test_path_and_cause_where_files_are_read(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"PK")
     (tmp_path / "x.csv").write_text("a.png\n")
     for read, name, cause in (
-        (open_picture, path.name, "cannot be decoded ("),
+        (open_image, path.name, "cannot be decoded ("),
         (read_file, "empty.png", "cannot be read (it is empty)"),
         (read_json, "x.json", "is damaged: it is not a JSON document"),
         (open_data, "x.npz", "cannot be read as npz ("),

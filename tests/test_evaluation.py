@@ -66,7 +66,7 @@ def test_labels_are_matched_by_name_and_else_as_numbers():
             match_labels(ours, 1 if ours else 5, theirs)
 
 
-def test_ranks_answer_every_picture_once():
+def test_ranks_answer_every_image_once():
     bundle = vitrail.Bundle(
         model=vitrail.create("ViT-Pico/2"), preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
     )
@@ -83,7 +83,7 @@ def test_ranks_answer_every_picture_once():
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     folder = tmp_path / "pictures"
     (folder / "more").mkdir(parents=True)
     for index, name in enumerate(("a.png", "b.png", "more/c.png")):
@@ -91,37 +91,37 @@ def pictures(tmp_path):
     return folder
 
 
-def test_predict_files_and_folders(call, pictures):
-    done = call("predict", FIXTURE, pictures, "--json", "--top-k", "2")
+def test_predict_files_and_folders(call, images):
+    done = call("predict", FIXTURE, images, "--json", "--top-k", "2")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["file"] for row in rows] == [str(pictures / name) for name in ("a.png", "b.png", "more/c.png")]
-    expected = vitrail.Classifier(FIXTURE).predict([pictures / "b.png"], top_k=2)[0]
+    assert [row["file"] for row in rows] == [str(images / name) for name in ("a.png", "b.png", "more/c.png")]
+    expected = vitrail.Classifier(FIXTURE).predict([images / "b.png"], top_k=2)[0]
     assert [one["label"] for one in rows[1]["predictions"]] == [one["label"] for one in expected]
     assert rows[1]["predictions"][0]["score"] == pytest.approx(expected[0]["score"], abs=1e-6)
-    table = call("predict", FIXTURE, pictures / "a.png").stdout
+    table = call("predict", FIXTURE, images / "a.png").stdout
     assert "a.png" in table
     assert rows[0]["predictions"][0]["label"] in table
 
 
-def test_predict_names_what_it_cannot_read_and_answers_the_rest(call, pictures):
-    (pictures / "b.png").write_bytes(b"not a picture")
-    done = call("predict", FIXTURE, pictures, "--json")
+def test_predict_names_what_it_cannot_read_and_answers_the_rest(call, images):
+    (images / "b.png").write_bytes(b"not a picture")
+    done = call("predict", FIXTURE, images, "--json")
     assert done.returncode == 1
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert ["error" in row for row in rows] == [False, True, False]
     assert "b.png" in rows[1]["error"]
-    assert "error" in call("predict", FIXTURE, pictures).stdout
+    assert "error" in call("predict", FIXTURE, images).stdout
 
 
-def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
-    monkeypatch.chdir(pictures)
+def test_wrong_use_of_predict_evaluate_and_train(images, monkeypatch, capsys):
+    monkeypatch.chdir(images)
     for words in (
-        ["predict", FIXTURE, pictures / "missing.png"],
+        ["predict", FIXTURE, images / "missing.png"],
         ["predict", FIXTURE],
-        ["predict", pictures, pictures / "a.png"],
-        ["predict", FIXTURE, pictures / "a.png", "--top-k", "0"],
-        ["evaluate", FIXTURE, pictures],
+        ["predict", images, images / "a.png"],
+        ["predict", FIXTURE, images / "a.png", "--top-k", "0"],
+        ["evaluate", FIXTURE, images],
         ["evaluate", FIXTURE, "digits"],
         ["evaluate", FIXTURE, "digits", "--split", "tset"],
         ["evaluate", FIXTURE, "digits", "--protocol", "magic"],
@@ -156,7 +156,7 @@ def test_wrong_use_of_predict_evaluate_and_train(pictures, monkeypatch, capsys):
         assert leaving.value.code == 2, (words, complaint)
         assert len(complaint.strip().splitlines()) == 1, complaint
         assert complaint.startswith("vitrail: ")
-    assert not (pictures / "x").exists()
+    assert not (images / "x").exists()
 
 
 def test_classes_that_are_matched_by_number_though_names_differ_are_said(call):

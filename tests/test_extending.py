@@ -91,7 +91,7 @@ def images(tmp_path_factory):
     from vitrail.data.sources import open_data
 
     folder = tmp_path_factory.mktemp("images")
-    for index, pixels in enumerate(open_data("digits").splits["test"].pictures[:3]):
+    for index, pixels in enumerate(open_data("digits").splits["test"].images[:3]):
         Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")
     return sorted(folder.iterdir())
 

@@ -10,7 +10,7 @@ from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.look import look
 from vitrail.models.lstm import sequence_order
 
-NO = 1e-2  # "differs", as a share of how much the logits of different pictures differ
+NO = 1e-2  # "differs", as a share of how much the logits of different images differ
 YES = 1e-9  # "equal", in double precision
 
 
@@ -18,7 +18,7 @@ def make(name, **changes):
     return redraw(create(name, classes=5, **changes).double(), std=0.3)
 
 
-def pictures(model, count=3):
+def random_images(model, count=3):
     return torch.randn(count, model.config.channels, *model.config.resolution, dtype=torch.float64)
 
 
@@ -48,7 +48,7 @@ def reindex(tensor, order, dim):
 
 def test_mixer_can_be_reindexed_to_shuffled_patches():
     model = make("Mixer-Nano/7")
-    images, order = pictures(model), torch.randperm(16)
+    images, order = random_images(model), torch.randperm(16)
     logits, shuffled = model(images), shuffle_patches(images, order)
     assert difference(logits, model(shuffled)) > NO
     for block in model.blocks:
@@ -61,7 +61,7 @@ def test_mixer_can_be_reindexed_to_shuffled_patches():
 @pytest.mark.parametrize(("name", "embedding"), [("Mixer-Nano/7", "stem"), ("LSTM-Nano/7", "patch_embed")])
 def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name, embedding):
     model = make(name)
-    images, order = pictures(model), torch.randperm(49)
+    images, order = random_images(model), torch.randperm(49)
     logits, shuffled = model(images), shuffle_within(images, order)
     assert difference(logits, model(shuffled)) > NO
     kernel = getattr(model, embedding).proj.weight
@@ -73,7 +73,7 @@ def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name, embeddin
 @pytest.mark.parametrize("name", ["Mixer-Nano/7", "LSTM-Nano/7", "Hybrid-Nano", "iGPT-Micro", "MLP-Nano"])
 def test_families_without_translation_bias_notice_a_shift(name):
     model = make(name)
-    images = pictures(model)
+    images = random_images(model)
     assert difference(model(images), model(images.roll(7, 3))) > NO
 
 
@@ -82,7 +82,7 @@ def test_families_without_translation_bias_notice_a_shift(name):
 
 def test_a_circular_cnn_without_strides_is_invariant_to_every_shift():
     model = make("ResNet-Nano", edges="circular", strides=(1, 1, 1))
-    images = pictures(model)
+    images = random_images(model)
     logits = model(images)
     for shift in ((1, 0), (0, 1), (3, 5), (13, 27)):
         assert difference(logits, model(images.roll(shift, (2, 3)))) < YES
@@ -92,7 +92,7 @@ def test_a_circular_cnn_without_strides_is_invariant_to_every_shift():
 
 def test_a_strided_cnn_is_invariant_to_multiples_of_its_stride_alone():
     model = make("ResNet-Nano", edges="circular")
-    images = pictures(model)
+    images = random_images(model)
     logits = model(images)
     assert difference(logits, model(images.roll((4, 8), (2, 3)))) < YES
     assert difference(logits, model(images.roll(1, 3))) > NO
@@ -102,7 +102,7 @@ def test_a_strided_cnn_is_invariant_to_multiples_of_its_stride_alone():
 @pytest.mark.parametrize("name", ["ResNet-Nano", "Hybrid-Nano", "LSTM-Nano/7"])
 def test_neighbourhoods_and_order_matter(name):
     model = make(name)
-    images = pictures(model)
+    images = random_images(model)
     logits = model(images)
     assert difference(logits, model(shuffle_patches(images, torch.randperm(16)))) > NO
     assert difference(logits, model(shuffle_within(images, torch.randperm(49)))) > NO
@@ -115,7 +115,7 @@ def test_neighbourhoods_and_order_matter(name):
 def test_patches_are_a_bias_of_their_own(name, changes):
     """Shuffling all pixels mixes patches with each other: no re-indexing of these models undoes that."""
     model = make(name, **changes)
-    images = pictures(model)
+    images = random_images(model)
     assert difference(model(images), model(shuffle_pixels(images, torch.randperm(784)))) > NO
 
 
@@ -124,7 +124,7 @@ def test_patches_are_a_bias_of_their_own(name, changes):
 
 def test_mlp_can_be_reindexed_to_any_order_of_pixels():
     model = make("MLP-Nano", width=64)
-    images, order = pictures(model), torch.randperm(784)
+    images, order = random_images(model), torch.randperm(784)
     logits, shuffled = model(images), shuffle_pixels(images, order)
     assert difference(logits, model(shuffled)) > NO
     reindex(model.layers[0].weight, order, 1)
@@ -133,7 +133,7 @@ def test_mlp_can_be_reindexed_to_any_order_of_pixels():
 
 def test_a_pixel_transformer_can_be_reindexed_to_any_order_of_pixels():
     model = make("iGPT-Micro")
-    images, order = pictures(model), torch.randperm(196)
+    images, order = random_images(model), torch.randperm(196)
     logits, shuffled = model(images), shuffle_pixels(images, order)
     assert difference(logits, model(shuffled)) > NO
     reindex(model.pos_embed, order, 1)
@@ -150,7 +150,7 @@ def test_a_pixel_transformer_can_be_reindexed_to_any_order_of_pixels():
 @pytest.mark.parametrize("order", ["reversed", "column", "snake", "random"])
 def test_an_lstm_reads_in_its_order(order):
     plain, other = make("LSTM-Nano/7"), make("LSTM-Nano/7", order=order)
-    images = pictures(plain)
+    images = random_images(plain)
     assert difference(plain(images), other(images)) > NO
     sequence = sequence_order(order, (4, 4))
     assert sorted(sequence.tolist()) == list(range(16))

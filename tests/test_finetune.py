@@ -105,15 +105,15 @@ def for_channels(bundle, channels):
 
 
 @pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4", "LSTM-Micro/4"])
-def test_grey_pictures_are_read_exactly_as_in_three_colours(name):
+def test_grey_images_are_read_exactly_as_in_three_colours(name):
     bundle = bundle_of(small(name))
     grey, preprocess, words = for_channels(bundle, 1)
     assert (grey.config.channels, preprocess.channels) == (1, 1)
     assert "grey" in words
-    picture = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), dtype=np.uint8)
     with torch.inference_mode():
-        before = bundle.model(bundle.preprocess(list(np.repeat(picture, 3, axis=3))))
-        after = grey.eval()(preprocess(list(picture)))
+        before = bundle.model(bundle.preprocess(list(np.repeat(image, 3, axis=3))))
+        after = grey.eval()(preprocess(list(image)))
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
 
 
@@ -206,7 +206,7 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
 def few(tmp_path):
     """200 digits: 180 to train, three steps of 64 an epoch."""
     digits = open_data("digits").splits["train"].take(np.arange(200))
-    np.savez(tmp_path / "few.npz", images=digits.pictures, labels=digits.labels)
+    np.savez(tmp_path / "few.npz", images=digits.images, labels=digits.labels)
     return str(tmp_path / "few.npz")
 
 
@@ -317,7 +317,7 @@ def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):
 def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
     clothes = open_data("fashion-40")
     np.savez(
-        tmp_path / "clothes.npz", images=clothes.splits["test"].pictures, labels=clothes.splits["test"].labels,
+        tmp_path / "clothes.npz", images=clothes.splits["test"].images, labels=clothes.splits["test"].labels,
         classes=np.array(clothes.labels),
     )  # fmt: skip
     recipe = Recipe(steps=1, learning_rate=1e-9, batch=8, holdout=0, head="probe")
@@ -345,8 +345,8 @@ def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch)
         finetune("fashion", "digits", tmp_path, find_recipe("frozen"), Options())
 
 
-def test_a_damaged_picture_is_named_even_if_nothing_is_trained(tmp_path):
-    for index, pixels in enumerate(open_data("fashion-40").splits["test"].pictures[:12]):
+def test_a_damaged_image_is_named_even_if_nothing_is_trained(tmp_path):
+    for index, pixels in enumerate(open_data("fashion-40").splits["test"].images[:12]):
         folder = tmp_path / "data" / "train" / "ab"[index % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")

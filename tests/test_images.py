@@ -1,4 +1,4 @@
-"""Pictures in: every mode, orientation and size becomes the model's tensor, or one line that says why not."""
+"""Images in: every mode, orientation and size becomes the model's tensor, or one line that says why not."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.decode import MAX_PIXELS, open_picture, to_channels
+from vitrail.images.decode import MAX_PIXELS, open_image, to_channels
 from vitrail.images.preprocess import Preprocess
 
 WHITE = (255, 255, 255)
@@ -32,7 +32,7 @@ def encoded(image, **options):
     return file.getvalue()
 
 
-# What turns an upright picture into the one that is stored under each EXIF orientation.
+# What turns an upright image into the one that is stored under each EXIF orientation.
 STORED = {
     1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -68,7 +68,7 @@ def test_all_eight_orientations_of_every_format_that_has_them(form, options, ori
     if options.get("save_all"):
         options = {**options, "append_images": [stored]}
     content = encoded(stored, format=form, exif=exif, **options)
-    image = open_picture(content)
+    image = open_image(content)
     assert image.size == (96, 64)
     assert image.format == form
     assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)).mean() < 2
@@ -78,7 +78,7 @@ def test_all_eight_orientations_of_every_format_that_has_them(form, options, ori
         seen.append((width, height))
         return 40, 30  # a scale of 1/2 will do; were width and height exchanged, it would not
 
-    scaled = open_picture(content, enough)
+    scaled = open_image(content, enough)
     is_jpeg = form in ("JPEG", "MPO")
     assert set(seen) <= {(96, 64)}
     assert scaled.size == ((48, 32) if is_jpeg else (96, 64))
@@ -97,15 +97,15 @@ def test_exif_behind_the_pixels_of_a_png_turns_it():
     end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
     last = content.index(b"IEND") - 4
     moved = content[:begin] + content[end:last] + content[begin:end] + content[last:]
-    assert np.array_equal(np.asarray(open_picture(moved)), np.asarray(upright))
+    assert np.array_equal(np.asarray(open_image(moved)), np.asarray(upright))
 
 
 @pytest.mark.parametrize("ending", ["pgm", "bmp", "tif"])
-def test_a_decoded_picture_is_independent_of_its_file(tmp_path, ending):
+def test_a_decoded_image_is_independent_of_its_file(tmp_path, ending):
     path = tmp_path / f"x.{ending}"
     levels = noise(32, 32, channels=1)
     Image.fromarray(levels).save(path)
-    image = open_picture(path)
+    image = open_image(path)
     with path.open("r+b") as file:
         file.seek(-1024, os.SEEK_END)
         file.write(bytes(1024))
@@ -136,9 +136,9 @@ def test_a_jpeg_that_cannot_be_scaled_is_decoded_whole(tmp_path):
     content = lossless_jpeg(levels)
     (tmp_path / "x.jpg").write_bytes(content)
     for source in (content, tmp_path / "x.jpg"):
-        assert np.array_equal(np.asarray(open_picture(source, lambda *_: (10, 8))), levels)
+        assert np.array_equal(np.asarray(open_image(source, lambda *_: (10, 8))), levels)
     with pytest.raises(DamagedError, match=r"^'cut' cannot be decoded \(image file is truncated"):
-        open_picture(content[:-900], lambda *_: (10, 8), name="cut")
+        open_image(content[:-900], lambda *_: (10, 8), name="cut")
 
 
 def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
@@ -149,7 +149,7 @@ def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
 
     def decode(_):
         with pytest.raises(DamagedError):
-            open_picture(bytes(broken))
+            open_image(bytes(broken))
 
     def print_all():
         for line in lines:
@@ -165,7 +165,7 @@ def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
 def test_sixteen_bits_are_scaled_not_cut():
     levels = np.linspace(0, 65_535, 64).astype(np.uint16).reshape(8, 8)
     for file_format in ("PNG", "TIFF"):
-        image = open_picture(encoded(Image.fromarray(levels), format=file_format))
+        image = open_image(encoded(Image.fromarray(levels), format=file_format))
         assert np.array_equal(np.asarray(to_channels(image, 1, WHITE)), np.rint(levels / 257).astype(np.uint8))
     wide = Image.fromarray(levels.astype(np.int32))
     assert np.array_equal(np.asarray(to_channels(wide, 1, WHITE)), np.rint(levels / 257).astype(np.uint8))
@@ -184,7 +184,7 @@ def test_transparency_is_laid_on_the_stated_colour():
     assert red.tolist() == [[0, 0, 255], [100, 0, 127], [200, 0, 0]]
     palette = image.convert("RGB").quantize(4)
     palette.info["transparency"] = palette.getpixel((0, 0))
-    clear = open_picture(encoded(palette, format="PNG", transparency=palette.getpixel((0, 0))))
+    clear = open_image(encoded(palette, format="PNG", transparency=palette.getpixel((0, 0))))
     assert np.asarray(to_channels(clear, 3, (1, 2, 3)))[0].tolist() == [[1, 2, 3]] * 3
     grey = Image.fromarray(np.array([[[10, 0], [10, 255]]], np.uint8))
     assert np.asarray(to_channels(grey, 1, WHITE)).tolist() == [[255, 10]]
@@ -196,7 +196,7 @@ def test_transparency_is_laid_on_the_stated_colour():
 
 def test_cmyk_palette_and_others_equal_pillows_conversion():
     rgb = Image.fromarray(noise(8, 8))
-    cmyk = open_picture(encoded(rgb.convert("CMYK"), format="TIFF"))
+    cmyk = open_image(encoded(rgb.convert("CMYK"), format="TIFF"))
     assert np.array_equal(np.asarray(to_channels(cmyk, 3, WHITE)), np.asarray(cmyk.convert("RGB")))
     for mode in ("1", "L", "P", "YCbCr", "HSV", "LAB", "CMYK", "RGBX"):
         for channels in (1, 3):
@@ -205,20 +205,20 @@ def test_cmyk_palette_and_others_equal_pillows_conversion():
             np.testing.assert_array_equal(np.asarray(to_channels(image, channels, WHITE)), np.asarray(wanted))
 
 
-def test_sixteen_bits_are_scaled_whatever_a_picture_holds():
+def test_sixteen_bits_are_scaled_whatever_a_image_holds():
     for level in (255, 256, 65_535):  # a dark frame of a 16-bit set is dark
         pgm = b"P5 4 4 65535\n" + np.full(16, level, ">u2").tobytes()
-        assert np.asarray(to_channels(open_picture(pgm), 1, WHITE))[0, 0] == round(level / 257)
+        assert np.asarray(to_channels(open_image(pgm), 1, WHITE))[0, 0] == round(level / 257)
     for largest in (1.0, 1.01):
         shares = Image.fromarray(np.array([[0.5, largest]], np.float32))
         assert np.asarray(to_channels(shares, 1, WHITE)).tolist() == [[128, 255]]
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG"])
-def test_damaged_exif_does_not_spoil_a_good_picture(form):
+def test_damaged_exif_does_not_spoil_a_good_image(form):
     rgb = Image.fromarray(noise(8, 8))
     whole = encoded(rgb, format=form, lossless=True, exif=b"Exif\0\0garbage-and-more")
-    assert open_picture(whole).size == (8, 8)
+    assert open_image(whole).size == (8, 8)
 
 
 def _lab(rgb):
@@ -230,7 +230,7 @@ def _lab(rgb):
 
 def test_the_first_frame_of_an_animation():
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    image = open_picture(encoded(frames[0], format="GIF", save_all=True, append_images=frames[1:]))
+    image = open_image(encoded(frames[0], format="GIF", save_all=True, append_images=frames[1:]))
     assert image.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
 
 
@@ -273,20 +273,20 @@ def test_arrays_are_scaled_to_the_bits_of_tensors(mean, std, seed):
 
 
 def test_resize_rules_by_hand():
-    picture = np.zeros((10, 20, 3), np.uint8)
+    image = np.zeros((10, 20, 3), np.uint8)
     settings = {"resolution": (8, 8), "crop_fraction": 1.0}
-    padded = Preprocess(resize="pad", background=(255, 0, 0), **settings).crop(picture)
+    padded = Preprocess(resize="pad", background=(255, 0, 0), **settings).crop(image)
     assert (padded[2:6] == 0).all()
     assert (padded[:2] == (255, 0, 0)).all()
     assert (padded[6:] == (255, 0, 0)).all()
     assert Preprocess(resize="pad", **settings).resized(20, 10) == (8, 4)
     assert Preprocess(resize="squash", **settings).resized(20, 10) == (8, 8)
     assert Preprocess(resize="shorter", **settings).resized(20, 10) == (16, 8)
-    grey = Preprocess(resize="pad", mean=(0.5,), std=(0.5,), **settings).crop(picture)
+    grey = Preprocess(resize="pad", mean=(0.5,), std=(0.5,), **settings).crop(image)
     assert (grey[0] == 255).all()
 
 
-def test_a_thin_picture_is_resized_only_under_the_crop():
+def test_a_thin_image_is_resized_only_under_the_crop():
     ramp = np.linspace(0, 255, 20_000).astype(np.uint8)[None]
     start = time.perf_counter()
     pixels = Preprocess(mean=(0.5,), std=(0.5,)).crop(ramp)
@@ -299,13 +299,13 @@ def test_scaled_jpeg_decoding_is_recorded_and_near(tmp_path):
     smooth.save(tmp_path / "camera.jpg", quality=90)
     exact, double = Preprocess(), Preprocess(jpeg="double")
     assert Preprocess.from_json(double.to_json()) == double
-    assert open_picture(tmp_path / "camera.jpg", double._twice).size == (1200, 800)
+    assert open_image(tmp_path / "camera.jpg", double._twice).size == (1200, 800)
     difference = np.abs(exact.crop(tmp_path / "camera.jpg").astype(int) - double.crop(tmp_path / "camera.jpg"))
     assert 0 < difference.mean() < 2
     exif = Image.Exif()
     exif[0x0112] = 6
     smooth.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=90, exif=exif)
-    assert open_picture(tmp_path / "turned.jpg", double._twice).size == (1200, 800)
+    assert open_image(tmp_path / "turned.jpg", double._twice).size == (1200, 800)
 
 
 def test_damaged_and_foreign_files_are_one_line(tmp_path):
@@ -317,16 +317,16 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
     for name, content in cases.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DamagedError, match="cannot be decoded") as caught:
-            open_picture(tmp_path / name)
+            open_image(tmp_path / name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
         with pytest.raises(DamagedError, match=r"^'member 3' cannot be decoded") as caught:
-            open_picture(content, name="member 3")
+            open_image(content, name="member 3")
         assert "_io." not in str(caught.value)
-        with pytest.raises(DamagedError, match=r"^'picture 1' cannot be decoded"):
+        with pytest.raises(DamagedError, match=r"^'image 1' cannot be decoded"):
             Preprocess()([whole, content])
     with pytest.raises(UsageError, match="must be a file that exists"):
-        open_picture(tmp_path)
+        open_image(tmp_path)
 
 
 def test_levels_that_are_no_numbers_are_refused_by_name(tmp_path):
@@ -340,7 +340,7 @@ def test_too_many_pixels_are_refused_before_decoding():
     bomb = encoded(Image.new("1", (side, side)), format="PNG")
     assert len(bomb) < 200_000
     with pytest.raises(DamagedError, match="pixels are more than"):
-        open_picture(bomb)
+        open_image(bomb)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_impossible_settings_are_refused(wrong):
 
 
 @pytest.mark.slow
-def test_every_odd_picture_of_pillows_own_tests_decodes_or_is_refused(capfd):
+def test_every_odd_image_of_pillows_own_tests_decodes_or_is_refused(capfd):
     """Unpack Pillow's source package and set PILLOW_TEST_IMAGES to its Tests/images."""
     folder = Path(os.environ.get("PILLOW_TEST_IMAGES", "nowhere"))
     if not folder.is_dir():

@@ -20,7 +20,7 @@ def tiny(**changes):
 
 
 def attention_of(config, weights_NN):
-    """Attention of one picture and one head that [CLS] takes no part in."""
+    """Attention of one image and one head that [CLS] takes no part in."""
     whole = np.eye(config.tokens)
     whole[config.prefix :, config.prefix :] = weights_NN
     return whole[None, None]
@@ -279,7 +279,7 @@ def test_a_true_map_has_low_deletion_and_high_insertion():
     assert np.unravel_index(worth.argmax(), grid) == (2, 3)
     true = faith(model, image, 0, worth, grid)
     false = faith(model, image, 0, -worth, grid)
-    # Filled cells are as bright as the mean, 16 / 784; the logit is 8 times what the cell is brighter than the picture.
+    # Filled cells are as bright as the mean, 16 / 784; the logit is 8 times what the cell is brighter than the image.
     taken, mean = np.round(np.linspace(0, 49, 21)), 16 / 784
     gone = np.where(taken == 0, 1 - mean, mean * (1 - taken / 49))
     back = np.where(taken == 0, 0, 1 - (1 + mean * (49 - taken)) / 49)

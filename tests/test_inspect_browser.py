@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
 EVIL = '<img src=x onerror="document.title=1">'
-CLOTHES = open_data("fashion-40").splits["test"].pictures
+CLOTHES = open_data("fashion-40").splits["test"].images
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def opened(browser, found, tmp_path):
 
 
 def shown(page):
-    """The colours of the map that is laid over the picture, a row for each patch."""
+    """The colours of the map that is laid over the image, a row for each patch."""
     source = page.evaluate("$('laid').toDataURL()")
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).convert("RGB"))
     return pixels.reshape(-1, 3).tolist()
@@ -111,7 +111,7 @@ def test_the_pointer_asks_and_a_click_holds(opened, found):
     page.wait_for_function("$('asked').textContent.startsWith('[CLS]')")
 
 
-def test_a_small_map_is_laid_over_the_picture(opened, found):
+def test_a_small_map_is_laid_over_the_image(opened, found):
     page = opened()
     page.locator(".cell").nth(4).click()
     page.wait_for_function("$('asked').textContent.includes('layer 1 · head 1')")
@@ -120,14 +120,14 @@ def test_a_small_map_is_laid_over_the_picture(opened, found):
     assert shown(page)[weights.argmax()] == [254, 232, 56]
 
 
-def test_another_picture_is_chosen(opened, found):
+def test_another_image_is_chosen(opened, found):
     page = opened()
     before = shown(page)
-    assert page.locator("[data-picture='0']").first.is_visible()
+    assert page.locator("[data-image='0']").first.is_visible()
     page.locator(".thumb").nth(1).click()
     page.wait_for_function("document.querySelector('.thumb[aria-pressed=true]').dataset.choose === '1'")
-    assert not page.locator("[data-picture='0']").first.is_visible()
-    assert page.locator("[data-picture='1']").first.is_visible()
+    assert not page.locator("[data-image='0']").first.is_visible()
+    assert page.locator("[data-image='1']").first.is_visible()
     page.wait_for_function("$('stage').firstChild.className.includes('p1')")
     assert shown(page) != before
     assert page.locator("#stage").get_attribute("aria-label") == found.context.names[1]

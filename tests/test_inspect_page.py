@@ -22,7 +22,7 @@ from vitrail.inspection.panels.walk import colours_of, walk
 from vitrail.inspection.registry import PANELS
 from vitrail.inspection.words import SHARED
 
-CLOTHES = open_data("fashion-40").splits["test"].pictures
+CLOTHES = open_data("fashion-40").splits["test"].images
 
 
 def some(count):
@@ -117,8 +117,8 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
         model = redraw(vitrail.create("ViT-Nano/7", classes=10, **changes), std=0.05).requires_grad_(False)
         channels = model.config.channels
         eye = Preprocess(resolution=(28, 28), mean=(0.5,) * channels, std=(0.5,) * channels)
-        pictures = [np.random.default_rng(0).integers(0, 256, (28, 28, channels), np.uint8)]
-        found = examine(vitrail.Bundle(model=model, preprocess=eye), pictures, evidence=True)
+        images = [np.random.default_rng(0).integers(0, 256, (28, 28, channels), np.uint8)]
+        found = examine(vitrail.Bundle(model=model, preprocess=eye), images, evidence=True)
         document = write_page(found, tmp_path / "out", force=True)
         assert document["layers"][3]["heads"][3]["entropy"] > 0
         assert ("positions" in {row["panel"] for row in document["absent"]}) == (
@@ -180,7 +180,7 @@ def test_two_bundles_are_compared_layer_by_layer():
     assert comparison.images == 16
 
 
-def test_a_page_has_so_many_pictures_and_no_more():
+def test_a_page_has_so_many_images_and_no_more():
     with pytest.raises(UsageError, match="1 to 32, got 33"):
         examine(vitrail.load("fashion"), some(33))
     with pytest.raises(UsageError, match="got 0"):
@@ -236,7 +236,7 @@ def test_one_patch_has_nothing_to_compare(tmp_path):
         assert reasons[panel] == "The image is a single patch: there is nothing to compare."
 
 
-def test_a_picture_that_is_given_twice_counts_once():
+def test_a_image_that_is_given_twice_counts_once():
     found = examine(vitrail.load("fashion"), some(2), others=some(20))
     assert found.panels["layers"].comparison.images == 20
     assert found.to_json()["measured_on"] == 20
@@ -300,18 +300,18 @@ def test_names_that_are_no_text_are_shown(tmp_path):
 
 
 def test_the_command_takes_it_all(call, tmp_path):
-    picture = tmp_path / "tall.png"
-    Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(picture)
+    image = tmp_path / "tall.png"
+    Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(image)
     done = call(
-        *("inspect", "fashion", picture, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40"),
+        *("inspect", "fashion", image, "--output", tmp_path / "out", "--evidence", "--data", "fashion-40"),
         *("--against", "fashion", "--layers", "-1", "0", "--heads", "2", "--full", "--json"),
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["pictures"][0]["file"] == str(picture)
+    assert document["pictures"][0]["file"] == str(image)
     assert document["measured_on"] == 41
     assert document["cka"]["against"] == "fashion"
-    assert document["faith"]["random"]["deletion"]["interval"] is None  # one picture
+    assert document["faith"]["random"]["deletion"]["interval"] is None  # one image
     assert document["absent"] == []
     arrays = np.load(tmp_path / "out" / "arrays.npz")
     assert arrays["picture-0-attention-4"].shape == (1, 50, 50)

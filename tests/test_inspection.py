@@ -99,7 +99,7 @@ def test_attention_figure_shows_each_layer_and_head():
     maps = {layer: np.random.default_rng(layer).random((4, 2, 4)) for layer in (0, 3)}
     figure = np.asarray(attention_figure(np.zeros((14, 28, 1), np.uint8), maps, 9, "a test"))
     brightest = (figure == sequential(np.array(1.0))).all(-1)
-    # One brightest patch in each of 2 layers x 4 heads, 24 pixels a side, the picture's shape being kept.
+    # One brightest patch in each of 2 layers x 4 heads, 24 pixels a side, the image's shape being kept.
     assert 8 * 23 * 23 < brightest.sum() <= 8 * 24 * 24
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.configs.augment import Augment
-from vitrail.data.cache import _ENTRY, PictureCache
+from vitrail.data.cache import _ENTRY, ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
 from vitrail.errors import DamagedError, UsageError
@@ -145,12 +145,12 @@ def test_epochs_have_other_orders_and_other_pixels():
 def test_evaluation_is_in_order_and_as_predict_sees_it(files):
     batches = run(Loader(files, EYE, batch=10, shuffle=False))
     np.testing.assert_array_equal(np.concatenate([part[0] for part in batches]), np.arange(37))
-    np.testing.assert_array_equal(np.concatenate([part[1] for part in batches]), EYE(files.pictures).numpy())
+    np.testing.assert_array_equal(np.concatenate([part[1] for part in batches]), EYE(files.images).numpy())
 
 
 def damage(files, tmp_path):
     """Three of the photos broken in three ways."""
-    paths = list(files.pictures)
+    paths = list(files.images)
     for index, content in ((3, b""), (11, b"not a picture"), (12, None)):
         paths[index] = str(tmp_path / f"broken-{index}.jpg")
         if content is not None:
@@ -158,7 +158,7 @@ def damage(files, tmp_path):
     return Split("train", paths, files.labels)
 
 
-def test_damaged_pictures_by_policy(files, tmp_path):
+def test_damaged_images_by_policy(files, tmp_path):
     split = damage(files, tmp_path)
     with pytest.raises(DamagedError, match=r"broken-.*vitrail doctor.*on_damage=skip"):
         run(Loader(split, EYE, batch=8))
@@ -168,8 +168,8 @@ def test_damaged_pictures_by_policy(files, tmp_path):
     indices, weights = (np.concatenate([part[column] for part in skipped]) for column in (0, 3))
     assert sorted(indices[weights == 0].tolist()) == [3, 11, 12]
     assert sorted(indices.tolist()) == list(range(37))
-    assert sorted(loader.damaged) == sorted(split.pictures[index] for index in (3, 11, 12))
-    assert "broken-11.jpg" in loader.damaged[split.pictures[11]]
+    assert sorted(loader.damaged) == sorted(split.images[index] for index in (3, 11, 12))
+    assert "broken-11.jpg" in loader.damaged[split.images[11]]
 
     loader = Loader(split, EYE, batch=37, shuffle=False, on_damage="substitute")
     (substituted,) = run(loader)
@@ -179,8 +179,8 @@ def test_damaged_pictures_by_policy(files, tmp_path):
         assert substituted[2][index] == split.labels[substitute]
     assert len(loader.damaged) == 3
 
-    nothing = Split("train", [split.pictures[3]] * 4, np.zeros(4, int))
-    with pytest.raises(DamagedError, match="No picture"):
+    nothing = Split("train", [split.images[3]] * 4, np.zeros(4, int))
+    with pytest.raises(DamagedError, match="No image"):
         run(Loader(nothing, EYE, batch=2, on_damage="substitute"))
 
 
@@ -194,13 +194,13 @@ def test_leaving_early_leaves_no_thread_behind(files):
     assert not any(thread.is_alive() for thread in left)
 
 
-def test_grey_pictures_for_a_model_of_colours():
+def test_grey_images_for_a_model_of_colours():
     (batch,) = Loader(in_memory(6, channels=1), EYE, batch=6, shuffle=False).epoch(0)
     assert batch.pixels.shape == (6, 24, 24, 3)
 
 
 def test_impossible_loaders_are_refused():
-    with pytest.raises(UsageError, match="must have pictures"):
+    with pytest.raises(UsageError, match="must have images"):
         Loader(Split("val", [], np.zeros(0, int)), EYE, batch=1)
     five = Preprocess(mean=(0.5,) * 5, std=(0.5,) * 5)
     for settings in (Augment(randaugment=1), Augment(contrast=0.1), Augment(saturation=0.1), Augment(hue=0.1)):
@@ -215,9 +215,9 @@ def test_impossible_loaders_are_refused():
         next(Loader(in_memory(4), EYE, batch=2).epoch(0, start=3))
 
 
-def test_an_epoch_without_one_readable_picture_is_an_error(tmp_path):
+def test_an_epoch_without_one_readable_image_is_an_error(tmp_path):
     split = Split("train", [str(tmp_path / f"{index}.png") for index in range(4)], np.zeros(4, int))
-    with pytest.raises(DamagedError, match="No picture of train"):
+    with pytest.raises(DamagedError, match="No image of train"):
         run(Loader(split, EYE, batch=2, on_damage="skip"))
 
 
@@ -236,7 +236,7 @@ def test_a_rank_without_samples_has_an_empty_batch():
 
 def test_the_cache_gives_the_same_pixels_and_does_not_decode_again(files, tmp_path, monkeypatch):
     plain = [run(Loader(files, EYE, batch=8, settings=SETTINGS), epoch=e) for e in (0, 1)]
-    with PictureCache(tmp_path, 10**8) as cache, PictureCache(tmp_path, 10**8) as another:
+    with ImageCache(tmp_path, 10**8) as cache, ImageCache(tmp_path, 10**8) as another:
         loader = Loader(files, EYE, batch=8, settings=SETTINGS, cache=cache)
         same(run(loader, epoch=0), plain[0])
         assert (cache.hits, cache.misses) == (0, 37)
@@ -245,7 +245,7 @@ def test_the_cache_gives_the_same_pixels_and_does_not_decode_again(files, tmp_pa
             raise AssertionError("decoded again")
 
         with monkeypatch.context() as patch:
-            patch.setattr("vitrail.images.preprocess.open_picture", refuse)
+            patch.setattr("vitrail.images.preprocess.open_image", refuse)
             same(run(loader, epoch=1), plain[1])
             same(run(Loader(files, EYE, batch=8, settings=SETTINGS, cache=another), epoch=1), plain[1])
         run(Loader(files, EYE.replace(background=(1, 2, 3)), batch=8, cache=cache))
@@ -257,7 +257,7 @@ def test_the_cache_notices_changed_files_and_damage(tmp_path):
 
     def read():
         """Colour of the corner as a new process reads it, and whether it came from the cache."""
-        with PictureCache(folder, 10**6) as cache:
+        with ImageCache(folder, 10**6) as cache:
             return np.asarray(cache.read(str(path), EYE))[0, 0].tolist(), bool(cache.hits)
 
     Image.new("RGB", (9, 9), "red").save(path)
@@ -278,7 +278,7 @@ def test_the_cache_notices_changed_files_and_damage(tmp_path):
 
 def test_the_cache_follows_a_file_that_changes_under_it(tmp_path):
     path = tmp_path / "x.png"
-    with PictureCache(tmp_path / "cache", 10**6) as cache:
+    with ImageCache(tmp_path / "cache", 10**6) as cache:
         for colour, level in (("red", [255, 0, 0]), ("blue", [0, 0, 255]), ("red", [255, 0, 0])):
             Image.new("RGB", (9, 9), colour).save(path)
             os.utime(path, ns=(0, cache.hits + cache.misses))
@@ -291,12 +291,12 @@ def test_the_cache_follows_a_file_that_changes_under_it(tmp_path):
 def test_damaged_entries_are_stored_once_more_and_not_again_and_again(tmp_path):
     path = tmp_path / "x.png"
     Image.new("RGB", (9, 9), "red").save(path)
-    with PictureCache(tmp_path / "cache", 10**6) as cache:
+    with ImageCache(tmp_path / "cache", 10**6) as cache:
         cache.read(str(path), EYE)
     content = bytearray((tmp_path / "cache" / "pixels").read_bytes())
     content[7] ^= 1
     (tmp_path / "cache" / "pixels").write_bytes(content)
-    with PictureCache(tmp_path / "cache", 10**6) as cache:
+    with ImageCache(tmp_path / "cache", 10**6) as cache:
         for _ in range(5):
             cache.read(str(path), EYE)
         assert (cache.hits, cache.misses) == (4, 1)
@@ -304,7 +304,7 @@ def test_damaged_entries_are_stored_once_more_and_not_again_and_again(tmp_path):
 
 @pytest.fixture
 def cached(tmp_path):
-    """Eight pictures of different sizes and a cache that holds them; a function that reads all, and how many hits."""
+    """Eight images of different sizes and a cache that holds them; a function that reads all, and how many hits."""
     rng = np.random.default_rng(0)
     paths = [str(tmp_path / f"{number}.png") for number in range(8)]
     for number, path in enumerate(paths):
@@ -312,7 +312,7 @@ def cached(tmp_path):
     expected = [np.asarray(EYE.read(path)) for path in paths]
 
     def read_all():
-        with PictureCache(tmp_path / "cache", 10**6) as cache:
+        with ImageCache(tmp_path / "cache", 10**6) as cache:
             for path, pixels in zip(paths, expected, strict=True):
                 np.testing.assert_array_equal(np.asarray(cache.read(path, EYE)), pixels)
             return cache.hits
@@ -378,12 +378,12 @@ def test_processes_share_a_cache_without_storing_twice(files, tmp_path):
         "with PictureCache(sys.argv[1], 10**8) as cache:\n"
         "    for path in sys.argv[2:]:\n        cache.read(path, Preprocess(resolution=(24, 24)))\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path), *files.pictures]
+    command = [sys.executable, "-c", script, str(tmp_path), *files.images]
     running = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
-    with PictureCache(tmp_path, 10**8) as cache:
+    with ImageCache(tmp_path, 10**8) as cache:
         needed = 0
-        for path in files.pictures:
+        for path in files.images:
             pixels = np.asarray(cache.read(path, EYE))
             np.testing.assert_array_equal(pixels, np.atleast_3d(np.asarray(EYE.read(path))))
             needed += pixels.nbytes
@@ -398,7 +398,7 @@ def test_a_full_disk_only_costs_the_cache(files, tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-        with PictureCache(tmp_path, 10**8) as cache:
+        with ImageCache(tmp_path, 10**8) as cache:
             loader = Loader(files, EYE, batch=8, cache=cache)
             same(run(loader), expected)
             same(run(loader), expected)
@@ -409,7 +409,7 @@ def test_a_full_disk_only_costs_the_cache(files, tmp_path):
 
 
 def test_the_cache_stays_within_its_limit(files, tmp_path):
-    with PictureCache(tmp_path, 40_000) as cache:
+    with ImageCache(tmp_path, 40_000) as cache:
         loader = Loader(files, EYE, batch=8, cache=cache)
         first = run(loader)
         assert 20_000 < (tmp_path / "pixels").stat().st_size <= 40_000
@@ -420,4 +420,4 @@ def test_the_cache_stays_within_its_limit(files, tmp_path):
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="Cache must be a folder"):
-        PictureCache(tmp_path / "file", 1)
+        ImageCache(tmp_path / "file", 1)

@@ -1,4 +1,4 @@
-"""Pictures of every format with a few bytes changed: what Pillow refuses is refused, in one line and nowhere else."""
+"""Images of every format with a few bytes changed: what Pillow refuses is refused, in one line and nowhere else."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from vitrail.cli import main
 from vitrail.errors import DamagedError
-from vitrail.images.decode import FORMATS, MAX_PIXELS, open_picture
+from vitrail.images.decode import FORMATS, MAX_PIXELS, open_image
 from vitrail.images.preprocess import Preprocess
 
 COLOUR = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(
@@ -113,7 +113,7 @@ def fully_decoded(content):
 
 
 def refusal(read, content):
-    """The picture, or else the error in words."""
+    """The image, or else the error in words."""
     try:
         return read(content), ""
     except DamagedError as error:
@@ -122,7 +122,7 @@ def refusal(read, content):
 
 def is_refused(content):
     """Compare with Pillow's full decode: the same verdict, and the same pixels."""
-    expected, (image, error) = fully_decoded(content), refusal(open_picture, content)
+    expected, (image, error) = fully_decoded(content), refusal(open_image, content)
     if image is None:
         # More is refused for one reason alone.
         is_large = expected is not None and expected.width * expected.height > MAX_PIXELS

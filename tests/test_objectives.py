@@ -71,7 +71,7 @@ def test_half_of_the_patches_are_corrupted_in_the_papers_shares():
     chosen = corrupted.bool()
     for kind, share in ((is_mask, 0.8), (is_same, 0.1), (is_other, 0.1)):
         assert abs(kind[chosen].float().mean().item() - share) < 0.03
-    # What stands in another's place is a patch of the same picture.
+    # What stands in another's place is a patch of the same image.
     for number, index in is_other.nonzero()[:20].tolist():
         assert (now[number, index] == clean[number]).all(-1).any()
 
@@ -137,7 +137,7 @@ def test_the_palette_is_as_good_as_scikit_learns():
 
     split = open_data("digits").splits["train"]
     eye = Preprocess(resolution=8, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
-    pixels = eye(split.pictures[:400]).reshape(-1, 1)
+    pixels = eye(split.images[:400]).reshape(-1, 1)
     palette = cluster(pixels, 6, seed=0)
 
     def loss(centres):
@@ -158,7 +158,7 @@ def test_next_pixel_training_learns_and_completes(tmp_path):
     assert "How it goes on" in (tmp_path / "run" / "report.html").read_text()
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.model.config.output == "pixels"
-    images = bundle.preprocess(open_data("digits").splits["test"].pictures[:3])
+    images = bundle.preprocess(open_data("digits").splits["test"].images[:3])
     with torch.no_grad():
         same, hidden, gone_on = NextPixel(bundle.model, TASK).complete(images)
     assert torch.equal(same[:, :, :4], gone_on[:, :, :4])
@@ -236,10 +236,10 @@ def test_features_with_weights_for_each_label_and_a_number_that_is_no_mean(tmp_p
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert (bundle.model.config.classes, bundle.labels, bundle.provenance["objective"]) == (0, None, "margin")
     assert bundle.provenance["scores"]["verified"] == final["verified"]
-    pictures = open_data("digits").splits["test"]
+    images = open_data("digits").splits["test"]
     with torch.no_grad():
-        features = bundle.model(bundle.preprocess(pictures.pictures))
-    assert verified(features, torch.from_numpy(pictures.labels)) == pytest.approx(final["verified"], abs=1e-6)
+        features = bundle.model(bundle.preprocess(images.images))
+    assert verified(features, torch.from_numpy(images.labels)) == pytest.approx(final["verified"], abs=1e-6)
     page = (tmp_path / "run" / "report.html").read_text()
     assert f"Held-out images: pairs verified {seen[-1]['verified']:.1%} at the end" in page
     assert "verified pairs" in page
@@ -279,7 +279,7 @@ def test_several_labels_an_image(tmp_path, monkeypatch):
     digits = open_data("digits").splits
     yes = np.stack([np.isin(np.arange(10), group) for group in ((0, 2, 4, 6, 8), (5, 6, 7, 8, 9), (2, 3, 5, 7))], 1)
     training, held_out = (
-        Split(name, digits[name].pictures, yes[digits[name].labels].astype(np.float32)) for name in ("train", "test")
+        Split(name, digits[name].images, yes[digits[name].labels].astype(np.float32)) for name in ("train", "test")
     )
     recipe = Recipe(steps=40, batch=64, objective="several", learning_rate=3e-3, augment=Augment(mixup=0.2))
 

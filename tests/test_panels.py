@@ -20,7 +20,7 @@ from vitrail.inspection.page import write_page
 from vitrail.inspection.panel import Context, Panel
 from vitrail.inspection.registry import PANELS
 
-CLOTHES = list(open_data("fashion-40").splits["test"].pictures[:3])
+CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
 
 
 @pytest.fixture

@@ -488,7 +488,7 @@ def photos(folder, count=24):
     return folder
 
 
-def test_r9_damaged_pictures_by_policy_named_in_the_log_and_in_the_bundle(tmp_path, monkeypatch):
+def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(tmp_path, monkeypatch):
     folder = photos(tmp_path / "data")
     for index in (4, 11):
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
@@ -542,7 +542,7 @@ def test_r9_damage_is_remembered_by_checkpoints_within_an_epoch(tmp_path):
     assert len(provenance["damaged"]["files"]) == 20
 
 
-def test_r9_evaluation_leaves_damaged_pictures_out_and_counts_no_neighbour_twice(tmp_path):
+def test_r9_evaluation_leaves_damaged_images_out_and_counts_no_neighbour_twice(tmp_path):
     folder = tmp_path / "data"
     photos(folder / "train")
     photos(folder / "test", count=8)
@@ -558,7 +558,7 @@ def test_r9_nothing_readable_is_an_error(tmp_path):
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
-    with pytest.raises(DamagedError, match="No picture of train can be read"):
+    with pytest.raises(DamagedError, match="No image of train can be read"):
         train(str(folder), "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
 
 

@@ -1,4 +1,4 @@
-"""vitrail.sklearn: scikit-learn's own checks, its tools around ours, and the three forms of pictures."""
+"""vitrail.sklearn: scikit-learn's own checks, its tools around ours, and the three forms of images."""
 
 import pickle
 import subprocess
@@ -47,10 +47,10 @@ def digits(tmp_path_factory):
     split = open_data("digits").splits["train"]
     split = split.take(draw_shots(split.labels, 12, seed=0))
     paths = [folder / f"{index}.png" for index in range(len(split))]
-    for path, picture in zip(paths, split.pictures, strict=True):
-        Image.fromarray(picture[..., 0]).save(path)
+    for path, image in zip(paths, split.images, strict=True):
+        Image.fromarray(image[..., 0]).save(path)
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[split.labels]
-    return split.pictures, paths, split.pictures.reshape(len(split), -1), names
+    return split.images, paths, split.images.reshape(len(split), -1), names
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +88,17 @@ def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
     splits = open_data("digits").splits
     some = splits["train"].take(draw_shots(splits["train"].labels, 20, seed=0))
     np.savez(
-        tmp_path / "some.npz", train_images=some.pictures, train_labels=some.labels,
-        test_images=splits["test"].pictures, test_labels=splits["test"].labels,
+        tmp_path / "some.npz", train_images=some.images, train_labels=some.labels,
+        test_images=splits["test"].images, test_labels=splits["test"].labels,
     )  # fmt: skip
     scores = evaluate(bundle, str(tmp_path / "some.npz"), protocol="probe", layer=2, cache=tmp_path / "cache")
-    classifier = ViTClassifier(bundle, layer=2).fit(some.pictures, some.labels)
+    classifier = ViTClassifier(bundle, layer=2).fit(some.images, some.labels)
     assert classifier.penalty_ == scores["penalty"]
-    assert classifier.score(splits["test"].pictures, splits["test"].labels) == pytest.approx(scores["accuracy"])
+    assert classifier.score(splits["test"].images, splits["test"].labels) == pytest.approx(scores["accuracy"])
     assert scores["accuracy"] > 0.5
 
 
-def test_pixels_files_and_rows_are_the_same_pictures(bundle, digits):
+def test_pixels_files_and_rows_are_the_same_images(bundle, digits):
     pixels, paths, rows, names = digits
     expected = ViTFeatures(bundle).fit(pixels).transform(pixels)
     assert expected.shape == (120, 48)
@@ -165,7 +165,7 @@ def test_wrong_use_is_one_line(bundle, digits):
         (lambda: ViTFeatures("nowhere").fit(pixels), "Bundle must be a folder that exists"),
         (lambda: ViTFeatures(bundle, layer=9).fit(pixels), "Layer must be from 0 to 3"),
         (lambda: ViTFeatures(bundle).fit(pixels / 255), "Pixels must be uint8"),
-        (lambda: fitted.predict(rows), "X must be pictures, as they were in fit"),
+        (lambda: fitted.predict(rows), "X must be images, as they were in fit"),
         (lambda: ViTClassifier(bundle).fit(paths, names[:5]), "inconsistent numbers of samples"),
         (lambda: ViTClassifier(bundle).fit(paths, np.linspace(0, 1, 120)), "Unknown label type"),
         (lambda: ViTClassifier(bundle).fit(paths, None), "requires y to be passed"),

@@ -95,4 +95,4 @@ def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     assert len(open_data("stripes:5").first) == 5
     with pytest.raises(UsageError, match=r"fashion-mnist or stripes:N, got 'stripe:5',.* Did you mean 'stripes:2'\?"):
         open_data("stripe:5")
-    assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "pictures", "6", "all", "classes"]
+    assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "images", "6", "all", "classes"]

@@ -464,14 +464,14 @@ def test_freezing_trains_the_head_alone():
 
 
 def test_samples_that_are_skipped_weigh_nothing(tmp_path):
-    """A damaged picture leaves the loss and the gradient of the others as they are."""
+    """A damaged image leaves the loss and the gradient of the others as they are."""
     digits = open_data("digits").splits["train"].take(np.arange(8))
     from PIL import Image
 
     paths = []
     for index in range(8):
         paths.append(str(tmp_path / f"{index}.png"))
-        Image.fromarray(digits.pictures[index][..., 0]).save(paths[-1])
+        Image.fromarray(digits.images[index][..., 0]).save(paths[-1])
     broken = list(paths)
     broken[3] = str(tmp_path / "broken.png")
     recipe = Recipe(steps=1, batch=8, on_damage="skip", augment={"mixup": 0.5})

@@ -131,7 +131,7 @@ def test_the_probes_penalty_grows_with_noise():
     clear = 3 * np.eye(4)[labels].repeat(5, axis=1) + rng.normal(size=(200, 20))
     chosen = [learn_probe(features, labels, classes=4)[1] for features in (clear, rng.normal(size=(200, 20)))]
     assert chosen[0] < chosen[1] == LOGISTIC_PENALTIES[0]
-    with pytest.raises(UsageError, match="Penalty must be given where every class has one picture"):
+    with pytest.raises(UsageError, match="Penalty must be given where every class has one image"):
         learn_probe(clear[:4], labels[:4], classes=4)
 
 
@@ -250,7 +250,7 @@ def digits(tmp_path_factory):
         name: splits[name].take(draw_shots(splits[name].labels, count, 0))
         for name, count in (("train", 30), ("test", 10))
     }
-    arrays = {f"{name}_images": split.pictures for name, split in some.items()}
+    arrays = {f"{name}_images": split.images for name, split in some.items()}
     np.savez(folder / "digits.npz", **arrays, **{f"{name}_labels": split.labels for name, split in some.items()})
     return str(folder / "digits.npz")
 
@@ -271,12 +271,12 @@ def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
         again = FeatureStore(loaded, bundle, folder=tmp_path)
         assert (again.of(split) == features).all()
         assert again.hits == 1
-    # Another layer, other pictures, another preprocessing, another bundle: other features.
+    # Another layer, other images, another preprocessing, another bundle: other features.
     others = [FeatureStore(loaded, bundle, folder=tmp_path, layer=layer) for layer in (0, -1, 3)]
     assert [(other.of(split) == features).all() for other in others] == [False] * 3
     assert [other.hits for other in others] == [0, 0, 1]  # -1 and 3 are the same layer
     changed = split.take(np.arange(len(split)))
-    changed.pictures[5, 0, 0, 0] ^= 1
+    changed.images[5, 0, 0, 0] ^= 1
     preprocess = loaded.preprocess.replace(mean=(0.4,))
     shutil.copytree(bundle, tmp_path / "copy")
     vitrail.save(loaded, tmp_path / "copy", force=True)
@@ -290,7 +290,7 @@ def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
         assert store.hits == hits
 
 
-def test_a_changed_file_is_another_picture(bundle, tmp_path):
+def test_a_changed_file_is_another_image(bundle, tmp_path):
     files = [tmp_path / name for name in ("a.png", "b.png")]
     for index, file in enumerate(files):
         Image.fromarray(np.full((8, 8), 100 + index, np.uint8)).save(file)
@@ -354,7 +354,7 @@ def test_a_cache_that_cannot_be_written(bundle, tmp_path, monkeypatch):
     assert store.notes[0].startswith("features are not kept: ")
 
 
-def test_pictures_to_learn_from_are_never_those_judged_by(tmp_path):
+def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
     labels = np.arange(40) % 4
     pixels = np.zeros((40, 8, 8, 1), np.uint8)
     whole = Dataset("some", ("a", "b", "c", "d"), {"all": Split("all", pixels, labels)})
@@ -371,7 +371,7 @@ def test_pictures_to_learn_from_are_never_those_judged_by(tmp_path):
         (divided, "tset", "Split must be one of"),
         (whole, "test", "Split must be val, a share held out"),
         (Dataset("some", ("a", "b", "c", "d"), {"test": splits["test"]}), None, "must have a train split"),
-        (Dataset("some", ("a", "b"), {"all": Split("all", pixels[:2], labels[:2])}), None, "at least 2 pictures"),
+        (Dataset("some", ("a", "b"), {"all": Split("all", pixels[:2], labels[:2])}), None, "at least 2 images"),
     ):
         with pytest.raises(UsageError, match=message):
             divide(data, split, 0)
@@ -415,7 +415,7 @@ def test_scores_of_the_protocols_equal_scikit_learns(examples):
     assert one["accuracies"][1] == pytest.approx((peer.predict(e.asked).argmax(1) == e.truth).mean())
 
 
-def test_fewer_pictures_than_neighbours(examples):
+def test_fewer_images_than_neighbours(examples):
     few = dataclasses.replace(examples, features=examples.features[:7], labels=examples.labels[:7])
     found = knn(few)
     assert (found["neighbours"], knn(examples)["neighbours"]) == (7, 20)
@@ -424,7 +424,7 @@ def test_fewer_pictures_than_neighbours(examples):
         knn(few, neighbours=8)
 
 
-def test_classes_of_few_pictures_are_said(examples):
+def test_classes_of_few_images_are_said(examples):
     kept = np.flatnonzero((examples.labels != 7) | (np.cumsum(examples.labels == 7) <= 3))
     kept = kept[draw_shots(examples.labels[kept], 20, seed=0)]
     few = vars(examples) | {"features": examples.features[kept], "labels": examples.labels[kept]}
@@ -436,7 +436,7 @@ def test_classes_of_few_pictures_are_said(examples):
     assert scores["notes"] == [
         "5 shots: 1 of 10 classes have fewer, all were taken (7)",
         "10 shots: 1 of 10 classes have fewer, all were taken (7)",
-        "25 shots are left out: no class has more than 20 training pictures",
+        "25 shots are left out: no class has more than 20 training images",
     ]
     with pytest.raises(UsageError, match="Shots must be a whole number from 1 to 20, got 25"):
         fewshot(type(examples)(**few), shots=[25])
@@ -457,7 +457,7 @@ def test_evaluate_prints_short_tables_and_notes(bundle, digits, tmp_path, capsys
     words = ["evaluate", str(bundle), digits, "--cache", str(tmp_path), "--layer", "-1"]
     main([*words, "--protocol", "knn", "--neighbours", "5"])
     first = capsys.readouterr().out
-    assert "300 pictures, 48 features (layer 3, [CLS] token)" in first
+    assert "300 images, 48 features (layer 3, [CLS] token)" in first
     main([*words, "--protocol", "fewshot", "--shots", "1", "--seeds", "2"])
     second = capsys.readouterr().out
     assert "[CLS] token; remembered)" in second
@@ -483,7 +483,7 @@ def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):
         ([digits, "--layer", "1"], "--layer must come with --protocol knn or probe or fewshot, got classify."),
         ([digits, "--protocol", "probe", "--split", "train"], "Split must not be train"),
         (["fashion-40", "--protocol", "probe"], "Data to train on must have a train split, got only test."),
-        ([str(tmp_path / "singles.npz"), "--protocol", "probe"], "Data must have a class of at least 2 pictures"),
+        ([str(tmp_path / "singles.npz"), "--protocol", "probe"], "Data must have a class of at least 2 images"),
         ([digits], "Fine-tune it first, or judge its features"),
     ):
         with pytest.raises(SystemExit) as leaving:
@@ -493,7 +493,7 @@ def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):
         assert complaint.count("\n") == 1
 
 
-def test_a_damaged_picture_stops_with_its_name(bundle, tmp_path):
+def test_a_damaged_image_stops_with_its_name(bundle, tmp_path):
     for split in ("train", "val"):
         for name in "ab":
             folder = tmp_path / "data" / split / name

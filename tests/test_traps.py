@@ -19,7 +19,7 @@ from vitrail.cli import main
 from vitrail.configs.augment import Augment
 from vitrail.configs.recipe import Recipe, find_recipe
 from vitrail.configs.zoo import find
-from vitrail.data.cache import PictureCache
+from vitrail.data.cache import ImageCache
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
@@ -65,7 +65,7 @@ def test_2_a_grid_of_another_shape_with_as_many_patches_is_interpolated():
     assert torch.equal(square.pos_embed[:, 0], model.pos_embed[:, 0])  # [CLS] is no place
 
 
-def test_3_a_model_that_was_trained_on_wide_pictures_can_be_resized(tmp_path):
+def test_3_a_model_that_was_trained_on_wide_images_can_be_resized(tmp_path):
     """Several take the square root of the number of patches for the grid."""
     model = plain(resolution=(32, 128))
     vitrail.save(vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(32, 128))), tmp_path / "wide")
@@ -82,8 +82,8 @@ def test_4_a_head_for_other_classes_is_new_at_any_resolution():
         assert any("a new head" in note for note in notes)
 
 
-def test_5_the_last_pictures_of_a_test_set_count(tmp_path):
-    """vision_transformer drops what does not fill a batch: 600 pictures are scored on 512."""
+def test_5_the_last_images_of_a_test_set_count(tmp_path):
+    """vision_transformer drops what does not fill a batch: 600 images are scored on 512."""
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "data.npz", images=rng.integers(0, 256, (70, 28, 28), dtype=np.uint8), labels=np.arange(70) % 10
@@ -132,7 +132,7 @@ def test_9_and_10_epsilon_gelu_and_pixels_come_along(tmp_path):
 def test_11_the_share_held_out_is_a_matter_of_the_seed():
     """transformers' example draws another one in every run."""
     data = open_data("digits")
-    held_out = [data.for_training(holdout=0.1, seed=seed)[1].pictures.sum() for seed in (0, 0, 1)]
+    held_out = [data.for_training(holdout=0.1, seed=seed)[1].images.sum() for seed in (0, 0, 1)]
     assert held_out[0] == held_out[1] != held_out[2]
 
 
@@ -172,7 +172,7 @@ def test_18_a_higher_resolution_keeps_what_was_learned_of_places():
     torch.testing.assert_close(table[::7, ::7], corners[::3, ::3])  # Google's rule keeps corners
 
 
-def test_19_a_cache_of_pictures_remembers_no_augmentation(tmp_path):
+def test_19_a_cache_of_images_remembers_no_augmentation(tmp_path):
     """torchvision's reference stores the transforms with the data."""
     (tmp_path / "data" / "a").mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -183,7 +183,7 @@ def test_19_a_cache_of_pictures_remembers_no_augmentation(tmp_path):
         loader = Loader(split, Preprocess(resolution=32), batch=1, settings=settings, cache=cache, shuffle=False)
         return next(iter(loader.epoch())).pixels
 
-    with PictureCache(str(tmp_path / "cache"), 10**9) as cache:
+    with ImageCache(str(tmp_path / "cache"), 10**9) as cache:
         for settings in (Augment(), Augment(crop="resized", scale=(0.1, 0.2))):
             assert torch.equal(one(settings, cache), one(settings, None))
         assert cache.hits == 1

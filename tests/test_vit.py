@@ -16,7 +16,7 @@ from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.look import look
 from vitrail.models.vit import ViT
 
-NO = 1e-2  # "differs", as a share of how much the logits of different pictures differ
+NO = 1e-2  # "differs", as a share of how much the logits of different images differ
 
 
 def small(**changes):
@@ -25,7 +25,7 @@ def small(**changes):
     return redraw(ViT(config.replace(**changes)).double(), std=0.4)
 
 
-def pictures(model, count=3):
+def random_images(model, count=3):
     return torch.randn(count, model.config.channels, *model.config.resolution, dtype=torch.float64)
 
 
@@ -34,7 +34,7 @@ def shuffle_patches(images, order, patch=(4, 4), grid=(4, 6)):
 
 
 def difference(one, other):
-    """The largest difference, in units of how far apart the logits of different pictures are."""
+    """The largest difference, in units of how far apart the logits of different images are."""
     return ((one - other).abs().max() / (one - one.mean(0)).abs().max()).item()
 
 
@@ -44,7 +44,7 @@ def difference(one, other):
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
 def test_without_position_patch_order_and_patchwise_shifts_do_not_matter(pool):
     model = small(position="none", pool=pool)
-    images = pictures(model)
+    images = random_images(model)
     logits = model(images)
     assert difference(logits, model(shuffle_patches(images, torch.randperm(24)))) < 1e-9
     assert difference(logits, model(images.roll((4, 8), (2, 3)))) < 1e-9
@@ -55,7 +55,7 @@ def test_without_position_patch_order_and_patchwise_shifts_do_not_matter(pool):
 
 def test_learned_positions_can_be_reindexed_to_shuffled_patches():
     model = small()
-    images, order = pictures(model), torch.randperm(24)
+    images, order = random_images(model), torch.randperm(24)
     logits = model(images)
     shuffled = shuffle_patches(images, order)
     assert difference(logits, model(shuffled)) > NO
@@ -67,7 +67,7 @@ def test_learned_positions_can_be_reindexed_to_shuffled_patches():
 @pytest.mark.parametrize("position", ["learned-1d", "sincos-2d", "relative", "rope-2d"])
 def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(position):
     model = small(position=position)
-    images, order = pictures(model), torch.randperm(2 * 16)
+    images, order = random_images(model), torch.randperm(2 * 16)
     logits = model(images)
     shuffled = unpatchify(patchify(images, (4, 4))[..., order], (4, 6), (4, 4))
     assert difference(logits, model(shuffled)) > NO
@@ -80,7 +80,7 @@ def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(position):
 @pytest.mark.parametrize("position", ["sincos-1d", "sincos-2d", "relative", "rope-2d", "learned-2d"])
 def test_geometric_positions_notice_shuffled_patches(position):
     model = small(position=position)
-    images = pictures(model)
+    images = random_images(model)
     assert difference(model(images), model(shuffle_patches(images, torch.randperm(24)))) > NO
 
 
@@ -89,7 +89,7 @@ def test_geometric_positions_notice_shuffled_patches(position):
     [("relative", "cls"), ("relative", "gap"), ("relative", "map"), ("rope-2d", "gap"), ("rope-2d", "map")],
 )
 def test_wrapped_relative_positions_are_exactly_shift_invariant(position, pool):
-    images = pictures(small())
+    images = random_images(small())
     shifted = images.roll((8, 4), (2, 3))
     wrapped = small(position=position, wrap=True, pool=pool)
     assert difference(wrapped(images), wrapped(shifted)) < 1e-9
@@ -101,21 +101,21 @@ def test_wrapped_relative_positions_are_exactly_shift_invariant(position, pool):
 @pytest.mark.parametrize("position", ["relative", "rope-2d"])
 def test_wrapped_positions_and_a_local_window_wrap_together(position):
     model = small(position=position, wrap=True, pool="gap", attention="local")
-    images = pictures(model)
+    images = random_images(model)
     assert difference(model(images), model(images.roll((8, 4), (2, 3)))) < 1e-9
 
 
 def test_a_class_token_without_an_angle_sees_absolute_angles():
     """Rotary angles are relative between patches; [CLS] has none, so through it even wrapped RoPE is not invariant."""
     model = small(position="rope-2d", wrap=True)
-    images = pictures(model)
+    images = random_images(model)
     assert difference(model(images), model(images.roll((8, 4), (2, 3)))) > NO
 
 
 def test_vit_is_not_causal():
     """The last patch changes what the first token becomes, in every layer."""
     model = small()
-    images = pictures(model, 1)
+    images = random_images(model, 1)
     changed = images.clone()
     changed[..., -4:, -4:] += 1
     before, after = look(model, images), look(model, changed)
@@ -125,7 +125,7 @@ def test_vit_is_not_causal():
 
 def test_local_attention_reaches_one_ring_a_layer():
     model = small(attention="local", pool="gap", position="none")
-    images = pictures(model, 1)
+    images = random_images(model, 1)
     changed = images.clone()
     changed[..., :4, :4] += 1  # the first patch
     before, after = look(model, images), look(model, changed)
@@ -162,7 +162,7 @@ COMBINATIONS = [
 @pytest.mark.parametrize("changes", COMBINATIONS, ids=lambda changes: "-".join(map(str, changes.values())))
 def test_options_agree_on_every_path(changes):
     model = small(**changes)
-    images = pictures(model)
+    images = random_images(model)
     logits = model(images)
     whole = model.read(model.encode(model.embed(images), whole=True))
     assert difference(logits, whole) < 1e-10
@@ -174,7 +174,7 @@ def test_options_agree_on_every_path(changes):
         torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]), rtol=0, atol=1e-9)
     torch.testing.assert_close(torch.cat([model(image[None]) for image in images]), logits, rtol=0, atol=1e-9)
     wider = model.resize((24, 16))
-    assert wider(pictures(wider)).shape == (3, 5)
+    assert wider(random_images(wider)).shape == (3, 5)
     model.train()(images).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -183,7 +183,7 @@ def test_options_agree_on_every_path(changes):
 
 def test_training_draws_dropout_and_stochastic_depth():
     model = small(dropout=0.2, drop_path=0.3)
-    images = pictures(model)
+    images = random_images(model)
     assert difference(model(images), model(images)) == 0
     model.train()
     torch.manual_seed(5)
@@ -220,7 +220,7 @@ def test_looking_changes_nothing_and_costs_only_the_layers_asked_for():
 def test_looking_leaves_every_module_in_its_mode():
     model = small().train()
     model.blocks[0].eval()
-    look(model, pictures(model))
+    look(model, random_images(model))
     assert model.training
     assert not model.blocks[0].training
     assert model.blocks[1].training
@@ -228,7 +228,7 @@ def test_looking_leaves_every_module_in_its_mode():
 
 def test_hooks_and_adapters_get_what_they_would_without_our_shortcuts():
     model = small()
-    images = pictures(model)
+    images = random_images(model)
     logits = model(images)
     kept = {}
     for name in ("blocks.0.mlp", "blocks.0.mlp.fc1", "blocks.2.attn.qkv", "blocks.1.attn"):
@@ -289,7 +289,7 @@ def test_tables_follow_the_type_without_being_rounded_twice():
 def test_layers_that_do_not_exist_are_refused():
     model = small()
     with pytest.raises(UsageError, match=r"Layer must be from 0 to 2 .* got 3"):
-        look(model, pictures(model), [3])
+        look(model, random_images(model), [3])
 
 
 def test_images_of_another_shape_are_refused_in_one_line():
@@ -311,7 +311,7 @@ def test_resize_keeps_everything_but_the_grid(rows, columns, rule):
     for name, tensor in model.state_dict().items():
         if name != "pos_embed":
             assert torch.equal(resized.state_dict()[name], tensor)
-    assert resized(pictures(resized)).isfinite().all()
+    assert resized(random_images(resized)).isfinite().all()
     assert model.config.grid == (4, 6)
 
 
@@ -348,7 +348,7 @@ def test_resize_of_frozen_and_wrapped_models():
     wrapped = small(position="relative", wrap=True)
     with pytest.raises(UsageError, match="must keep the grid of wrap-around"):
         wrapped.resize((32, 24))
-    assert difference(wrapped(images := pictures(wrapped)), wrapped.resize((16, 24))(images)) == 0
+    assert difference(wrapped(images := random_images(wrapped)), wrapped.resize((16, 24))(images)) == 0
 
 
 # Initialisation

@@ -2,7 +2,7 @@
 
     vitrail.create("ViT-B/16", classes=10)      a model by its published name
     vitrail.load(path), vitrail.save(bundle, path)
-    vitrail.Classifier(path).predict(pictures)
+    vitrail.Classifier(path).predict(images)
     vitrail.look(model, images)                 what passes by inside, attention included
 
 `import vitrail` is instant: torch is imported by the first of these that is used.

@@ -15,9 +15,9 @@ from vitrail.configs.engines import ENGINES
 from vitrail.data.ahead import in_order
 from vitrail.engines.base import Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.preprocess import Picture
-from vitrail.settings import check_whole
-from vitrail.storage import check_output, refuse_existing, whole_file
+from vitrail.images.preprocess import ImageLike
+from vitrail.settings import check_integer
+from vitrail.storage import atomic_file, check_output, refuse_existing
 from vitrail.weights.parts import OVERFLOWS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Named = list[dict[str, str | float]]
 Answer = tuple[Named, np.ndarray] | VitrailError
-"""The classes of a picture and what the head read, or why there are none."""
+"""The classes of an image and what the head read, or why there are none."""
 
 
 class Classifier:
@@ -46,7 +46,7 @@ class Classifier:
         device: str | None = None,
     ) -> None:
         if threads is not None:
-            check_whole("threads", threads, low=1, high=4096)
+            check_integer("threads", threads, low=1, high=4096)
         self.threads = threads
         self._engine = ENGINES[engine].open(bundle, device)
         self._decoding = Lock()
@@ -57,15 +57,15 @@ class Classifier:
         self.labels = parts.labels or tuple(map(str, range(parts.config.classes)))
         self._names = parts.classifies
 
-    def predict(self, pictures: Iterable[Picture], *, top_k: int = 5, batch_size: int | None = None) -> list[Named]:
-        """For each picture, the `top_k` most probable classes, best first: `[{"label": "cat", "score": 0.93}, ...]`.
-        The first picture that cannot be read raises its error."""
-        is_one = isinstance(pictures, np.ndarray) and pictures.ndim < 3
-        if is_one or isinstance(pictures, str | bytes | Path | Image.Image) or not isinstance(pictures, Iterable):
-            raise UsageError(f"Pictures must be a list, got one {type(pictures).__name__}. Put it in brackets.")
+    def predict(self, images: Iterable[ImageLike], *, top_k: int = 5, batch_size: int | None = None) -> list[Named]:
+        """For each image, the `top_k` most probable classes, best first: `[{"label": "cat", "score": 0.93}, ...]`.
+        The first image that cannot be read raises its error."""
+        is_one = isinstance(images, np.ndarray) and images.ndim < 3
+        if is_one or isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable):
+            raise UsageError(f"Images must be a list, got one {type(images).__name__}. Put it in brackets.")
         self.parts.check_classifies()
         found = []
-        with contextlib.closing(self._answers(pictures, top_k, batch_size)) as answers:
+        with contextlib.closing(self._answers(images, top_k, batch_size)) as answers:
             for answer in answers:
                 if isinstance(answer, VitrailError):
                     raise answer
@@ -75,7 +75,7 @@ class Classifier:
     def stream(
         self, files: Sequence[str], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """For each picture file, in order, as soon as it is known: `{"file", "predictions"}`, with `features` also what
+        """For each image file, in order, as soon as it is known: `{"file", "predictions"}`, with `features` also what
         the head read; or `{"file", "error"}`. A model that does not classify has features and no predictions."""
         if not features:
             self.parts.check_classifies()
@@ -87,18 +87,18 @@ class Classifier:
                 named, row = answer
                 yield {"file": file, "predictions": named, **({"features": row} if features else {})}
 
-    def _answers(self, pictures: Iterable[Picture], top_k: int, batch_size: int | None) -> Generator[Answer]:
-        """For each picture, in order, its classes and what the head read, or the error that it met.
+    def _answers(self, images: Iterable[ImageLike], top_k: int, batch_size: int | None) -> Generator[Answer]:
+        """For each image, in order, its classes and what the head read, or the error that it met.
 
-        Every thread takes some pictures, decodes them and computes their answers alone, so that no core ever waits for
-        another; one that has a single picture to itself is helped by the others in computing.
+        Every thread takes some images, decodes them and computes their answers alone, so that no core ever waits for
+        another; one that has a single image to itself is helped by the others in computing.
         """
-        check_whole("top_k", top_k, low=1, high=10_000_000)
+        check_integer("top_k", top_k, low=1, high=10_000_000)
         size = batch_for(self.config) if batch_size is None else batch_size
-        check_whole("batch_size", size, low=1, high=1_000_000)
+        check_integer("batch_size", size, low=1, high=1_000_000)
         threads = self.threads or cores()
-        numbered = enumerate(pictures)
-        # The first answers come soonest if each thread begins with one picture.
+        numbered = enumerate(images)
+        # The first answers come soonest if each thread begins with one image.
         first = [[one] for one in islice(numbered, threads)]
         if not first:
             return
@@ -109,21 +109,21 @@ class Classifier:
                 for answers in done:
                     yield from answers
 
-    def _answer(self, numbered: list[tuple[int, Picture]], run: Run, top_k: int) -> list[Answer]:
+    def _answer(self, numbered: list[tuple[int, ImageLike]], run: Run, top_k: int) -> list[Answer]:
         crops: list[np.ndarray | VitrailError] = []
-        for number, picture in numbered:
+        for number, image in numbered:
             try:
-                crops.append(self._crop(number, picture))
+                crops.append(self._crop(number, image))
             except VitrailError as error:
                 crops.append(error)
         good = [crop for crop in crops if isinstance(crop, np.ndarray)]
         outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
         return [crop if isinstance(crop, VitrailError) else self._name(*next(outputs), top_k) for crop in crops]
 
-    def _crop(self, number: int, picture: Picture) -> np.ndarray:
+    def _crop(self, number: int, image: ImageLike) -> np.ndarray:
         # A Pillow image is decoded when it is first used, and two threads may be given the same one.
-        with self._decoding if isinstance(picture, Image.Image) else contextlib.nullcontext():
-            return self.preprocess.crop(picture, name=f"picture {number}")
+        with self._decoding if isinstance(image, Image.Image) else contextlib.nullcontext():
+            return self.preprocess.crop(image, name=f"image {number}")
 
     def _name(self, logits_K: np.ndarray, row: np.ndarray, top_k: int) -> Answer:
         if not np.isfinite(logits_K).all():
@@ -147,7 +147,7 @@ def check_features_file(path: Path, *, force: bool) -> None:
 def write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool = False) -> None:
     """Write names of files and their features, (n) and (n, D), to one .npz, whole or not at all."""
     if not rows:
-        raise DamagedError(f"No picture could be read, so {str(path)!r} is not written.")
+        raise DamagedError(f"No image could be read, so {str(path)!r} is not written.")
     files, features = zip(*rows, strict=True)
-    with whole_file(path, force=force) as file:
+    with atomic_file(path, force=force) as file:
         np.savez(file, files=np.array(files), features=np.stack(features))

@@ -30,7 +30,7 @@ from vitrail.console import (
     say,
     setting_cell,
 )
-from vitrail.data.files import find_pictures, list_pictures
+from vitrail.data.files import find_images, list_images
 from vitrail.data.sources import describe_sources, open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import spoken
@@ -59,7 +59,7 @@ Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes a
 class Running:
     """How long, where and how to train; the same flags for all runs."""
 
-    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training picture.")] = None
+    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training image.")] = None
     steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None
     minutes: Annotated[float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")] = (
         None
@@ -82,13 +82,13 @@ class Running:
         ),
     ] = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
-    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare images.")] = 2
     threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None
     device: Device = "auto"
     amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False
     compile: Annotated[bool, arg(help="Compile the model first.")] = False
     cache: Annotated[
-        Path | None, arg(metavar="DIR", help="Keep decoded pictures there: later epochs need no JPEG work.")
+        Path | None, arg(metavar="DIR", help="Keep decoded images there: later epochs need no JPEG work.")
     ] = None
     cache_gigabytes: Annotated[float, arg(metavar="N", help="How large the cache may grow.")] = 10.0
     checkpoint_seconds: Annotated[
@@ -220,7 +220,7 @@ def doctor(
         print_json({"findings": [finding.to_json() for finding in findings]})
     else:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
-        print_table(None, [["data", data], ["pictures", counts], ["classes", f"{len(dataset.labels):,}"]])
+        print_table(None, [["data", data], ["images", counts], ["classes", f"{len(dataset.labels):,}"]])
         for lines in summarise(findings, dataset.root):
             sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
         if not findings:
@@ -244,11 +244,11 @@ def train(
     ] = None,
     resolution: Annotated[
         str | None,
-        arg(metavar="R", help="Input size, 224 or 224x384; else the model's own, or that of small pictures."),
+        arg(metavar="R", help="Input size, 224 or 224x384; else the model's own, or that of small images."),
     ] = None,
     running: Flags = AS_USUAL,
 ) -> None:
-    """Train a model on your pictures. Kill it whenever you like: --resume auto ends with the same bits.
+    """Train a model on your images. Kill it whenever you like: --resume auto ends with the same bits.
 
     Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
     """
@@ -284,7 +284,7 @@ def finetune(
     ] = "auto",
     running: Flags = AS_USUAL,
 ) -> None:
-    """Teach a bundle the classes of your pictures, perhaps at a higher resolution. What is changed of it is said.
+    """Teach a bundle the classes of your images, perhaps at a higher resolution. What is changed of it is said.
 
     Classes that are the bundle's own keep its head. Kill it whenever you like: --resume auto goes on.
     """
@@ -309,7 +309,7 @@ def evaluate(
         arg(
             help="Classify: the bundle's own answers. The others learn DATA's classes from the frozen model's features"
             " of the train split: knn, a vote of the nearest; probe, logistic regression; fewshot, the paper's least"
-            " squares from a few pictures of each class."
+            " squares from a few images of each class."
         ),
     ] = "classify",
     layer: Annotated[
@@ -325,14 +325,12 @@ def evaluate(
         float | None, arg(metavar="T", help="knn: a vote counts exp(similarity / T) (0.07); 0: all count the same.")
     ] = None,
     shots: Annotated[
-        tuple[int, ...] | None, arg(metavar="K", help="fewshot: pictures of each class (1 5 10 25); then all.")
+        tuple[int, ...] | None, arg(metavar="K", help="fewshot: images of each class (1 5 10 25); then all.")
     ] = None,
-    seeds: Annotated[int | None, arg(metavar="N", help="fewshot: draws of pictures for each number (5).")] = None,
+    seeds: Annotated[int | None, arg(metavar="N", help="fewshot: draws of images for each number (5).")] = None,
     penalty: Annotated[
         float | None,
-        arg(
-            metavar="L", help="probe, fewshot: pull of weights to 0; else chosen on held-out pictures, by leaving out."
-        ),
+        arg(metavar="L", help="probe, fewshot: pull of weights to 0; else chosen on held-out images, by leaving out."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -341,7 +339,7 @@ def evaluate(
     cache: Annotated[
         Path | None, arg(metavar="DIR", help="Where features are kept (~/.cache/vitrail/features); delete it at will.")
     ] = None,
-    workers: Annotated[int, arg(metavar="N", help="Threads that prepare pictures.")] = 2,
+    workers: Annotated[int, arg(metavar="N", help="Threads that prepare images.")] = 2,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -364,12 +362,12 @@ def predict(
         tyro.conf.Positional,
         arg(
             metavar="FILE|DIR|GLOB|-",
-            help="Pictures, folders of them, quoted patterns such as 'photos/**/*.jpg', or - for names from stdin,"
+            help="Images, folders of them, quoted patterns such as 'photos/**/*.jpg', or - for names from stdin,"
             " one a line.",
         ),
     ],
     *,
-    top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each picture.")] = 5,
+    top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each image.")] = 5,
     engine: Annotated[
         str,
         arg(
@@ -388,16 +386,16 @@ def predict(
         Path | None, arg(metavar="OUT.npz", help="Also write what the head reads: arrays `files` and `features`.")
     ] = None,
     force: Annotated[bool, arg(help="Overwrite OUT.npz.")] = False,
-    json: Annotated[bool, arg(help="Print a JSON line for each picture instead of a table.")] = False,
+    json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
-    """Name what is on pictures. A file that cannot be read is named, the others are answered; then exit code 1."""
+    """Name what is on images. A file that cannot be read is named, the others are answered; then exit code 1."""
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.base import cores
     from vitrail.engines.choose import faster
 
     if features is not None:
         check_features_file(features, force=force)
-    paths = find_pictures(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
+    paths = find_images(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
     if engine != "auto" and engine not in ENGINES:
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if engine == "auto":  # ONNX Runtime computes on the CPU alone
@@ -416,22 +414,22 @@ def predict(
     if errors and sys.stdout.isatty():  # each of them has just been seen
         sys.exit(1)
     if errors:
-        raise DamagedError(f"{len(errors):,} of {len(paths):,} pictures could not be answered; the first: {errors[0]}")
+        raise DamagedError(f"{len(errors):,} of {len(paths):,} images could not be answered; the first: {errors[0]}")
 
 
 def inspect(
     bundle: BundlePath,
     files: Annotated[
-        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Pictures to look at, or folders of them.")
+        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Images to look at, or folders of them.")
     ],
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
     evidence: Annotated[
-        bool, arg(help="Also take parts of the picture away and ask again: hundreds of forward passes.")
+        bool, arg(help="Also take parts of the image away and ask again: hundreds of forward passes.")
     ] = False,
     data: Annotated[
         str | None,
-        arg(metavar="DATA", help="More pictures (64 of them) for what needs many; a folder need not have classes."),
+        arg(metavar="DATA", help="More images (64 of them) for what needs many; a folder need not have classes."),
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
     layers: Annotated[
@@ -449,13 +447,13 @@ def inspect(
     from vitrail.storage import check_output
 
     check_output(output, force=force)
-    paths = find_pictures(files)
+    paths = find_images(files)
 
     from vitrail.inspection.examine import examine
     from vitrail.inspection.page import LIMIT, write_page
     from vitrail.weights.bundle import load
 
-    others = () if data is None else _some_pictures(data, 64)
+    others = () if data is None else _some_images(data, 64)
     other = None if against is None else (against, load(against, device=device))
     found = examine(
         load(bundle, device=device), paths, name=bundle, evidence=evidence, others=others, against=other,
@@ -463,7 +461,7 @@ def inspect(
     )  # fmt: skip
     document = write_page(found, output, full=full, force=force)
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
-        say(f"note: the page has {size / 1e6:.1f} MB; fewer pictures or layers would make it smaller")
+        say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
     if not found.is_trained:
         say("note: nothing says that this model was trained; maps of random weights mean nothing")
     return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
@@ -504,7 +502,7 @@ def convert(
     size = None if resolution is None else _parse_resolution(resolution)
     told = Told(model, size, preprocess, None if labels is None else read_labels(labels))
     folder = images if images is not None else pictures
-    shown = open_data("fashion-40").splits["test"].pictures if folder is None else find_pictures([folder])
+    shown = open_data("fashion-40").splits["test"].images if folder is None else find_images([folder])
     report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force)
     for note in report["notes"]:
         say(f"note: {note}")
@@ -525,17 +523,17 @@ def demo(
     run(output, epochs=epochs, seed=seed, force=force, opens=open)
 
 
-def _some_pictures(data: str, count: int) -> list[Any]:
-    """At most so many pictures, evenly from all of a data set, or of a folder of any kind."""
+def _some_images(data: str, count: int) -> list[Any]:
+    """At most so many images, evenly from all of a data set, or of a folder of any kind."""
     import numpy as np
 
     from vitrail.data.dataset import Split
 
-    if Path(data).is_dir() and (files := list_pictures([data])):
-        split = Split("pictures", files, np.zeros(len(files), np.int64))
+    if Path(data).is_dir() and (files := list_images([data])):
+        split = Split("images", files, np.zeros(len(files), np.int64))
     else:
         split = open_data(data).for_evaluation(None)
-    return list(split.spread(count).pictures)
+    return list(split.spread(count).images)
 
 
 def _find_config(model: str) -> ModelConfig:

@@ -71,12 +71,12 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
 def print_scores(scores: dict[str, Any]) -> None:
     """What people want of a protocol's scores, the worst classes first."""
     matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
-    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} pictures{matched})"]]
+    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} images{matched})"]]
     if "features" in scores:
         place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
         again = "; remembered" if scores["cached"] else ""
         rows.append(
-            ["learned from", f"{scores['train_count']:,} pictures, {scores['features']} features ({place}{again})"]
+            ["learned from", f"{scores['train_count']:,} images, {scores['features']} features ({place}{again})"]
         )
     if scores.get("penalty") is not None:
         rows.append(["penalty", f"{scores['penalty']:.3g}"])
@@ -94,7 +94,7 @@ def print_scores(scores: dict[str, Any]) -> None:
         rows.append(
             ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
         )
-        print_table(("of each class", "pictures", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
+        print_table(("of each class", "images", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
     sys.stdout.write("\n")
     worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
     rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
@@ -123,7 +123,7 @@ def _spoken_proof(proof: dict[str, Any]) -> str:
         return f"not verified with {proof['library']}: {proof['not_verified']}"
     same = f", equal answers {proof['equal_answers']} of {proof['pictures']}" if "equal_answers" in proof else ""
     return (
-        f"{proof['library']} on {proof['pictures']} pictures: largest difference of {proof['compared']}"
+        f"{proof['library']} on {proof['pictures']} images: largest difference of {proof['compared']}"
         f" {proof['largest_difference']:.1e} (of {proof['largest_value']:.3g}){same}"
     )
 

@@ -1,6 +1,6 @@
 """`vitrail demo`: the main job on embedded data, in about a minute on two cores.
 
-A small ViT learns digits; then the embedded model, which learned clothes for longer, names pictures it has never seen.
+A small ViT learns digits; then the embedded model, which learned clothes for longer, names images it has never seen.
 """
 
 import sys
@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import attention_figure
 from vitrail.models.look import look
-from vitrail.settings import check_whole
+from vitrail.settings import check_integer
 from vitrail.training.loop import Options
 from vitrail.training.run import train
 from vitrail.weights.bundle import Bundle, load
@@ -30,17 +30,17 @@ CHANGES = ("batch=64", "learning_rate=0.02", "holdout=0", "augment.padding=1", "
 
 def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> None:
     """Train on digits, show answers and where the model looks; then the same for clothes with the embedded model."""
-    check_whole("epochs", epochs, low=1, high=10_000)
+    check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
     _print("\n1. The model that was just trained, on held-out digits")
     _show(load(output / "bundle"), open_data("digits").splits["test"], output / "attention.png")
-    _print("\n2. The embedded model, on 40 pictures of clothes that it has never seen")
+    _print("\n2. The embedded model, on 40 images of clothes that it has never seen")
     clothes = open_data("fashion-40")
     _show(load("fashion"), clothes.splits["test"], output / "fashion-attention.png")
-    _write_pictures(clothes, output / "pictures")
+    _write_images(clothes, output / "images")
     _print(
-        f"\nNext:\n  open {output / 'report.html'}\n  vitrail predict fashion {output / 'pictures'}\n"
+        f"\nNext:\n  open {output / 'report.html'}\n  vitrail predict fashion {output / 'images'}\n"
         f"  vitrail evaluate {output / 'bundle'} digits\n  vitrail train YOUR_FOLDER --model ViT-Nano/7 --output run"
     )
     if opens:
@@ -49,25 +49,25 @@ def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> No
 
 def _show(bundle: Bundle, split: Split, figure: Path) -> None:
     """Some answers, every mistake up to ten, and a drawing of where the class token looks."""
-    answers = [answer[0] for answer in Classifier(bundle).predict(split.pictures, top_k=1)]
+    answers = [answer[0] for answer in Classifier(bundle).predict(split.images, top_k=1)]
     labels = bundle.labels or ()
     truth = [labels[label] for label in split.labels]
     right = np.array([answer["label"] == label for answer, label in zip(answers, truth, strict=True)])
     _draw(bundle, split, right, figure)
-    wide = max(map(len, ("picture", *labels)))
-    _print(f"{right.sum()} of {len(right)} right\n{'picture':>{wide}}  {'answer':>{wide}}  score")
+    wide = max(map(len, ("image", *labels)))
+    _print(f"{right.sum()} of {len(right)} right\n{'image':>{wide}}  {'answer':>{wide}}  score")
     for index in [*np.flatnonzero(right)[:: max(int(right.sum()) // 6, 1)][:6], *np.flatnonzero(~right)[:10]]:
         mark = "" if right[index] else "   <- wrong"
         _print(f"{truth[index]:>{wide}}  {answers[index]['label']:>{wide}}  {answers[index]['score']:.3f}{mark}")
     _print(f"where it looks: {figure}")
 
 
-def _write_pictures(dataset: Dataset, folder: Path) -> None:
-    """Pictures as files that other commands can be tried on, called by their class."""
+def _write_images(dataset: Dataset, folder: Path) -> None:
+    """Images as files that other commands can be tried on, called by their class."""
     split = dataset.splits["test"]
     try:
         folder.mkdir(exist_ok=True)
-        for index, (pixels, label) in enumerate(zip(split.pictures, split.labels, strict=True)):
+        for index, (pixels, label) in enumerate(zip(split.images, split.labels, strict=True)):
             name = dataset.labels[label].lower().replace("/", "-").replace(" ", "-")
             Image.fromarray(np.asarray(pixels)[..., 0]).save(folder / f"{name}-{index:02}.png")
     except OSError as error:
@@ -75,9 +75,9 @@ def _write_pictures(dataset: Dataset, folder: Path) -> None:
 
 
 def _draw(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> None:
-    """Where the class token looks, on a picture that was recognised if there is one."""
+    """Where the class token looks, on an image that was recognised if there is one."""
     shown = int(np.flatnonzero(right)[len(np.flatnonzero(right)) // 3]) if right.any() else 0
-    pixels = held_out.pictures[shown]
+    pixels = held_out.images[shown]
     preprocess: Preprocess = bundle.preprocess
     seen = look(bundle.model, preprocess([pixels]))
     label = (bundle.labels or ())[held_out.labels[shown]]

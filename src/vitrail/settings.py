@@ -81,7 +81,7 @@ class Settings:
         if not isinstance(sides, list | tuple) or len(sides) != 2:
             raise UsageError(f"{spoken(name)} must be a whole number or a pair [height, width], got {value!r}.")
         for side in sides:
-            check_whole(name, side, low=low, high=high)
+            check_integer(name, side, low=low, high=high)
         object.__setattr__(self, name, tuple(sides))
 
     def _check_choices(self, names: Iterable[str]) -> None:
@@ -102,7 +102,7 @@ class Settings:
                 raise UsageError(f"{spoken(name)} must be true or false, got {getattr(self, name)!r}.")
 
 
-def check_whole(name: str, value: object, *, low: int, high: int) -> None:
+def check_integer(name: str, value: object, *, low: int, high: int) -> None:
     """`value` is a whole number between `low` and `high`, both included."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise UsageError(f"{spoken(name)} must be a whole number from {low:,} to {high:,}, got {value!r}.")

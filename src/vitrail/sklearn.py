@@ -1,10 +1,10 @@
 """scikit-learn's surface: `ViTClassifier` and `ViTFeatures` for pipelines, cross-validation and grid searches.
 
-Pictures X are one of these:
+Images X are one of these:
 
     paths of files       a list or an array of texts
     pixels               uint8 (n, height, width) or (n, height, width, channels)
-    rows of numbers      (n, m), any real numbers: each row is a grey picture, flattened, as in scikit-learn's digits.
+    rows of numbers      (n, m), any real numbers: each row is a grey image, flattened, as in scikit-learn's digits.
                          It is drawn as a square (the last pixels are black where m is no square); black is the smallest
                          number seen in `fit`, white the largest
 """
@@ -51,18 +51,18 @@ _BATCH = 64
 
 
 class _Seeing(BaseEstimator):
-    """What both have in common: pictures in any of three forms."""
+    """What both have in common: images in any of three forms."""
 
     def _look_at(self, X: Any, *, fitting: bool) -> Split:
-        """X as pictures without labels."""
+        """X as images without labels."""
         if fitting:
             self.black_ = self.white_ = None
         is_list = isinstance(X, list | tuple) or getattr(X, "ndim", None) == 1
         if is_list and isinstance(next(iter(X), None), str | os.PathLike):
-            pictures = [os.fspath(path) for path in X]
+            images = [os.fspath(path) for path in X]
         else:
-            pictures = self._as_pixels(X, fitting=fitting)
-        return Split("pictures", pictures, np.zeros(len(pictures), np.int64))
+            images = self._as_pixels(X, fitting=fitting)
+        return Split("images", images, np.zeros(len(images), np.int64))
 
     def _as_pixels(self, X: Any, *, fitting: bool) -> np.ndarray:
         if getattr(X, "ndim", None) in (3, 4):
@@ -73,7 +73,7 @@ class _Seeing(BaseEstimator):
         if fitting:
             self.black_, self.white_ = float(rows.min()), float(rows.max())
         if self.black_ is None or self.white_ is None:
-            raise UsageError("X must be pictures, as they were in fit, got rows of numbers.")
+            raise UsageError("X must be images, as they were in fit, got rows of numbers.")
         side = int(np.ceil(np.sqrt(rows.shape[1])))
         canvas = np.zeros((len(rows), side * side), np.uint8)
         canvas[:, : rows.shape[1]] = np.rint(255 * ((rows - self.black_) / (self.white_ - self.black_ or 1)).clip(0, 1))
@@ -87,11 +87,11 @@ class _Seeing(BaseEstimator):
 
 
 class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
-    """A transformer from pictures to the features of a frozen model, 32-bit reals (n, d).
+    """A transformer from images to the features of a frozen model, 32-bit reals (n, d).
 
     bundle     a path, or a `vitrail.Bundle`
     layer      what leaves this layer ([CLS] or the mean), from 0 or from the end (-1); by default what the head reads
-    workers    threads that prepare pictures
+    workers    threads that prepare images
     """
 
     def __init__(self, bundle: Any = None, *, layer: int | None = None, workers: int = 2) -> None:
@@ -103,19 +103,19 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
         """Load the bundle. Nothing is learned but what black and white are, where X is rows of numbers."""
         if self.bundle is None:
             raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
-        pictures = self._look_at(X, fitting=True)
+        images = self._look_at(X, fitting=True)
         self.bundle_ = _open(self.bundle)
-        self._n_features_out = self._extract(pictures.take(np.arange(1))).shape[1]
+        self._n_features_out = self._extract(images.take(np.arange(1))).shape[1]
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """The features of each picture."""
+        """The features of each image."""
         check_is_fitted(self)
         return self._extract(self._look_at(X, fitting=False))
 
-    def _extract(self, pictures: Split) -> np.ndarray:
+    def _extract(self, images: Split) -> np.ndarray:
         model, preprocess = self.bundle_.model, self.bundle_.preprocess
-        return extract(model, preprocess, pictures, layer=self.layer, batch=_BATCH, workers=self.workers)
+        return extract(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -124,19 +124,19 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
 
 
 class ViTClassifier(ClassifierMixin, _Seeing):
-    """A classifier of pictures: a linear probe on a bundle's features, or a model trained from scratch.
+    """A classifier of images: a linear probe on a bundle's features, or a model trained from scratch.
 
     bundle     a path, or a `vitrail.Bundle`: its model stays as it is, logistic regression learns from its features.
                None: a new model is trained
     layer      probe: features of this layer instead of what the head reads
     penalty    probe: pull of the weights to 0; by default chosen on a held-out fifth
-    model      trained: a name of `vitrail models`; pictures are resized to its resolution
+    model      trained: a name of `vitrail models`; images are resized to its resolution
     recipe     trained: a recipe of the package, or a .toml file
     settings   trained: changes of the recipe, as `--set` takes them: ("augment.flip=none", "batch=64")
-    epochs     trained: how often to see every picture; by default the recipe's
+    epochs     trained: how often to see every image; by default the recipe's
     minutes    trained: time to spend, instead
     seed       of every draw
-    workers    threads that prepare pictures
+    workers    threads that prepare images
     """
 
     def __init__(
@@ -165,52 +165,52 @@ class ViTClassifier(ClassifierMixin, _Seeing):
         self.workers = workers
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn the classes of pictures. `bundle_` is the model that reads them."""
+        """Learn the classes of images. `bundle_` is the model that reads them."""
         if y is None:
             raise UsageError("ViTClassifier requires y to be passed, but the target y is None.")
-        pictures = self._look_at(X, fitting=True)
+        images = self._look_at(X, fitting=True)
         y = column_or_1d(y, warn=True)
-        check_consistent_length(pictures.pictures, y)
+        check_consistent_length(images.images, y)
         assert_all_finite(y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        pictures = dataclasses.replace(pictures, labels=labels.astype(np.int64))
+        images = dataclasses.replace(images, labels=labels.astype(np.int64))
         if self.bundle is None:
-            self.bundle_, self.probe_ = self._train(pictures), None
+            self.bundle_, self.probe_ = self._train(images), None
             return self
         self.bundle_ = _open(self.bundle)
-        features = self._extract(pictures)
+        features = self._extract(images)
         self.probe_, self.penalty_ = probe(
-            features, pictures.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
+            features, images.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
         )
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each picture."""
+        """The most probable class of each image."""
         likely = self.predict_proba(X)
         return self.classes_[likely.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (n, classes), in the order of `classes_`."""
         check_is_fitted(self)
-        pictures = self._look_at(X, fitting=False)
+        images = self._look_at(X, fitting=False)
         if self.probe_ is not None:
-            return self.probe_.probabilities(self._extract(pictures))
-        loader = Loader(pictures, self.bundle_.preprocess, batch=_BATCH, shuffle=False, workers=self.workers)
+            return self.probe_.probabilities(self._extract(images))
+        loader = Loader(images, self.bundle_.preprocess, batch=_BATCH, shuffle=False, workers=self.workers)
         return answer(self.bundle_.model, loader).probabilities.astype(np.float64)
 
-    def _extract(self, pictures: Split) -> np.ndarray:
+    def _extract(self, images: Split) -> np.ndarray:
         model, preprocess = self.bundle_.model, self.bundle_.preprocess
-        return extract(model, preprocess, pictures, layer=self.layer, batch=_BATCH, workers=self.workers)
+        return extract(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
-    def _train(self, pictures: Split) -> Bundle:
+    def _train(self, images: Split) -> Bundle:
         """`vitrail train` in a folder that is forgotten afterwards."""
         recipe = change_recipe(find_recipe(self.recipe), self.settings)
         recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
         resolution = list(zoo.find(self.model).resolution)
         recipe = recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model})
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
-            data, run = _write(pictures, Path(folder)), Path(folder) / "run"
+            data, run = _write(images, Path(folder)), Path(folder) / "run"
             options = Options(seed=self.seed, workers=self.workers)
             silence = io.StringIO()
             with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
@@ -224,7 +224,7 @@ def _open(bundle: Any) -> Bundle:
 
 
 def _write(pictures: Split, folder: Path) -> str:
-    """Pictures as DATA, whose classes sort as their numbers do."""
+    """Images as DATA, whose classes sort as their numbers do."""
     names = [f"{label:09d}" for label in pictures.labels]
     if pictures.in_memory is not None:
         path = folder / "pictures.npz"
@@ -232,6 +232,6 @@ def _write(pictures: Split, folder: Path) -> str:
         return str(path)
     path = folder / "pictures.csv"
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        absolute = (os.path.abspath(picture) for picture in pictures.pictures)  # noqa: PTH100 - links stay as they are
+        absolute = (os.path.abspath(image) for image in pictures.images)  # noqa: PTH100 - links stay as they are
         csv.writer(file).writerows(zip(absolute, names, strict=True))
     return str(path)

@@ -24,7 +24,7 @@ _MOST = 64 * 2**20  # bytes of a document
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
+def atomic_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     """Yield an empty folder to write into; it becomes `path`, with its manifest, only if the block succeeds.
 
     An existing `path` is refused unless `force`; then it stays until the new folder is complete.
@@ -53,7 +53,7 @@ def whole_folder(path: Path, *, force: bool = False) -> Generator[Path]:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, force: bool = False) -> Generator[BinaryIO]:
+def atomic_file(path: Path, *, force: bool = False) -> Generator[BinaryIO]:
     """Yield a file to write; it becomes `path` only if the block succeeds. An existing `path` needs `force`."""
     refuse_existing(path, force=force)
     try:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.errors import UsageError
 from vitrail.extensions import Registry
-from vitrail.settings import Pair, Settings, check_whole, jsonable
+from vitrail.settings import Pair, Settings, check_integer, jsonable
 
 INFO_KEYS = (
     "name", "family", "parameters", "macs", "tokens", "grid", "patch", "resolution",
@@ -55,8 +55,8 @@ class ModelConfig(Settings):
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise UsageError(f"Name must be a printable text, got {self.name!r}.")
         self._set_pair("resolution", low=1, high=65_536)
-        check_whole("classes", self.classes, low=0, high=10_000_000)
-        check_whole("channels", self.channels, low=1, high=4096)
+        check_integer("classes", self.classes, low=0, high=10_000_000)
+        check_integer("channels", self.channels, low=1, high=4096)
         height, width = self.resolution
         if height * width * self.channels > _MOST_NUMBERS:
             raise UsageError(

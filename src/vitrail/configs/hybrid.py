@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from vitrail.configs.tally import Tally
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
-from vitrail.settings import check_whole
+from vitrail.settings import check_integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class HybridConfig(ViTConfig):
 
     stem: Literal["resnet", "light"] = "resnet"
     """The ResNet of the paper (weight-standardised convolutions, GroupNorm), or a few 3x3 convolutions with BatchNorm
-    for small pictures (arXiv 2106.14881)."""
+    for small images (arXiv 2106.14881)."""
     stem_layers: tuple[int, ...] = (3, 4, 9)
     """ResNet: units in each stage. Light: output channels of each convolution."""
     stem_strides: tuple[int, ...] = ()
@@ -73,8 +73,8 @@ class HybridConfig(ViTConfig):
             # Units of a ResNet's stage are as few as ResNetConfig's; the others are channels and strides.
             high = 200 if name == "stem_layers" and self.stem == "resnet" else 4096
             for number in numbers:
-                check_whole(name, number, low=1, high=high)
-        check_whole("stem_base", self.stem_base, low=1, high=4096)
+                check_integer(name, number, low=1, high=high)
+        check_integer("stem_base", self.stem_base, low=1, high=4096)
         if self.stem == "resnet" and self.stem_base % 32:
             raise UsageError(f"Stem base must be a multiple of the 32 groups of GroupNorm, got {self.stem_base}.")
         if self.stem == "resnet" and self.stem_strides:

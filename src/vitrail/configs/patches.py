@@ -1,4 +1,4 @@
-"""Configurations of models that cut the picture into patches."""
+"""Configurations of models that cut the image into patches."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class PatchedConfig(ModelConfig):
     stride: Pair | None = None
     """Step from patch to patch; none means the patch size, so that patches do not overlap."""
     padding: Pair = (0, 0)
-    """Zeros added on each side before the picture is cut into patches."""
+    """Zeros added on each side before the image is cut into patches."""
     width: int = 768
     """Width D of a token."""
 
@@ -35,12 +35,12 @@ class PatchedConfig(ModelConfig):
 
     @property
     def canvas(self) -> tuple[int, int, int]:
-        """Channels, height and width of what is cut into patches: the picture, unless something comes before."""
+        """Channels, height and width of what is cut into patches: the image, unless something comes before."""
         return self.channels, *self.resolution
 
     @property
     def canvas_scale(self) -> int:
-        """Pixels of the picture for one of the canvas, in each direction."""
+        """Pixels of the image for one of the canvas, in each direction."""
         return 1
 
     @property

@@ -17,7 +17,7 @@ from vitrail.configs.augment import Augment
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.extensions import Registry
-from vitrail.settings import Settings, check_number, check_whole, spoken
+from vitrail.settings import Settings, check_integer, check_number, spoken
 from vitrail.storage import read_document, writable
 
 OBJECTIVES: Registry[Any] = Registry(
@@ -56,7 +56,7 @@ class Recipe(Settings):
     minutes: float | None = None
     """Time to spend: measured once, then a fixed number of steps."""
     batch: int = 128
-    """Pictures of one update, over all ranks."""
+    """Images of one update, over all ranks."""
     accumulate: int = 1
     """Parts that each rank computes one after the other, to save memory."""
     optimiser: str = "adamw"
@@ -122,15 +122,15 @@ class Recipe(Settings):
         if not isinstance(self.augment, Augment):
             object.__setattr__(self, "augment", Augment.from_json(self.augment))
         if self.epochs is not None:
-            check_whole("epochs", self.epochs, low=1, high=10**9)
+            check_integer("epochs", self.epochs, low=1, high=10**9)
         if self.steps is not None:
-            check_whole("steps", self.steps, low=0 if self.head == "probe" else 1, high=10**9)
+            check_integer("steps", self.steps, low=0 if self.head == "probe" else 1, high=10**9)
         if self.minutes is not None:
             check_number("minutes", self.minutes, low=0.01, below=10**6)
-        check_whole("batch", self.batch, low=1, high=1_000_000)
-        check_whole("accumulate", self.accumulate, low=1, high=100_000)
-        check_whole("least_steps", self.least_steps, low=0, high=10**9)
-        check_whole("evaluate_every", self.evaluate_every, low=1, high=10**6)
+        check_integer("batch", self.batch, low=1, high=1_000_000)
+        check_integer("accumulate", self.accumulate, low=1, high=100_000)
+        check_integer("least_steps", self.least_steps, low=0, high=10**9)
+        check_integer("evaluate_every", self.evaluate_every, low=1, high=10**6)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise UsageError(f"Betas must be two numbers, got {self.betas!r}.")
         object.__setattr__(self, "betas", tuple(self.betas))

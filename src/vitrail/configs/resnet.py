@@ -1,4 +1,4 @@
-"""Residual convolutional networks in numbers: BiT (arXiv 1912.11370), and a plain one for small pictures."""
+"""Residual convolutional networks in numbers: BiT (arXiv 1912.11370), and a plain one for small images."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.tally import Tally
 from vitrail.errors import UsageError
-from vitrail.settings import Pair, check_whole
+from vitrail.settings import Pair, check_integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ResNetConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choices(("kind", "edges"))
-        check_whole("base", self.base, low=1, high=4096)
+        check_integer("base", self.base, low=1, high=4096)
         for name in ("layers", "strides"):
             numbers = getattr(self, name)
             if name == "strides" and numbers is None:
@@ -41,7 +41,7 @@ class ResNetConfig(ModelConfig):
                 raise UsageError(f"{name.capitalize()} must be 1 to 8 whole numbers, got {numbers!r}.")
             object.__setattr__(self, name, tuple(numbers))
             for number in numbers:
-                check_whole(name, number, low=1, high=200)
+                check_integer(name, number, low=1, high=200)
         if self.kind == "bit":
             if self.base % 32:
                 raise UsageError(

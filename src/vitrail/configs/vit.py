@@ -7,7 +7,7 @@ from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
 from vitrail.configs.positions import POSITIONS, Placement, PositionRules
 from vitrail.errors import UsageError
-from vitrail.settings import check_number, check_whole
+from vitrail.settings import check_integer, check_number
 
 ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
 
@@ -75,11 +75,11 @@ class ViTConfig(PatchedConfig):
             )
         )  # fmt: skip
         self._check_flags(("class_position", "wrap", "qkv_bias"))
-        check_whole("width", self.width, low=1, high=65_536)
-        check_whole("depth", self.depth, low=1, high=1000)
-        check_whole("heads", self.heads, low=1, high=4096)
-        check_whole("mlp", self.mlp, low=1, high=1_048_576)
-        check_whole("registers", self.registers, low=0, high=4096)
+        check_integer("width", self.width, low=1, high=65_536)
+        check_integer("depth", self.depth, low=1, high=1000)
+        check_integer("heads", self.heads, low=1, high=4096)
+        check_integer("mlp", self.mlp, low=1, high=1_048_576)
+        check_integer("registers", self.registers, low=0, high=4096)
         check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
         check_number("dropout", self.dropout, low=0, below=1)
         check_number("drop_path", self.drop_path, low=0, below=1)
@@ -90,7 +90,7 @@ class ViTConfig(PatchedConfig):
             check_number("layer_scale", self.layer_scale, low=0, below=1e6)
             object.__setattr__(self, "layer_scale", float(self.layer_scale))  # a 0 would make a table of integers
         if self.attention_span is not None:
-            check_whole("attention_span", self.attention_span, low=1, high=65_536)
+            check_integer("attention_span", self.attention_span, low=1, high=65_536)
         self._check_width()
         self._check_position()
         self._check_tables()

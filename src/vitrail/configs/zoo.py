@@ -87,7 +87,7 @@ def _published() -> Iterator[ModelConfig]:
 
 
 def _small() -> Iterator[ModelConfig]:
-    """Models for pictures of 8 to 32 pixels that train in minutes on two cores.
+    """Models for images of 8 to 32 pixels that train in minutes on two cores.
 
     All of one size cost the same multiply-accumulates within a few per cent: 1.4 M for Pico (8 px), 2.4 M for Nano and
     11.8 M for Micro (28 px), so that a comparison between families is fair.

@@ -1,1 +1,1 @@
-"""Pictures with labels."""
+"""Images with labels."""

@@ -19,34 +19,33 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
             )
         keys = {"all": ("images", "labels")}
     pairs = {}
-    for split, (images, labels) in keys.items():
-        if (images in arrays) != (labels in arrays):
-            raise DamagedError(path=name, cause=f"has only one of {images} and {labels}")
-        if images in arrays:
-            pairs[split] = (_as_pictures(arrays[images], images, name), arrays[labels])
+    for split, (one, other) in keys.items():
+        if (one in arrays) != (other in arrays):
+            raise DamagedError(path=name, cause=f"has only one of {one} and {other}")
+        if one in arrays:
+            pairs[split] = (_as_images(arrays[one], one, name), arrays[other])
     if not pairs:
         raise UsageError(
             f"Arrays must be called images and labels, or train_images ... test_labels, got"
             f" {', '.join(sorted(arrays)) or 'none'} in {name!r}."
         )
-    shapes = {pictures.shape[1:] for pictures, _ in pairs.values()}
+    shapes = {images.shape[1:] for images, _ in pairs.values()}
     if len(shapes) > 1:
-        raise DamagedError(path=name, cause=f"has pictures of different shapes in its splits: {sorted(shapes)}")
-    for split, (pictures, labels) in pairs.items():
-        if labels.shape != (len(pictures),) or labels.dtype.kind not in "iuU" or not len(labels):
+        raise DamagedError(path=name, cause=f"has images of different shapes in its splits: {sorted(shapes)}")
+    for split, (images, labels) in pairs.items():
+        if labels.shape != (len(images),) or labels.dtype.kind not in "iuU" or not len(labels):
             raise UsageError(
-                f"{keys[split][1]} must have a whole number or a name for each picture, got {labels.dtype} of shape"
-                f" {labels.shape} for {len(pictures)} pictures in {name!r}."
+                f"{keys[split][1]} must have a whole number or a name for each image, got {labels.dtype} of shape"
+                f" {labels.shape} for {len(images)} images in {name!r}."
             )
     table, indices = _class_table([labels for _, labels in pairs.values()], arrays.get("classes"), name)
     splits = {
-        split: Split(split, pictures, index)
-        for (split, (pictures, _)), index in zip(pairs.items(), indices, strict=True)
+        split: Split(split, images, index) for (split, (images, _)), index in zip(pairs.items(), indices, strict=True)
     }
     return Dataset(name, table, splits)
 
 
-def _as_pictures(images: np.ndarray, key: str, name: str) -> np.ndarray:
+def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise UsageError(
             f"{key} must be uint8 of shape (n, height, width) or (n, height, width, channels), got {images.dtype} of"

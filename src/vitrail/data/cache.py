@@ -1,10 +1,10 @@
-"""Decoded pictures on disk, so that a second epoch, and a second run, need no JPEG work.
+"""Decoded images on disk, so that a second epoch, and a second run, need no JPEG work.
 
-Pixels are keyed by the bytes of the picture file, by what `Preprocess.read` depends on, and by the decoder's version: a
-changed file or setting is another key, and a cached picture is exactly the one that would be decoded. Entries are only
+Pixels are keyed by the bytes of the image file, by what `Preprocess.read` depends on, and by the decoder's version: a
+changed file or setting is another key, and a cached image is exactly the one that would be decoded. Entries are only
 appended, under a lock, so that threads and processes may share a cache; a torn or damaged entry, or one whose pixels
-are damaged, fails its checksum, and the picture is decoded and stored anew. When the size limit is reached, what is
-there stays: every epoch reads every picture once, and replacing would lose each picture just before its next use.
+are damaged, fails its checksum, and the image is decoded and stored anew. When the size limit is reached, what is
+there stays: every epoch reads every image once, and replacing would lose each image just before its next use.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from vitrail.images.preprocess import Preprocess
 _ENTRY = struct.Struct("<16sQIIII")
 
 
-class PictureCache:
+class ImageCache:
     """`read(path, preprocess)` is `preprocess.read(path)`, remembered."""
 
     def __init__(self, folder: str | Path, limit: int) -> None:
@@ -59,7 +59,7 @@ class PictureCache:
         os.close(self._pixels)
 
     def read(self, path: str, preprocess: Preprocess) -> Image.Image | np.ndarray:
-        """The whole picture in the model's channels: from the cache as an array, else decoded."""
+        """The whole image in the model's channels: from the cache as an array, else decoded."""
         settings = _what_matters(preprocess)
         content = None
         try:
@@ -81,10 +81,10 @@ class PictureCache:
         if content is None:
             content = read_file(path)
             key = hashlib.blake2b(settings.encode() + content, digest_size=16).digest()
-        picture = preprocess.read(content, name=path)
-        with self._lock, contextlib.suppress(OSError):  # no room on the disk: the picture is simply not kept
-            self._store(key, np.ascontiguousarray(np.atleast_3d(np.asarray(picture))))
-        return picture
+        image = preprocess.read(content, name=path)
+        with self._lock, contextlib.suppress(OSError):  # no room on the disk: the image is simply not kept
+            self._store(key, np.ascontiguousarray(np.atleast_3d(np.asarray(image))))
+        return image
 
     def _load(self, key: bytes) -> np.ndarray | None:
         if key not in self._entries:
@@ -116,7 +116,7 @@ class PictureCache:
                         self._intact.discard(key)
 
     def _store(self, key: bytes, pixels: np.ndarray) -> None:
-        """Append a picture, unless the cache is full or another process was faster."""
+        """Append an image, unless the cache is full or another process was faster."""
         fcntl.flock(self._index, fcntl.LOCK_EX)
         try:
             self._refresh()

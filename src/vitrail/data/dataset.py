@@ -1,4 +1,4 @@
-"""Labelled pictures in splits that share one table of classes."""
+"""Labelled images in splits that share one table of classes."""
 
 import dataclasses
 import hashlib
@@ -17,10 +17,10 @@ SPLITS = ("train", "val", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Some pictures and the index of each one's class."""
+    """Some images and the index of each one's class."""
 
     name: str
-    pictures: Sequence[str] | np.ndarray
+    images: Sequence[str] | np.ndarray
     """Paths of files, or pixels in memory: uint8 (n, height, width, channels)."""
     labels: np.ndarray
 
@@ -30,19 +30,19 @@ class Split:
     @property
     def in_memory(self) -> np.ndarray | None:
         """The pixels, if they are in memory."""
-        return self.pictures if isinstance(self.pictures, np.ndarray) else None
+        return self.images if isinstance(self.images, np.ndarray) else None
 
     def name_of(self, index: int) -> str:
         """What messages call an image: its path, or its split and number."""
-        return f"{self.name} picture {index}" if self.in_memory is not None else str(self.pictures[index])
+        return f"{self.name} image {index}" if self.in_memory is not None else str(self.images[index])
 
     def fingerprint(self) -> str:
-        """Changes when a picture does: any pixel of those in memory; the path, size or time of a file."""
+        """Changes when an image does: any pixel of those in memory; the path, size or time of a file."""
         digest = hashlib.sha256()
         if (pixels := self.in_memory) is not None:
             digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
             return digest.hexdigest()
-        for path in self.pictures:
+        for path in self.images:
             try:
                 now = os.stat(path)  # noqa: PTH116 - 200,000 of them
                 stamp = f"{now.st_size} {now.st_mtime_ns}"
@@ -52,13 +52,13 @@ class Split:
         return digest.hexdigest()
 
     def take(self, indices: np.ndarray, name: str | None = None) -> Self:
-        """Some of the pictures, in the order given."""
+        """Some of the images, in the order given."""
         pixels = self.in_memory
-        pictures = [self.pictures[index] for index in indices] if pixels is None else pixels[indices]
-        return dataclasses.replace(self, name=name or self.name, pictures=pictures, labels=self.labels[indices])
+        images = [self.images[index] for index in indices] if pixels is None else pixels[indices]
+        return dataclasses.replace(self, name=name or self.name, images=images, labels=self.labels[indices])
 
     def spread(self, count: int) -> Self:
-        """At most so many of the pictures, evenly from all of them: folders are sorted by class."""
+        """At most so many of the images, evenly from all of them: folders are sorted by class."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
 
 
@@ -72,11 +72,11 @@ class Dataset:
     """Names of the classes of all splits, sorted."""
     splits: dict[str, Split]
     folders: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
-    """The folder of each class in each split, also of those without a picture."""
+    """The folder of each class in each split, also of those without an image."""
     root: str = ""
-    """Folder of the picture files."""
+    """Folder of the image files."""
     licence: str = "unknown"
-    """Terms of the pictures, where they are known."""
+    """Terms of the images, where they are known."""
 
     @classmethod
     def from_files(
@@ -105,11 +105,11 @@ class Dataset:
 
     @property
     def first(self) -> Split:
-        """The split that tells what the pictures are like."""
+        """The split that tells what the images are like."""
         return next(iter(self.splits.values()))
 
     def for_training(self, *, holdout: float, seed: int) -> tuple[Split, Split | None]:
-        """Pictures to train on, and others to choose by: `val`, or else a share held out of every class."""
+        """Images to train on, and others to choose by: `val`, or else a share held out of every class."""
         check_number("holdout", holdout, low=0, below=1)
         training = self.splits.get("train", self.splits.get("all"))
         if training is None:
@@ -124,7 +124,7 @@ class Dataset:
         return training.take(kept, "train"), training.take(chosen, "val")
 
     def for_evaluation(self, split: str | None = None) -> Split:
-        """The split that is asked for; else `test`, else `val`, else every picture."""
+        """The split that is asked for; else `test`, else `val`, else every image."""
         if split is not None:
             split = "val" if split == "validation" else split
             if split not in self.splits:
@@ -134,7 +134,7 @@ class Dataset:
         return next((self.splits[name] for name in ("test", "val") if name in self.splits), self.first)
 
     def fingerprint(self) -> str:
-        """Changes when names, sizes or labels of pictures change (for pictures in memory: any pixel)."""
+        """Changes when names, sizes or labels of images change (for images in memory: any pixel)."""
         digest = hashlib.sha256(repr(self.labels).encode())
         for name, split in self.splits.items():
             digest.update(name.encode() + split.labels.astype("<i8").tobytes())
@@ -142,13 +142,13 @@ class Dataset:
             if pixels is not None:
                 digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
                 continue
-            for path in split.pictures:
+            for path in split.images:
                 size = os.stat(path).st_size if os.path.exists(path) else -1  # noqa: PTH110, PTH116 - 200,000 of them
                 digest.update(f"{os.path.relpath(path, self.root)}\0{size}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def missing(self, split: Split) -> list[str]:
-        """Classes that the split has no picture of."""
+        """Classes that the split has no image of."""
         counts = np.bincount(split.labels, minlength=len(self.labels))
         return [self.labels[index] for index in np.flatnonzero(counts == 0)]
 
@@ -161,7 +161,7 @@ class Dataset:
             named = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise DamagedError(
                 path=self.name,
-                cause=f"has no training picture of class {named}",
+                cause=f"has no training image of class {named}",
                 advice=f"`vitrail doctor {self.name}` says more.",
             )
 

@@ -1,4 +1,4 @@
-"""What is wrong with a folder of pictures, before training finds it out the hard way."""
+"""What is wrong with a folder of images, before training finds it out the hard way."""
 
 import dataclasses
 import functools
@@ -15,21 +15,21 @@ from vitrail.data.ahead import in_order
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.files import SUFFIXES
 from vitrail.errors import DamagedError, UsageError
-from vitrail.images.decode import identify, open_picture, read_file, to_channels
+from vitrail.images.decode import identify, open_image, read_file, to_channels
 from vitrail.images.operations import to_image
 
 IMBALANCE = 10  # the largest class over the smallest, from which a warning is due
-_SAME_SIZE = 0.9  # share of pictures of one size from which other sizes are remarkable
-_TINY = 8  # times smaller than the usual picture
+_SAME_SIZE = 0.9  # share of images of one size from which other sizes are remarkable
+_TINY = 8  # times smaller than the usual image
 
-# Two pictures are near duplicates if their perceptual hashes (64 bits) differ in few bits and their thumbnails agree.
+# Two images are near duplicates if their perceptual hashes (64 bits) differ in few bits and their thumbnails agree.
 # Chosen on photos: of 396 re-encoded, halved, brightened or mirrored ones all are found; of 203,000 pairs of different
 # photos none is, of 2.3 million pairs of aligned faces seven.
 _HASH_BITS = 14
 _AGREEMENT = 0.92  # correlation of thumbnails
 _THUMBNAIL = 32
 _SHOWN = 10  # lines for people under one headline
-_LOOKED_AT = 64  # pixels of the shorter side below which all pictures look alike
+_LOOKED_AT = 64  # pixels of the shorter side below which all images look alike
 
 
 class Finding(NamedTuple):
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What one readable picture is like."""
+    """What one readable image is like."""
 
     name: str
     split: str
@@ -68,7 +68,7 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
         else:
             jobs = (
                 functools.partial(_look, path, split.name, label)
-                for path, label in zip(split.pictures, split.labels.tolist(), strict=True)
+                for path, label in zip(split.images, split.labels.tolist(), strict=True)
             )
             results = list(in_order(jobs, workers, ahead=32))
             seen += [result for result in results if isinstance(result, _Seen)]
@@ -111,41 +111,41 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
         for label, folder in listed.items():
             if label in missing:
                 reported.add(label)
-                yield Finding("empty-class", "error", (folder,), f"class {label!r} has no picture in {split}")
+                yield Finding("empty-class", "error", (folder,), f"class {label!r} has no image in {split}")
     for index, label in enumerate(dataset.labels):
         present = [split for split in counts if counts[split][index]]
         absent = [split for split in counts if not counts[split][index]]
         if absent and label not in reported:
             reported.add(label)
-            where = f"is in {' and '.join(present)} but not in {' and '.join(absent)}" if present else "has no picture"
+            where = f"is in {' and '.join(present)} but not in {' and '.join(absent)}" if present else "has no image"
             yield Finding("label-mismatch" if present else "empty-class", "error", (), f"class {label!r} {where}")
     name = "train" if "train" in counts else next(iter(counts))
     training = {label: int(count) for label, count in zip(dataset.labels, counts[name], strict=True)}
     for label, count in training.items():
         if count == 1 and label not in reported:
             reported.add(label)
-            yield Finding("single-picture-class", "warning", (), f"class {label!r} has one picture in {name}")
+            yield Finding("single-picture-class", "warning", (), f"class {label!r} has one image in {name}")
     rest = {label: count for label, count in training.items() if label not in reported}
     if rest and max(rest.values()) >= IMBALANCE * min(rest.values()):
         most, least = max(rest, key=rest.__getitem__), min(rest, key=rest.__getitem__)
-        message = f"class {most!r} has {rest[most]:,} pictures in {name}, class {least!r} has {rest[least]:,}"
+        message = f"class {most!r} has {rest[most]:,} images in {name}, class {least!r} has {rest[least]:,}"
         yield Finding("imbalance", "warning", (), message)
 
 
 def _strangers(dataset: Dataset) -> Iterator[Finding]:
-    """Files that training will not see: pictures outside of class folders, and what is none by its ending in them."""
+    """Files that training will not see: images outside of class folders, and what is none by its ending in them."""
     if not dataset.folders:
         return
     classes = tuple(folder + os.sep for listed in dataset.folders.values() for folder in listed.values())
-    known = {path for split in dataset.splits.values() if split.in_memory is None for path in split.pictures}
+    known = {path for split in dataset.splits.values() if split.in_memory is None for path in split.images}
     strangers = []
     for place, _, names in os.walk(dataset.root):
         is_class = (place + os.sep).startswith(classes)
         for name in names:
-            is_picture = name.rpartition(".")[2].lower() in SUFFIXES
+            is_image = name.rpartition(".")[2].lower() in SUFFIXES
             is_litter = name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini")
             path = os.path.join(place, name)  # noqa: PTH118
-            if (is_picture or is_class) and not is_litter and path not in known:
+            if (is_image or is_class) and not is_litter and path not in known:
                 strangers.append(path)
     if strangers:
         are = "file is" if len(strangers) == 1 else "files are"
@@ -157,7 +157,7 @@ def _look(path: str, split: str, label: int) -> _Seen | Finding:
         content = read_file(path)
         form, mode, size = identify(content, name=path)
         # A JPEG is decoded small: all of the file is read, so that a cut shows, but fewer pixels are computed.
-        whole = open_picture(content, lambda *_: (2 * _THUMBNAIL, 2 * _THUMBNAIL), name=path)
+        whole = open_image(content, lambda *_: (2 * _THUMBNAIL, 2 * _THUMBNAIL), name=path)
         image = to_channels(whole, 1, (255, 255, 255))
         is_large = min(size) >= _LOOKED_AT
         digest = hashlib.sha256(content if is_large else f"{whole.mode} {whole.size}".encode() + whole.tobytes())
@@ -171,11 +171,11 @@ def _look(path: str, split: str, label: int) -> _Seen | Finding:
 
 
 def _look_at_memory(split: Split, pixels: np.ndarray) -> Iterator[_Seen]:
-    for index, picture in enumerate(pixels):
-        digest = hashlib.sha256(np.ascontiguousarray(picture).data).digest()
-        label, size, thumbnail = int(split.labels[index]), picture.shape[1::-1], None
-        if min(size) >= _LOOKED_AT and picture.shape[2] in (1, 3):
-            thumbnail = _thumbnail(to_image(picture).convert("L"))
+    for index, image in enumerate(pixels):
+        digest = hashlib.sha256(np.ascontiguousarray(image).data).digest()
+        label, size, thumbnail = int(split.labels[index]), image.shape[1::-1], None
+        if min(size) >= _LOOKED_AT and image.shape[2] in (1, 3):
+            thumbnail = _thumbnail(to_image(image).convert("L"))
         yield _Seen(split.name_of(index), split.name, label, digest, "", "", size, thumbnail)
 
 
@@ -184,8 +184,8 @@ def _thumbnail(image: Image.Image) -> np.ndarray:
 
 
 def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """The same picture in two splits (the score of one is then no proof), or twice where splits are still to be drawn;
-    and the same picture in two classes."""
+    """The same image in two splits (the score of one is then no proof), or twice where splits are still to be drawn;
+    and the same image in two classes."""
     groups = defaultdict(list)
     for one in seen:
         groups[one.digest].append(one)
@@ -195,19 +195,19 @@ def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
         names = tuple(one.name for one in group)
         copied |= set(names[1:])  # the first may still look like others
         if len({one.label for one in group}) > 1:
-            yield Finding("conflicting-labels", "warning", names, "the same picture in more than one class")
+            yield Finding("conflicting-labels", "warning", names, "the same image in more than one class")
         elif len(splits) > 1:
-            yield Finding("duplicate", "warning", names, f"the same picture in {' and '.join(splits)}")
+            yield Finding("duplicate", "warning", names, f"the same image in {' and '.join(splits)}")
         elif splits == ["all"] and len(group) > 1:
-            message = f"the same picture {len(group)} times; a split of this folder may put copies on both sides"
+            message = f"the same image {len(group)} times; a split of this folder may put copies on both sides"
             yield Finding("duplicate", "warning", names, message)
     yield from _near_duplicates([one for one in seen if one.thumbnail is not None and one.name not in copied])
 
 
 def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """Pictures in two splits that a person would call the same: re-encoded, resized, a little brighter, mirrored.
+    """Images in two splits that a person would call the same: re-encoded, resized, a little brighter, mirrored.
 
-    Where pictures look alike by nature (drawings on white, aligned faces), as pictures within one split then do, there
+    Where images look alike by nature (drawings on white, aligned faces), as images within one split then do, there
     is one summary instead of hundreds of alarms.
     """
     splits = list(dict.fromkeys(one.split for one in seen))
@@ -218,7 +218,7 @@ def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
     hashes, mirrored = _perceptual_hash(thumbnails), _perceptual_hash(thumbnails[:, :, ::-1])
 
     def twin(index: int, others: np.ndarray) -> tuple[int, bool] | None:
-        """A picture among others that looks like this one, and whether mirrored."""
+        """An image among others that looks like this one, and whether mirrored."""
         for candidates, turn in ((hashes, 1), (mirrored, -1)):
             near = others[np.bitwise_count(candidates[others] ^ hashes[index]) <= _HASH_BITS]
             for other in near.tolist():
@@ -233,16 +233,16 @@ def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
             if (match := twin(index, earlier)) is not None:
                 other, is_mirrored = match
                 how = " mirrored" if is_mirrored else ""
-                message = f"what looks like the same picture{how} in {seen[other].split} and {seen[index].split}"
+                message = f"what looks like the same image{how} in {seen[other].split} and {seen[index].split}"
                 found.append(Finding("near-duplicate", "warning", (seen[other].name, seen[index].name), message))
-    # Looking alike within the first split is no leak; how often it happens tells what these pictures are like.
+    # Looking alike within the first split is no leak; how often it happens tells what these images are like.
     first = np.flatnonzero(split_of == 0)
     sample = first[:: max(len(first) // 200, 1)]
     usual = sum(twin(index, first) is not None for index in sample.tolist()) / len(sample)
     if len(found) > 5 and usual > 0.05:
         files = tuple(dict.fromkeys(name for finding in found for name in finding.files))
         message = (
-            f"{len(found):,} pictures look like one of another split; so do {usual:.0%} within {splits[0]}: this may be"
+            f"{len(found):,} images look like one of another split; so do {usual:.0%} within {splits[0]}: this may be"
             " the nature of the data"
         )
         yield Finding("near-duplicate", "warning", files, message)
@@ -251,7 +251,7 @@ def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
 
 
 def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
-    """Which of the 64 slowest cosine components, the mean aside, lie above their median: 64 bits a picture."""
+    """Which of the 64 slowest cosine components, the mean aside, lie above their median: 64 bits an image."""
     place = np.arange(_THUMBNAIL)
     cosines = np.cos(np.pi / _THUMBNAIL * (place[None, :] + 0.5) * np.arange(8)[:, None]).astype(np.float32)
     chunks = [
@@ -267,7 +267,7 @@ def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
 def _agreement(one: np.ndarray, other: np.ndarray) -> float:
     """Correlation of two thumbnails at half their size; plain ones agree with nothing."""
     half = _THUMBNAIL // 2
-    one, other = (picture.reshape(half, 2, half, 2).mean(axis=(1, 3)) for picture in (one, other))
+    one, other = (image.reshape(half, 2, half, 2).mean(axis=(1, 3)) for image in (one, other))
     one, other = one - one.mean(), other - other.mean()
     spread = float(np.sqrt((one**2).sum() * (other**2).sum()))
     return float((one * other).sum()) / spread if spread > half**2 else 0.0
@@ -286,7 +286,7 @@ def _modes(seen: list[_Seen]) -> Iterator[Finding]:
     for mode, count in counts.most_common()[1:]:
         names = tuple(one.name for one in seen if one.mode == mode)
         usual, most = counts.most_common(1)[0]
-        are = "picture is" if count == 1 else "pictures are"
+        are = "image is" if count == 1 else "images are"
         yield Finding("mixed-modes", "warning", names, f"{count:,} {are} {mode}, {most:,} are {usual}")
 
 
@@ -303,5 +303,5 @@ def _sizes(seen: list[_Seen]) -> Iterator[Finding]:
         odd = [one for one in seen if _TINY * min(one.size) < middle]
         than = f"over {_TINY} times smaller than usual"
     if odd:
-        are = "picture is" if len(odd) == 1 else "pictures are"
+        are = "image is" if len(odd) == 1 else "images are"
         yield Finding("mixed-sizes", "warning", tuple(one.name for one in odd), f"{len(odd):,} {are} {than}")

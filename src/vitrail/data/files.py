@@ -32,38 +32,38 @@ def is_file(path: str | Path, ending: str = "") -> bool:
     return str(path).lower().endswith(ending) and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for some
 
 
-def list_pictures(folders: Iterable[str | Path]) -> list[str]:
-    """Every picture file under some folders, each folder's sorted."""
+def list_images(folders: Iterable[str | Path]) -> list[str]:
+    """Every image file under some folders, each folder's sorted."""
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
 
 
-def find_pictures(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
-    """The files that a user names: files, folders by the pictures in them, patterns of * ? [ ] and **. `-` stands for
+def find_images(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
+    """The files that a user names: files, folders by the images in them, patterns of * ? [ ] and **. `-` stands for
     the `listed` ones; of those, a missing one is kept, for whoever reads it to name."""
     found: list[str] = []
     for word in words:
         if word == "-":
             for name in filter(None, listed):
-                found += list_pictures([name]) if is_folder(name) else [name]
+                found += list_images([name]) if is_folder(name) else [name]
             continue
         matches = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
         if not matches and glob.has_magic(word):
             raise UsageError(f"Pattern must match files or folders, got {word!r}, which matches none.")
         if not matches:
-            raise UsageError(f"Picture must be a file or folder that exists, got {word!r}.")
-        inside = [path for match in matches for path in (list_pictures([match]) if is_folder(match) else [match])]
+            raise UsageError(f"Image must be a file or folder that exists, got {word!r}.")
+        inside = [path for match in matches for path in (list_images([match]) if is_folder(match) else [match])]
         if not inside:
-            raise UsageError(f"Folder must have pictures in it, got {word!r} without any.")
+            raise UsageError(f"Folder must have images in it, got {word!r} without any.")
         found += inside
     if not found and "-" in words:
-        raise UsageError("Names of pictures must come on standard input, a line each, got none.")
+        raise UsageError("Names of images must come on standard input, a line each, got none.")
     if not found:
-        raise UsageError("Pictures must be given: files, folders, patterns, or names on standard input by -.")
+        raise UsageError("Images must be given: files, folders, patterns, or names on standard input by -.")
     return found
 
 
 def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
-    """Picture files at any depth. A link to a folder is followed, but never in a circle."""
+    """Image files at any depth. A link to a folder is followed, but never in a circle."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.data.base import SPLIT_NAMES, Source
-from vitrail.data.files import is_folder, list_pictures
+from vitrail.data.files import is_folder, list_images
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,18 +30,18 @@ class ClassFolder(Source):
         labels = sorted({name for names in classes.values() for name in names})
         if not labels:
             raise UsageError(
-                f"Data folder must have a folder of pictures for each class, got {str(root)!r} without any. See the"
+                f"Data folder must have a folder of images for each class, got {str(root)!r} without any. See the"
                 " README for the layouts."
             )
         if unspeakable := [name for name in labels if not _is_text(name)]:
             raise UsageError(f"Class folder must have a name in Unicode, got {unspeakable[0]!r} in {str(root)!r}.")
         folders = {split: {name: str(places[split] / name) for name in names} for split, names in classes.items()}
         files = {
-            split: [(file, name) for name, folder in listed.items() for file in list_pictures([folder])]
+            split: [(file, name) for name, folder in listed.items() for file in list_images([folder])]
             for split, listed in folders.items()
         }
         if not any(files.values()):
-            raise UsageError(f"Data folder must have pictures in its class folders, got none in {str(root)!r}.")
+            raise UsageError(f"Data folder must have images in its class folders, got none in {str(root)!r}.")
         files = {split: pairs for split, pairs in files.items() if pairs or split == "train"}
         return Dataset.from_files(str(root), files, labels, folders=folders, root=str(root))
 
@@ -52,7 +52,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
     parts: dict[str, Path] = {}
     for name in below:
         split = SPLIT_NAMES.get(name.lower())
-        if split is None or (not _subfolders(root / name) and list_pictures([root / name])):
+        if split is None or (not _subfolders(root / name) and list_images([root / name])):
             continue  # another folder, or a class that happens to be called so
         if split in parts:
             raise UsageError(
@@ -62,10 +62,10 @@ def _split_folders(root: Path) -> dict[str, Path]:
     others = [name for name in below if root / name not in parts.values()]
     if "train" not in parts and others:
         return {"all": root}
-    if strange := [name for name in others if list_pictures([root / name])]:
+    if strange := [name for name in others if list_images([root / name])]:
         raise UsageError(
             f"Data folder must have either splits or classes in it, got {parts['train'].name} beside"
-            f" {', '.join(map(repr, strange[:3]))}, which have pictures, too, in {str(root)!r}."
+            f" {', '.join(map(repr, strange[:3]))}, which have images, too, in {str(root)!r}."
         )
     return parts or {"all": root}
 

@@ -1,7 +1,7 @@
-"""Batches of pictures in an order that is a pure function of (seed, epoch).
+"""Batches of images in an order that is a pure function of (seed, epoch).
 
 Every sample comes exactly once in an epoch, whatever the batch size and the number of workers and ranks; the last batch
-is smaller. A batch belongs to all ranks together: each takes a part of it (whole pairs of neighbours, if pictures are
+is smaller. A batch belongs to all ranks together: each takes a part of it (whole pairs of neighbours, if images are
 mixed), so that one rank or many see the same samples in the same step, with the same pixels.
 
 Workers are threads (decoding and resizing run outside Python's lock): nothing is pickled or copied between processes,
@@ -21,17 +21,17 @@ from vitrail import chance
 from vitrail.chance import Stream
 from vitrail.configs.augment import Augment
 from vitrail.data.ahead import in_order
-from vitrail.data.cache import PictureCache
+from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.augment import Mixture, augment, check_channels, sample_mixture
 from vitrail.images.preprocess import Preprocess
-from vitrail.settings import check_whole
+from vitrail.settings import check_integer
 
 OnDamage = Literal["error", "skip", "substitute"]
 
-_CHUNK = 8  # pictures that a worker decodes at a time
-_SMALL = 64 * 64  # pixels up to which pictures in memory are treated as one batch
+_CHUNK = 8  # images that a worker decodes at a time
+_SMALL = 64 * 64  # pixels up to which images in memory are treated as one batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Batch:
     indices: np.ndarray
     """Which samples of the split these are, in order."""
     weights: Tensor
-    """1, or 0 for a damaged picture that is to be skipped (B)."""
+    """1, or 0 for a damaged image that is to be skipped (B)."""
     mixture: Mixture | None
-    """How to mix the pictures in pairs (see `images.augment.mix`)."""
+    """How to mix the images in pairs (see `images.augment.mix`)."""
     whole: int
     """Number of samples in the step over all ranks."""
 
@@ -80,26 +80,26 @@ class Loader:
         workers: int = 2,
         rank: int = 0,
         ranks: int = 1,
-        cache: PictureCache | None = None,
+        cache: ImageCache | None = None,
         on_damage: OnDamage = "error",
     ) -> None:
-        check_whole("batch", batch, low=1, high=1_000_000)
-        check_whole("workers", workers, low=0, high=256)
-        check_whole("seed", seed, low=0, high=2**63 - 1)
-        check_whole("ranks", ranks, low=1, high=1_000_000)
-        check_whole("rank", rank, low=0, high=ranks - 1)
+        check_integer("batch", batch, low=1, high=1_000_000)
+        check_integer("workers", workers, low=0, high=256)
+        check_integer("seed", seed, low=0, high=2**63 - 1)
+        check_integer("ranks", ranks, low=1, high=1_000_000)
+        check_integer("rank", rank, low=0, high=ranks - 1)
         if on_damage not in get_args(OnDamage):
             raise UsageError(f"On damage must be one of {', '.join(get_args(OnDamage))}, got {on_damage!r}.")
         if not len(split):
-            raise UsageError(f"Split must have pictures, got an empty {split.name}.")
+            raise UsageError(f"Split must have images, got an empty {split.name}.")
         self.split, self.preprocess, self.batch, self.seed, self.shuffle = split, preprocess, batch, seed, shuffle
         self.settings = settings or Augment()
         self.workers, self.rank, self.ranks, self.cache, self.on_damage = workers, rank, ranks, cache, on_damage
         self.damaged: dict[str, str] = {}
-        """Pictures that could not be read so far, and why."""
+        """Images that could not be read so far, and why."""
         check_channels(self.settings, preprocess.channels)
         if preprocess.channels not in (1, 3) and split.in_memory is None:
-            raise UsageError(f"Picture files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
+            raise UsageError(f"Image files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
 
     @property
     def steps(self) -> int:
@@ -113,7 +113,7 @@ class Loader:
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Generator[Batch]:
         """This rank's part of each batch, from step `start` on."""
-        check_whole("start", start, low=0, high=self.steps)
+        check_integer("start", start, low=0, high=self.steps)
         order = self.order(epoch)
         shares, unit = [], 2 if self.settings.mixes else 1
         for step in range(start, self.steps):
@@ -126,7 +126,7 @@ class Loader:
             [indices[at : at + chunk] for at in range(0, len(indices), chunk)] or [indices] for indices, _ in shares
         ]
         jobs = (lambda piece=piece: self._prepare(piece, epoch) for group in pieces for piece in group)
-        # Small pictures are held up by Python's lock: more than one thread would wait for the other.
+        # Small images are held up by Python's lock: more than one thread would wait for the other.
         workers = min(self.workers, 1) if is_small else self.workers
         good = 0
         prepared = in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
@@ -135,9 +135,9 @@ class Loader:
                 batch = self._assemble(indices, whole, epoch, [next(prepared) for _ in group])
                 good += int(batch.weights.sum())
                 yield batch
-            # A part of an epoch, or of its pictures, may be damaged as a whole: then others know better.
+            # A part of an epoch, or of its images, may be damaged as a whole: then others know better.
             if not good and shares and start == 0 and self.ranks == 1:
-                raise DamagedError(f"No picture of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
+                raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
         finally:
             prepared.close()
 
@@ -152,12 +152,12 @@ class Loader:
         pixels = np.zeros((len(indices), *self.preprocess.resolution, self.preprocess.channels), np.uint8)
         is_good = owners >= 0
         if is_good.any():
-            pictures = [picture for picture, _ in found if picture is not None]
-            pixels[is_good] = augment(pictures, stream.take(is_good), self.settings, self.preprocess)
+            images = [image for image, _ in found if image is not None]
+            pixels[is_good] = augment(images, stream.take(is_good), self.settings, self.preprocess)
         return pixels, owners
 
     def _read(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
-        """A decoded picture and its index; what a damaged one becomes, the policy says."""
+        """A decoded image and its index; what a damaged one becomes, the policy says."""
         count = len(self.split)
         for place in range(index, index + count):
             path = self.split.name_of(place % count)
@@ -167,12 +167,12 @@ class Loader:
                 return self.cache.read(path, self.preprocess), place % count
             except VitrailError as error:
                 if self.on_damage == "error":
-                    advice = "`vitrail doctor` finds all such pictures; `--set on_damage=skip` trains without them."
+                    advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
                     raise DamagedError(f"{error} {advice}", path=path) from None
                 self.damaged[path] = str(error)
                 if self.on_damage == "skip":
                     return None, -1
-        raise DamagedError(f"No picture of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
+        raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _assemble(
         self, indices: np.ndarray, whole: int, epoch: int, done: list[tuple[np.ndarray, np.ndarray]]

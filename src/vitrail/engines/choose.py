@@ -11,7 +11,7 @@ from vitrail.configs.engines import ENGINES
 from vitrail.console import say
 from vitrail.engines.cache import SPEED
 from vitrail.errors import DamagedError, VitrailError
-from vitrail.storage import read_json, whole_file
+from vitrail.storage import atomic_file, read_json
 from vitrail.weights.parts import read_parts
 
 Speeds = dict[str, dict[str, float]]
@@ -19,7 +19,7 @@ Speeds = dict[str, dict[str, float]]
 _ALWAYS, *_OTHERS = ENGINES
 
 
-def faster(path: str, pictures: int, threads: int) -> str:
+def faster(path: str, images: int, threads: int) -> str:
     """The engine that answers so many images first, its start included. One that cannot be had is left out, and that is
     said."""
     read_parts(path, weights=False).check_computable()
@@ -40,7 +40,7 @@ def faster(path: str, pictures: int, threads: int) -> str:
 
         speeds = measure(path, [_ALWAYS, *folders], threads)
         remember(folder, threads, speeds)
-    seconds = {name: speed["start"] + pictures * speed["picture"] for name, speed in speeds.items()}
+    seconds = {name: speed["start"] + images * speed["picture"] for name, speed in speeds.items()}
     return min(seconds, key=seconds.__getitem__)
 
 
@@ -57,7 +57,7 @@ def remember(folder: Path, threads: int, speeds: Speeds) -> None:
     """Keep a measurement; where nothing can be written, it is made again next time."""
     known = _read(folder) | {_machine(threads): speeds}
     try:
-        with whole_file(folder / SPEED, force=True) as file:
+        with atomic_file(folder / SPEED, force=True) as file:
             file.write(json.dumps(known, indent=2).encode())
     except VitrailError as error:
         say(str(error))

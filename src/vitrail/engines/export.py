@@ -26,7 +26,7 @@ from vitrail.errors import UsageError, VitrailError, first_line
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.convolutions import bake_
-from vitrail.storage import whole_folder, write_json
+from vitrail.storage import atomic_folder, write_json
 from vitrail.weights.bundle import Bundle, load
 
 OPSET = 20
@@ -61,7 +61,7 @@ def export(path: Path, target: Path, key: str) -> None:
     bake_(model)
     program = _translate(model)
     program.model.metadata_props.update(_metadata(bundle, key))
-    with whole_folder(target, force=True) as folder:
+    with atomic_folder(target, force=True) as folder:
         size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
         program.save(str(folder / MODEL), external_data=size > _ONE_FILE)
         files = sorted(file.name for file in folder.iterdir())
@@ -74,7 +74,7 @@ def export(path: Path, target: Path, key: str) -> None:
             {"format": FORMAT, "bundle": key, "files": files, "opset": OPSET, "versions": versions, **proof},
         )
     say(
-        f"checked on {proof['pictures']} pictures: the same answers as torch, largest logit difference"
+        f"checked on {proof['pictures']} images: the same answers as torch, largest logit difference"
         f" {proof['max_logit_difference']:.1e}"
     )
 
@@ -145,7 +145,7 @@ def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
     alike = int((found.logits.argmax(1) == expected.logits.argmax(1)).sum())
     if not gap <= TOLERANCE * max(float(np.abs(expected.logits).max()), 1.0) or alike < count:
         raise VitrailError(
-            f"The exported model answers {count - alike} of {count} pictures otherwise than torch, with logits up to"
+            f"The exported model answers {count - alike} of {count} images otherwise than torch, with logits up to"
             f" {gap:.1e} apart. It is not kept; use engine torch."
         )
     return {
@@ -157,14 +157,14 @@ def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
 
 
 def sample(preprocess: Preprocess, count: int) -> np.ndarray:
-    """Up to 40 embedded pictures of clothes as the model's eye gets them; bands beyond colour are repeated grey."""
-    pictures = open_data("fashion-40").first.pictures[:count]
+    """Up to 40 embedded images of clothes as the model's eye gets them; bands beyond colour are repeated grey."""
+    images = open_data("fashion-40").first.images[:count]
     bands = preprocess.channels if preprocess.channels not in (1, 3) else 1
-    return np.stack([preprocess.crop(np.repeat(picture, bands, axis=2)) for picture in np.asarray(pictures)])
+    return np.stack([preprocess.crop(np.repeat(image, bands, axis=2)) for image in np.asarray(images)])
 
 
 def _answer(engine: Engine, pixels: np.ndarray) -> Outputs:
-    """All pictures: one alone, then by eights."""
+    """All images: one alone, then by eights."""
     with engine.running(None) as run:
         parts = [run(piece) for piece in _pieces(pixels)]
     return Outputs(*(np.concatenate(part) for part in zip(*parts, strict=True)))

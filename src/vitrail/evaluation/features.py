@@ -1,4 +1,4 @@
-"""Features of pictures: what a frozen model makes of them, computed once and remembered.
+"""Features of images: what a frozen model makes of them, computed once and remembered.
 
 By default the features are what the head reads (before a representation layer). Of a layer they are what leaves it, not
 normalised, pooled: the [CLS] token if the model has one, else the mean over patches, pixels or places.
@@ -23,7 +23,7 @@ from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.look import count_from, look
-from vitrail.storage import MANIFEST, read_json, user_folder, verify, whole_folder, write_json
+from vitrail.storage import MANIFEST, atomic_folder, read_json, user_folder, verify, write_json
 from vitrail.weights.bundle import Bundle
 
 _FILES = ("features.safetensors", "key.json")
@@ -40,8 +40,8 @@ def extract(
     on_damage: Literal["error", "skip"] = "error",
     damaged: dict[str, str] | None = None,
 ) -> np.ndarray:
-    """Features (n, d) of every picture of a split, in their order, as 32-bit reals. Any family, any layer. Those of a
-    damaged picture, if it is to be skipped, are not numbers, and `damaged` gets its name and the reason."""
+    """Features (n, d) of every image of a split, in their order, as 32-bit reals. Any family, any layer. Those of a
+    damaged image, if it is to be skipped, are not numbers, and `damaged` gets its name and the reason."""
     if layer is not None:
         layer = count_from("Layer", layer, model.config.depth)
     weight = next(model.parameters())
@@ -65,7 +65,7 @@ def extract(
 
 
 def pooling(model: AnyModel, layer: int | None) -> str:
-    """How the outputs of a layer become the features of a picture, in a word."""
+    """How the outputs of a layer become the features of an image, in a word."""
     if layer is None:
         return "as the head reads"
     return model.layer_pooling
@@ -74,7 +74,7 @@ def pooling(model: AnyModel, layer: int | None) -> str:
 class FeatureStore:
     """`of(split)` is `extract(...)`, remembered in a folder between runs.
 
-    Entries are keyed by a SHA-256 of the bundle's manifest, the preprocessing, the pictures and the layer. They are
+    Entries are keyed by a SHA-256 of the bundle's manifest, the preprocessing, the images and the layer. They are
     written whole or not at all; one that is damaged is computed anew.
     """
 
@@ -114,7 +114,7 @@ class FeatureStore:
         model, preprocess = self.bundle.model, self.bundle.preprocess
         features = extract(model, preprocess, split, layer=self.layer, workers=self.workers)
         try:
-            with whole_folder(entry, force=True) as aside:
+            with atomic_folder(entry, force=True) as aside:
                 save_file({"features": features}, aside / "features.safetensors")
                 write_json(aside / "key.json", key)
         except (VitrailError, SafetensorError) as error:
@@ -148,7 +148,7 @@ def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
     except (SafetensorError, OSError) as error:
         raise DamagedError(path=entry, cause=f"cannot be read ({error})") from None
     if features is None or features.ndim != 2 or len(features) != count or features.dtype != np.float32:
-        raise DamagedError(path=entry, cause=f"is damaged: it does not hold features of {count:,} pictures")
+        raise DamagedError(path=entry, cause=f"is damaged: it does not hold features of {count:,} images")
     return features
 
 

@@ -17,7 +17,7 @@ from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import mean_interval, score
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, draw_shots, neighbour_votes, ridge
 from vitrail.evaluation.transfer import probe as learn_probe
-from vitrail.settings import check_whole
+from vitrail.settings import check_integer
 from vitrail.weights.bundle import Bundle, load
 from vitrail.weights.parts import OVERFLOWS
 
@@ -63,7 +63,7 @@ def evaluate(
 
 
 def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
-    """Every score of the bundle's own answers on a split; each picture counts exactly once."""
+    """Every score of the bundle's own answers on a split; each image counts exactly once."""
     bundle.parts.check_classifies()
     dataset = open_data(data)
     chosen = dataset.for_evaluation(split)
@@ -90,7 +90,7 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Features and classes of pictures to learn from, and of others to be judged by."""
+    """Features and classes of images to learn from, and of others to be judged by."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -117,7 +117,7 @@ def read_examples(
     workers: int = 2,
     device: str = "cpu",
 ) -> Examples:
-    """Features of the pictures to learn from (`train`) and of those to be judged by (`test`, else `val`).
+    """Features of the images to learn from (`train`) and of those to be judged by (`test`, else `val`).
 
     Where DATA is not divided, the share that training would hold out under this seed is what is judged by.
     """
@@ -135,8 +135,8 @@ def read_examples(
 
 
 def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
-    """Pictures to learn from and pictures to be judged by, never the same."""
-    check_whole("seed", seed, low=0, high=2**63 - 1)
+    """Images to learn from and images to be judged by, never the same."""
+    check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
         if split not in (None, "val", "validation"):
             raise UsageError(
@@ -144,7 +144,7 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
             )
         training, judged = dataset.for_training(holdout=_HOLDOUT, seed=seed)
         if judged is None:
-            raise UsageError(f"Data must have a class of at least 2 pictures, got none in {dataset.name!r}.")
+            raise UsageError(f"Data must have a class of at least 2 images, got none in {dataset.name!r}.")
         return training, judged
     training, _ = dataset.for_training(holdout=0, seed=seed)
     judged = dataset.for_evaluation(split)
@@ -154,7 +154,7 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
 
 
 def knn(examples: Examples, *, neighbours: int | None = None, temperature: float = TEMPERATURE) -> dict[str, Any]:
-    """Every score of a vote of the nearest training pictures, by default 20 or all that there are. Nothing is
+    """Every score of a vote of the nearest training images, by default 20 or all that there are. Nothing is
     learned."""
     e = examples
     neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
@@ -184,21 +184,21 @@ def fewshot(
     seed: int = 0,
     penalty: float | None = None,
 ) -> dict[str, Any]:
-    """The paper's few-shot protocol: least squares from a few pictures of each class, and at last from all.
+    """The paper's few-shot protocol: least squares from a few images of each class, and at last from all.
 
-    `shots` has a row for each number of pictures per class: the mean accuracy over `seeds` draws and its 95 % interval
-    (Student's: what the draw alone makes uncertain). The other scores are those of the last row, all pictures.
+    `shots` has a row for each number of images per class: the mean accuracy over `seeds` draws and its 95 % interval
+    (Student's: what the draw alone makes uncertain). The other scores are those of the last row, all images.
     """
     e = examples
-    check_whole("seeds", seeds, low=1, high=1000)
+    check_integer("seeds", seeds, low=1, high=1000)
     counts = np.bincount(e.labels, minlength=e.classes)
     notes = list(e.about["notes"])
     for number in shots or ():
-        check_whole("shots", number, low=1, high=int(counts.max()))
+        check_integer("shots", number, low=1, high=int(counts.max()))
     rows = []
     for number in sorted(set(shots or SHOTS)):
         if number > counts.max():
-            notes.append(f"{number} shots are left out: no class has more than {counts.max():,} training pictures")
+            notes.append(f"{number} shots are left out: no class has more than {counts.max():,} training images")
             continue
         if short := [name for name, count in zip(e.names, counts, strict=True) if count < number]:
             listed = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")

@@ -1,6 +1,6 @@
 """Learning from frozen features: neighbours, logistic regression, the paper's least squares.
 
-Plain functions on arrays: n pictures to learn from with d features each, K classes numbered from 0. Everything is
+Plain functions on arrays: n images to learn from with d features each, K classes numbered from 0. Everything is
 computed in double precision.
 """
 
@@ -13,7 +13,7 @@ import torch
 from vitrail import chance
 from vitrail.data.dataset import draw_held_out
 from vitrail.errors import UsageError
-from vitrail.settings import check_number, check_whole
+from vitrail.settings import check_integer, check_number
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO's (arXiv 2104.14294)
 SHOTS = (1, 5, 10, 25)
@@ -21,8 +21,8 @@ LOGISTIC_PENALTIES = 10.0 ** np.arange(5, -3, -1)
 RIDGE_PENALTIES = 10.0 ** np.linspace(-6, 4, 31)  # times the mean eigenvalue of the Gram matrix
 
 _SCALES = 10.0 ** np.linspace(-1, 2, 61)  # of least-squares scores that become logits
-_HELD_OUT = 0.2  # of the training pictures, to choose the logistic regression's penalty by
-_ROWS = 256  # pictures whose neighbours are looked for at a time
+_HELD_OUT = 0.2  # of the training images, to choose the logistic regression's penalty by
+_ROWS = 256  # images whose neighbours are looked for at a time
 _TURNS = 1000  # L-BFGS ends after so many iterations at the latest
 _ROUGH = 1e-5  # slope at which it ends while penalties are compared
 
@@ -59,7 +59,7 @@ def neighbour_votes(
 
     A vote counts exp(similarity / temperature), as in DINO; at temperature 0 all count the same.
     """
-    check_whole("neighbours", neighbours, low=1, high=len(features))
+    check_integer("neighbours", neighbours, low=1, high=len(features))
     check_number("temperature", temperature, low=0, below=1e9)
     known, asked = _unit(features), _unit(asked)
     shares = np.zeros((len(asked), classes))
@@ -119,7 +119,7 @@ def probe(
 
     Logistic regression on standardised features (the mean of each is 0 and its deviation 1 over `features`); what is
     returned reads features as they are. The penalty, if not given, is the strongest whose cross-entropy on a seeded
-    fifth of each class, held out, is within one standard error of the smallest (few pictures are soon all right, and no
+    fifth of each class, held out, is within one standard error of the smallest (few images are soon all right, and no
     penalty is too weak for them); then all are learned from.
     """
     features = _wide(features)
@@ -130,7 +130,7 @@ def probe(
         held_out = draw_held_out(labels, _HELD_OUT, seed)
         if not held_out.any():
             raise UsageError(
-                "Penalty must be given where every class has one picture alone: none can be held out to choose it by."
+                "Penalty must be given where every class has one image alone: none can be held out to choose it by."
             )
         penalty = _choose_logistic(standard, labels, held_out, classes)
     found = logistic_regression(standard, labels, classes=classes, penalty=penalty)
@@ -151,8 +151,8 @@ class Ridge:
         x, self._targets = features - self._centre, targets - self._mean
         count, width = x.shape
         if count < 2:
-            raise UsageError(f"Pictures to learn from must be 2 or more, got {count}.")
-        # Of X = U S V', few pictures give U and many give X V; neither is ever divided by S, which may be 0.
+            raise UsageError(f"Images to learn from must be 2 or more, got {count}.")
+        # Of X = U S V', few images give U and many give X V; neither is ever divided by S, which may be 0.
         self._few = count <= width + 1
         if self._few:
             gram = x @ x.T
@@ -173,7 +173,7 @@ class Ridge:
         return Linear(weight, self._mean - self._centre @ weight)
 
     def left_out(self, penalty: float) -> np.ndarray:
-        """The error (n, K) on each picture of a solution that has not learned from it: its error in the solution that
+        """The error (n, K) on each image of a solution that has not learned from it: its error in the solution that
         has, divided by 1 - h, where h is its own weight in its answer there (the diagonal of the hat matrix)."""
         _check_penalty(penalty)
         if self._few:  # both are small where the penalty is, and computed as such
@@ -202,7 +202,7 @@ def ridge(
 
 
 def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tuple[Linear, np.ndarray]:
-    """The few-shot classifier as a head for cross-entropy, and its scores (n, K) of each picture when it is left out.
+    """The few-shot classifier as a head for cross-entropy, and its scores (n, K) of each image when it is left out.
 
     Least squares says 1 or -1, not how sure it is. All scores are multiplied by the one number that makes the
     cross-entropy of the scores left out smallest; which class is the highest stays the same.

@@ -1,1 +1,1 @@
-"""Pictures: from files to the tensors that models read."""
+"""Images: from files to the tensors that models read."""

@@ -1,4 +1,4 @@
-"""From a file to a picture in memory. Any failure is one error that names the file and the cause."""
+"""From a file to an image in memory. Any failure is one error that names the file and the cause."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ from vitrail.settings import Pair
 # history lies in the rest.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 
-# Larger pictures are refused before they are decoded: 120 megapixels are 360 MB in memory, and more while converted.
+# Larger images are refused before they are decoded: 120 megapixels are 360 MB in memory, and more while converted.
 MAX_PIXELS = 120_000_000
 
 # Decoders log what they then raise. Without a handler, Python would print it.
@@ -33,7 +33,7 @@ with contextlib.suppress(OSError, AttributeError):  # a Pillow without libtiff, 
     _libtiff.TIFFSetErrorHandler(None)
     _libtiff.TIFFSetWarningHandler(None)
 
-# What turns a picture upright, by its EXIF orientation.
+# What turns an image upright, by its EXIF orientation.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -45,7 +45,7 @@ _ORIENTATION = 0x0112
 def read_file(path: str | Path) -> bytes:
     """The bytes of a file that exists; a pipe or a folder in its place is refused instead of read for ever."""
     if not Path(path).is_file():
-        raise UsageError(f"Picture must be a file that exists, got {str(path)!r}.")
+        raise UsageError(f"Image must be a file that exists, got {str(path)!r}.")
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -55,10 +55,10 @@ def read_file(path: str | Path) -> bytes:
     return content
 
 
-def open_picture(
-    source: str | Path | bytes, enough: Callable[[int, int], Pair] | None = None, *, name: str = "picture"
+def open_image(
+    source: str | Path | bytes, enough: Callable[[int, int], Pair] | None = None, *, name: str = "image"
 ) -> Image.Image:
-    """The decoded picture in a file (or its bytes, then called `name`), upright as its EXIF orientation says, the first
+    """The decoded image in a file (or its bytes, then called `name`), upright as its EXIF orientation says, the first
     frame of many.
 
     `enough` says, for a width and height, which size would do: a JPEG is then decoded at the smallest scale that is not
@@ -78,7 +78,7 @@ def open_picture(
             except Exception:
                 if image.size == full_size:
                     raise
-                return open_picture(source, name=name)  # lossless JPEG has no smaller scale
+                return open_image(source, name=name)  # lossless JPEG has no smaller scale
         else:
             # Load first: to be asked for EXIF decodes a PNG, and a second load() would hide that the first one failed.
             image.load()
@@ -90,19 +90,19 @@ def open_picture(
         return turned
 
 
-def identify(source: str | Path | bytes, *, name: str = "picture") -> tuple[str, str, Pair]:
-    """What the header of a picture says: format, mode and (width, height)."""
+def identify(source: str | Path | bytes, *, name: str = "image") -> tuple[str, str, Pair]:
+    """What the header of an image says: format, mode and (width, height)."""
     with _opened(source, name) as image:
         return str(image.format), image.mode, image.size
 
 
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
-    """A picture whose header was read. Whatever a decoder raises in the block becomes one error that names the file."""
+    """An image whose header was read. Whatever a decoder raises in the block becomes one error that names the file."""
     if not isinstance(source, bytes):
         name = str(source)
         if not Path(source).is_file():
-            raise UsageError(f"Picture must be a file that exists, got {name!r}.")
+            raise UsageError(f"Image must be a file that exists, got {name!r}.")
     try:
         # By its path, Pillow would map some files into memory: their pixels would change, or be gone, with the file.
         with (
@@ -165,7 +165,7 @@ def _known_formats() -> tuple[str, ...]:
 
 
 def to_channels(image: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
-    """The picture in 8-bit grey (1 channel) or colour (3), with what is transparent laid on `background`."""
+    """The image in 8-bit grey (1 channel) or colour (3), with what is transparent laid on `background`."""
     mode = "L" if channels == 1 else "RGB"
     if image.mode == mode and not image.has_transparency_data:
         return image

@@ -1,4 +1,4 @@
-"""What happens to pixels between a picture and a model: one object, stored in the bundle, used everywhere.
+"""What happens to pixels between an image and a model: one object, stored in the bundle, used everywhere.
 
 The arithmetic is that of timm's evaluation transform, to the pixel: published scores depend on it.
 """
@@ -12,20 +12,20 @@ import numpy as np
 from PIL import Image
 
 from vitrail.errors import DamagedError, UsageError
-from vitrail.images.decode import open_picture, to_channels
-from vitrail.settings import Pair, Settings, check_number, check_whole
+from vitrail.images.decode import open_image, to_channels
+from vitrail.settings import Pair, Settings, check_integer, check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-Picture = str | Path | bytes | Image.Image | np.ndarray
+ImageLike = str | Path | bytes | Image.Image | np.ndarray
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
-# A resize to more pixels than this is done for the part under the crop alone: thin pictures would fill the memory.
+# A resize to more pixels than this is done for the part under the crop alone: thin images would fill the memory.
 _WHOLE_RESIZE = 32_000_000
 
 
@@ -41,11 +41,11 @@ class Preprocess(Settings):
     """Shorter: keep the aspect, fit the shorter side, crop the rest. Squash: stretch both sides. Pad: keep the aspect,
     fit the longer side, fill the rest with the background."""
     crop_fraction: float = 0.9
-    """Which part of the resized picture the crop keeps."""
+    """Which part of the resized image the crop keeps."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """Pillow's filter for the resize, with antialiasing."""
     background: tuple[int, int, int] = (255, 255, 255)
-    """Colour (red, green, blue) under transparent pixels and around padded pictures."""
+    """Colour (red, green, blue) under transparent pixels and around padded images."""
     jpeg: Literal["exact", "double"] = "exact"
     """Decode JPEG files exactly, or at the smallest scale of at least twice the size needed: faster for large ones."""
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -72,44 +72,44 @@ class Preprocess(Settings):
         if len(self.background) != 3:
             raise UsageError(f"Background must be red, green and blue, got {self.background!r}.")
         for level in self.background:
-            check_whole("background", level, low=0, high=255)
+            check_integer("background", level, low=0, high=255)
 
     @property
     def channels(self) -> int:
         """1 for grey, 3 for colour, otherwise the number of bands."""
         return len(self.mean)
 
-    def __call__(self, pictures: Iterable[Picture]) -> "Tensor":
-        """Pictures (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
+    def __call__(self, images: Iterable[ImageLike]) -> "Tensor":
+        """Images (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
         from torch import from_numpy  # the only place: whoever wants arrays needs no torch
 
-        if isinstance(pictures, str | bytes | Path | Image.Image):
-            raise UsageError("Pictures must be a list of pictures, got one alone. Put it into a list.")
-        return self.scale(from_numpy(self.crop_all(pictures)))
+        if isinstance(images, str | bytes | Path | Image.Image):
+            raise UsageError("Images must be a list of images, got one alone. Put it into a list.")
+        return self.scale(from_numpy(self.crop_all(images)))
 
-    def read(self, picture: Picture, *, name: str = "picture") -> Image.Image | np.ndarray:
-        """The whole picture in the model's channels, upright; an array for other numbers of bands than 1 and 3. `name`
+    def read(self, image: ImageLike, *, name: str = "image") -> Image.Image | np.ndarray:
+        """The whole image in the model's channels, upright; an array for other numbers of bands than 1 and 3. `name`
         is what errors call bytes."""
-        images = self._as_images(picture, name)
-        return images[0] if len(images) == 1 else np.stack([np.asarray(image) for image in images], axis=2)
+        bands = self._as_images(image, name)
+        return bands[0] if len(bands) == 1 else np.stack([np.asarray(band) for band in bands], axis=2)
 
-    def crop(self, picture: Picture, *, name: str = "picture") -> np.ndarray:
-        """The picture as the model's eye gets it, before numbers are scaled: uint8 (H, W, C). `name` is what errors
+    def crop(self, image: ImageLike, *, name: str = "image") -> np.ndarray:
+        """The image as the model's eye gets it, before numbers are scaled: uint8 (H, W, C). `name` is what errors
         call bytes."""
-        return self._stack([self._fit(image) for image in self._as_images(picture, name)])
+        return self._stack([self._fit(band) for band in self._as_images(image, name)])
 
-    def crop_all(self, pictures: Iterable[Picture]) -> np.ndarray:
-        """`crop` of every picture: uint8 (B, H, W, C). Errors call one that has no name by its number."""
-        return np.stack([self.crop(picture, name=f"picture {at}") for at, picture in enumerate(pictures)])
+    def crop_all(self, images: Iterable[ImageLike]) -> np.ndarray:
+        """`crop` of every image: uint8 (B, H, W, C). Errors call one that has no name by its number."""
+        return np.stack([self.crop(image, name=f"image {at}") for at, image in enumerate(images)])
 
-    def crop_box(self, picture: Picture, box: tuple[int, int, int, int]) -> np.ndarray:
-        """One part of the picture, (top, left, height, width), resized to all of the model's eye: uint8 (H, W, C)."""
+    def crop_box(self, image: ImageLike, box: tuple[int, int, int, int]) -> np.ndarray:
+        """One part of the image, (top, left, height, width), resized to all of the model's eye: uint8 (H, W, C)."""
         top, left, tall, wide = box
         height, width = self.resolution
         return self._stack(
             [
-                image.crop((left, top, left + wide, top + tall)).resize((width, height), _FILTERS[self.interpolation])
-                for image in self._as_images(picture)
+                band.crop((left, top, left + wide, top + tall)).resize((width, height), _FILTERS[self.interpolation])
+                for band in self._as_images(image)
             ]
         )
 
@@ -119,7 +119,7 @@ class Preprocess(Settings):
         return is_size and channels == self.channels
 
     def scale(self, pixels_BHWC: "Tensor") -> "Tensor":
-        """Cropped pictures as the numbers that models read: (B, C, H, W) of 32-bit reals."""
+        """Cropped images as the numbers that models read: (B, C, H, W) of 32-bit reals."""
         scaled_BCHW = pixels_BHWC.movedim(-1, -3).contiguous().float().div_(255)
         mean, std = (scaled_BCHW.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
         return scaled_BCHW.sub_(mean).div_(std)
@@ -164,31 +164,31 @@ class Preprocess(Settings):
         canvas.paste(image, (-left, -top))
         return canvas
 
-    def _as_images(self, picture: Picture, name: str = "picture") -> list[Image.Image]:
+    def _as_images(self, image: ImageLike, name: str = "image") -> list[Image.Image]:
         """One Pillow image of 1 or 3 channels, or one for each band: Pillow has no mode for other numbers."""
         channels = self.channels
         if channels not in (1, 3):
-            if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (channels,):
-                raise UsageError(f"Picture of {channels} bands must be a uint8 array (height, width, {channels}).")
-            return [Image.fromarray(np.ascontiguousarray(picture[..., band])) for band in range(channels)]
-        if isinstance(picture, str | Path | bytes):
-            image = open_picture(picture, self._twice if self.jpeg == "double" else None, name=name)
-        elif isinstance(picture, np.ndarray):
-            if picture.dtype != np.uint8 or 0 in picture.shape or picture.shape[2:] not in ((), (1,), (3,), (4,)):
+            if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (channels,):
+                raise UsageError(f"Image of {channels} bands must be a uint8 array (height, width, {channels}).")
+            return [Image.fromarray(np.ascontiguousarray(image[..., band])) for band in range(channels)]
+        if isinstance(image, str | Path | bytes):
+            opened = open_image(image, self._twice if self.jpeg == "double" else None, name=name)
+        elif isinstance(image, np.ndarray):
+            if image.dtype != np.uint8 or 0 in image.shape or image.shape[2:] not in ((), (1,), (3,), (4,)):
                 raise UsageError(
-                    f"Array must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {picture.dtype}"
-                    f" of shape {picture.shape}."
+                    f"Array must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {image.dtype}"
+                    f" of shape {image.shape}."
                 )
-            image = Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
-        elif isinstance(picture, Image.Image):
-            image = picture
+            opened = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
+        elif isinstance(image, Image.Image):
+            opened = image
         else:
-            raise UsageError(f"Picture must be a path, a Pillow image or a uint8 array, got {type(picture).__name__}.")
+            raise UsageError(f"Image must be a path, a Pillow image or a uint8 array, got {type(image).__name__}.")
         try:
-            return [to_channels(image, channels, self.background)]
+            return [to_channels(opened, channels, self.background)]
         except (OSError, ValueError) as error:
-            name = str(picture) if isinstance(picture, str | Path) else name
-            raise DamagedError(path=name, cause=f"of mode {image.mode} cannot be converted ({error})") from None
+            name = str(image) if isinstance(image, str | Path) else name
+            raise DamagedError(path=name, cause=f"of mode {opened.mode} cannot be converted ({error})") from None
 
     def _twice(self, width: int, height: int) -> Pair:
         wide, high = self.resized(width, height)

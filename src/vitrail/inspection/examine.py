@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.preprocess import Picture
+from vitrail.images.preprocess import ImageLike
 from vitrail.inspection.panel import Context, Panel
 from vitrail.inspection.registry import PANELS
 from vitrail.models.look import evaluating, look
@@ -67,12 +67,12 @@ def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def examine(
     bundle: Bundle,
-    images: Sequence[Picture],
+    images: Sequence[ImageLike],
     *,
     name: str = "bundle",
     names: Sequence[str] | None = None,
     evidence: bool = False,
-    others: Sequence[Picture] = (),
+    others: Sequence[ImageLike] = (),
     against: tuple[str, Bundle] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -118,7 +118,7 @@ def examine(
     return Examination(context, panels, observed)
 
 
-def _name_of(image: Picture, index: int) -> str:
+def _name_of(image: ImageLike, index: int) -> str:
     return str(image) if isinstance(image, str | Path) else f"image {index}"
 
 

@@ -7,7 +7,7 @@ const root = document.documentElement;
 const whenChosen = [], whenLanguage = [];
 
 function choose(number) {
-  for (const part of document.querySelectorAll("[data-picture]")) part.hidden = Number(part.dataset.picture) !== number;
+  for (const part of document.querySelectorAll("[data-image]")) part.hidden = Number(part.dataset.image) !== number;
   for (const thumb of document.querySelectorAll("[data-choose]")) thumb.setAttribute("aria-pressed", String(Number(thumb.dataset.choose) === number));
   for (const listener of whenChosen) listener(number);
 }

@@ -19,7 +19,7 @@ from vitrail.inspection.examine import Examination, join
 from vitrail.inspection.panel import Figure, Panel, rgb
 from vitrail.inspection.words import word
 from vitrail.pages.page import data_image, page, stand_alone, table
-from vitrail.storage import whole_folder, write_json
+from vitrail.storage import atomic_folder, write_json
 
 LIMIT = 6_000_000
 """Bytes of a page, above which panels keep less (unless all is asked for)."""
@@ -30,7 +30,7 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
     document = found.to_json()
     figures = draw_figures(found)
     text = _fit_page(found, figures, full=full)
-    with whole_folder(output, force=force) as folder:
+    with atomic_folder(output, force=force) as folder:
         (folder / "figures").mkdir()
         for name, figure in figures.items():
             if isinstance(figure, str):

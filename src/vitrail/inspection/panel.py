@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.evaluation.metrics import mean_interval
-from vitrail.images.preprocess import Picture
+from vitrail.images.preprocess import ImageLike
 from vitrail.inspection.words import SHARED, Words, word
 from vitrail.models.base import AnyModel, Layout, Seen
 from vitrail.pages.page import Html, data_image, escape
@@ -31,11 +31,11 @@ class Context:
     bundle: Bundle
     name: str
     """What the bundle is called on the page."""
-    shown: Sequence[Picture]
+    shown: Sequence[ImageLike]
     """The images of the page."""
     names: Sequence[str]
     """What they are called."""
-    others: Sequence[Picture] = ()
+    others: Sequence[ImageLike] = ()
     """More images, for what needs many."""
     layers: Sequence[int] | None = None
     """Layers whose attention is shown, from 0 or from the end (-1); default all."""
@@ -59,7 +59,7 @@ class Context:
         return None if found is not None and found.grid == (1, 1) else found
 
     @functools.cached_property
-    def _decoded(self) -> list[tuple[Picture, np.ndarray]]:
+    def _decoded(self) -> list[tuple[ImageLike, np.ndarray]]:
         """Every image with its crop, the shown ones first; others that are among those do not count twice."""
         crop = self.bundle.preprocess.crop
         shown = [(image, crop(image)) for image in self.shown]
@@ -68,7 +68,7 @@ class Context:
         return shown + [(image, pixels) for image, pixels in others if pixels.tobytes() not in same]
 
     @property
-    def sources(self) -> list[Picture]:
+    def sources(self) -> list[ImageLike]:
         """Every image as it was given, the shown ones first."""
         return [image for image, _ in self._decoded]
 
@@ -196,7 +196,7 @@ class Panel:
 
     def each(self, number: int, content: str) -> str:
         """A part that is visible while a shown image is chosen."""
-        return f'<div data-picture="{number}">{content}</div>'
+        return f'<div data-image="{number}">{content}</div>'
 
     def photo(self, number: int, inside: str = "", *, attributes: str = 'class="photo" role="img"') -> Html:
         """A shown image, with elements laid over it. Its pixels are in the page once, as the background `p{number}`."""

@@ -16,7 +16,7 @@ from vitrail.errors import UsageError
 from vitrail.inspection.colours import INK, LEAD, PAPER, sequential
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.look import evaluating
-from vitrail.settings import check_whole
+from vitrail.settings import check_integer
 
 _DECADES = 4  # of the logarithmic colour scale
 
@@ -57,7 +57,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     """`reach` of several layers, from one pass of each image."""
     config = model.config
     for layer in layers:
-        check_whole("layer", layer, low=0, high=config.depth - 1)
+        check_integer("layer", layer, low=0, high=config.depth - 1)
     if config.predicts == "pixels":
         raise UsageError("Reach into a pixel model must be asked with output classes.")
     generator = torch.Generator().manual_seed(0)

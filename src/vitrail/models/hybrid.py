@@ -45,7 +45,7 @@ class LightStem(nn.Sequential):
 
 
 class HybridEmbed(PatchEmbed):
-    """Eq. 1 with a feature map in the picture's place."""
+    """Eq. 1 with a feature map in the image's place."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(

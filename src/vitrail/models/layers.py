@@ -29,7 +29,7 @@ def unpatchify(patches_BNF: Tensor, grid: Pair, patch: Pair) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """x_p E of eq. 1: cut the picture into patches, flatten each, project it with one matrix."""
+    """x_p E of eq. 1: cut the image into patches, flatten each, project it with one matrix."""
 
     def __init__(self, *, channels: int, width: int, patch: Pair, stride: Pair, padding: Pair) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Attention(nn.Module):
     """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel.
 
     On a CPU the fused kernel's backward pass is slow for short sequences (17 tokens: three times slower than eqs. 6 and
-    7 written out), so training on small pictures takes those.
+    7 written out), so training on small images takes those.
     """
 
     def __init__(self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True) -> None:
@@ -201,7 +201,7 @@ def drop_path(x_BND: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def drop_tokens(z_BTD: Tensor, prefix: int, share: float) -> Tensor:
-    """A random part of each picture's patch tokens, in their order; [CLS] and registers stay (arXiv 2208.07220)."""
+    """A random part of each image's patch tokens, in their order; [CLS] and registers stay (arXiv 2208.07220)."""
     patches = z_BTD.shape[1] - prefix
     kept = max(round((1 - share) * patches), 1)
     noise_BN = torch.rand(z_BTD.shape[0], patches, device=z_BTD.device)

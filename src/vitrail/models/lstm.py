@@ -1,4 +1,4 @@
-"""An LSTM over patches: the picture as a sequence, read in one order, with a state that must carry everything.
+"""An LSTM over patches: the image as a sequence, read in one order, with a state that must carry everything.
 
 Shapes: B images, N patches in the chosen order, D width, S state, K classes.
 

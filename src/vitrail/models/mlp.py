@@ -15,7 +15,7 @@ from vitrail.models.layers import activate, drop, is_plain
 
 
 class PixelMLP(Model[MLPConfig]):
-    """The floor: what a network reaches that knows nothing of pictures."""
+    """The floor: what a network reaches that knows nothing of images."""
 
     places_own_weights = True
 

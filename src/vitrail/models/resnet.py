@@ -28,7 +28,7 @@ from vitrail.models.initialise import lecun_normal_
 
 
 class ResNet(Model[ResNetConfig]):
-    """BiT (arXiv 1912.11370), or a plain network of basic units for small pictures."""
+    """BiT (arXiv 1912.11370), or a plain network of basic units for small images."""
 
     stages: list[Stage]  # a ModuleList, which cannot say what it holds
 

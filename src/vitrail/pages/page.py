@@ -87,7 +87,7 @@ def figure(title: str, note: str, content: str) -> Html:
     return Html(f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{content}</figure>")
 
 
-def picture(pixels_HWC: np.ndarray, text: str) -> str:
+def image(pixels_HWC: np.ndarray, text: str) -> str:
     """Pixels as an image inside the page."""
     return f'<img src="{data_image(pixels_HWC)}" alt="{escape(text)}">'
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from vitrail.errors import DamagedError, VitrailError
-from vitrail.storage import named_in_utf8, read_json, verify, whole_folder, write_json
+from vitrail.storage import atomic_folder, named_in_utf8, read_json, verify, write_json
 
 _FILES = ("tensors.safetensors", "state.json")
 _NAME = re.compile(r"step-(\d{9,})")
@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
     """Write the checkpoint of a step into `folder`; if one is there already, it is exchanged."""
     path = folder / f"step-{step:09d}"
     try:
-        with whole_folder(path, force=True) as aside:
+        with atomic_folder(path, force=True) as aside:
             save_file(dict(arrays), aside / _FILES[0])
             write_json(aside / _FILES[1], dict(state))
     except (VitrailError, SafetensorError) as error:

@@ -67,7 +67,7 @@ def finetune(
             low, high = probe["interval"]
             notes += (
                 f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, is right on"
-                f" {probe['accuracy']:.1%} of {probe['count']:,} training pictures, each left out in turn (95 %"
+                f" {probe['accuracy']:.1%} of {probe['count']:,} training images, each left out in turn (95 %"
                 f" interval {low:.1%} to {high:.1%})",
             )
         known = _known_of(loaded)
@@ -164,9 +164,9 @@ def learn_head(
     *,
     workers: int,
 ) -> dict[str, Any]:
-    """Give the model a head by least squares on its features; returns how good it is on pictures that it did not see.
+    """Give the model a head by least squares on its features; returns how good it is on images that it did not see.
 
-    Each rank computes the features of its share of the pictures; the first one solves. `damaged` gets pictures that
+    Each rank computes the features of its share of the images; the first one solves. `damaged` gets images that
     cannot be read.
     """
     began = time.monotonic()
@@ -176,7 +176,7 @@ def learn_head(
     on_damage = "error" if recipe.on_damage == "error" else "skip"
     mine = training.take(shares[ranks.rank])
     if ranks.is_first:
-        say(f"computing features of {len(training):,} pictures for the head")
+        say(f"computing features of {len(training):,} images for the head")
     part = None
     if len(mine):
         part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)

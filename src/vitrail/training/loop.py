@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitrail import chance
 from vitrail.configs.recipe import Recipe
-from vitrail.data.cache import PictureCache
+from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -31,7 +31,7 @@ from vitrail.images.augment import mix
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.device import find_device
-from vitrail.settings import Settings, check_number, check_whole
+from vitrail.settings import Settings, check_integer, check_number
 from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside, steps_of, tidy
 from vitrail.training.objectives.base import Objective, Task, make_objective
 from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
@@ -52,7 +52,7 @@ class Options(Settings):
     seed: int = 0
     """Same seed, same machine, same number of threads: same weights."""
     workers: int = 2
-    """Threads that prepare pictures."""
+    """Threads that prepare images."""
     threads: int | None = None
     """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
     device: str = "auto"
@@ -62,7 +62,7 @@ class Options(Settings):
     compile: bool = False
     """Compile the model first: a minute or so, then faster steps on some machines."""
     cache: str | None = None
-    """Folder for decoded pictures, so that later epochs need no JPEG work."""
+    """Folder for decoded images, so that later epochs need no JPEG work."""
     cache_gigabytes: float = 10.0
     """How large the cache may grow."""
     checkpoint_seconds: float = 30.0
@@ -71,13 +71,13 @@ class Options(Settings):
     """How many checkpoints stay, besides the best."""
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, low=0, high=2**63 - 1)
-        check_whole("workers", self.workers, low=0, high=256)
-        check_whole("keep", self.keep, low=1, high=1_000_000)
+        check_integer("seed", self.seed, low=0, high=2**63 - 1)
+        check_integer("workers", self.workers, low=0, high=256)
+        check_integer("keep", self.keep, low=1, high=1_000_000)
         check_number("checkpoint_seconds", self.checkpoint_seconds, low=0, below=1e9)
         check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
         if self.threads is not None:
-            check_whole("threads", self.threads, low=1, high=4096)
+            check_integer("threads", self.threads, low=1, high=4096)
         find_device(self.device)
 
 
@@ -138,7 +138,7 @@ class Trainer:
         ranks: Ranks,
         *,
         labels: tuple[str, ...] = (),
-        cache: PictureCache | None = None,
+        cache: ImageCache | None = None,
     ) -> None:
         self.preprocess, self.recipe, self.options, self.ranks = preprocess, recipe, options, ranks
         self.objective = make_objective(model, Task(recipe, preprocess, labels)).to(ranks.device)
@@ -174,7 +174,7 @@ class Trainer:
         )  # fmt: skip
 
     def load_to_evaluate(self, split: Split) -> Loader:
-        """Each picture of a split once, in order. A damaged one is left out: its neighbour must not count twice."""
+        """Each image of a split once, in order. A damaged one is left out: its neighbour must not count twice."""
         on_damage = "error" if self.recipe.on_damage == "error" else "skip"
         return self._load(split, batch=max(self.recipe.batch, 64), shuffle=False, on_damage=on_damage)
 
@@ -329,8 +329,8 @@ class Trainer:
         between = 0.0
         if self.watch is not None:
             # A forward pass is about a third of a step.
-            pictures = len(self.watch.split) / self.recipe.batch
-            between = pictures * usual / 3 / (self.loader.steps * self.recipe.evaluate_every)
+            images = len(self.watch.split) / self.recipe.batch
+            between = images * usual / 3 / (self.loader.steps * self.recipe.evaluate_every)
         slowest, spent = self.ranks.largest(usual + between, last - began)
         return max(int(0.95 * max(seconds - spent, 0) / slowest), 1)
 
@@ -338,7 +338,7 @@ class Trainer:
         """From where the run is to its end. `state` goes into every checkpoint."""
         checkpoints = folder / "checkpoints"
         self._saved = time.monotonic()
-        pictures, since = 0, time.perf_counter()
+        images, since = 0, time.perf_counter()
         for epoch, batch in self._batches():
             done = self.update(batch, stop)
             self._losses.append(done.loss if done.is_finite else math.nan)
@@ -346,7 +346,7 @@ class Trainer:
                 self.left_out += 1
                 self._on_nonfinite(batch, log)
             self.step += 1
-            pictures += batch.whole
+            images += batch.whole
             is_end = self.step == self.total
             is_epoch = is_end or self.step % self.loader.steps == 0
             shown = None
@@ -356,10 +356,10 @@ class Trainer:
                 (mean,) = self.ranks.total(sum(losses) / max(len(losses), 1))
                 shown = {
                     "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
-                    "images_per_second": pictures / (now - since),
+                    "images_per_second": images / (now - since),
                 }  # fmt: skip
                 log.write("step", step=self.step, epoch=epoch, **shown)
-                pictures, since = 0, now
+                images, since = 0, now
             if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
                 self.evaluate(epoch, log)
                 since = time.perf_counter()
@@ -402,7 +402,7 @@ class Trainer:
             with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._runner.no_sync():
                 with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.options.amp):
                     losses = self._runner(*part)
-                # DDP takes the mean over ranks; the loss is the mean over the pictures of all of them.
+                # DDP takes the mean over ranks; the loss is the mean over the images of all of them.
                 mean = (losses * weights).sum() / batch.whole
                 (mean * self.ranks.count).backward()
             loss += mean.item()
@@ -430,9 +430,9 @@ class Trainer:
         return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
     def _parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-        """The arguments of the objective and the weights of the pictures, in as many parts as the recipe says."""
+        """The arguments of the objective and the weights of the images, in as many parts as the recipe says."""
         device = self.ranks.device
-        if not len(batch.labels):  # fewer pictures than ranks: take part in the step, but weigh nothing
+        if not len(batch.labels):  # fewer images than ranks: take part in the step, but weigh nothing
             yield (*self._blank(), None, None), torch.zeros(2, device=device)
             return
         images = self.preprocess.scale(batch.pixels.to(device))
@@ -471,7 +471,7 @@ class Trainer:
 
     @torch.inference_mode()
     def examine(self) -> dict[str, Any] | None:
-        """Loss, share of right answers and score on the held-out pictures, each counted once over all ranks."""
+        """Loss, share of right answers and score on the held-out images, each counted once over all ranks."""
         if self.watch is None:
             return None
         objective = self.kept_objective
@@ -529,7 +529,7 @@ class Trainer:
         log.say(f"warning: loss or gradient is not finite at step {self.step}; the step is left out")
 
     def collect_damage(self, log: RunLog, *others: Loader) -> None:
-        """Name each picture that could not be read once, whoever met it."""
+        """Name each image that could not be read once, whoever met it."""
         mine = {}
         for loader in (self.loader, self.watch, *others):
             mine |= loader.damaged if loader is not None else {}
@@ -541,7 +541,7 @@ class Trainer:
                     log.say(f"warning: {reason} ({self.recipe.on_damage})")
         trained = self.loader.split
         if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
-            raise DamagedError(f"No picture of {trained.name} can be read: {next(iter(self.damaged.values()))}")
+            raise DamagedError(f"No image of {trained.name} can be read: {next(iter(self.damaged.values()))}")
 
 
 def _last(checkpoints: Path) -> str:

@@ -13,7 +13,7 @@ from vitrail import __version__
 from vitrail.data.dataset import Split
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.images.preprocess import Preprocess
-from vitrail.pages.page import Line, chart, escape, figure, numbers, page, picture, table
+from vitrail.pages.page import Line, chart, escape, figure, image, numbers, page, table
 from vitrail.storage import write_text
 from vitrail.training.objectives.base import Judgement, Objective
 from vitrail.weights.bundle import Bundle
@@ -99,7 +99,7 @@ def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -
     crops = []
     for index in range(0, len(split), max(len(split) // max(objective.illustrated, 1), 1))[: objective.illustrated]:
         with contextlib.suppress(DamagedError):
-            crops.append(preprocess.crop(split.pictures[index]))
+            crops.append(preprocess.crop(split.images[index]))
     if not crops:
         return ""
     device = next(objective.parameters()).device
@@ -109,8 +109,8 @@ def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -
     lines = []
     for caption, images_BCHW in rows:
         levels = ((images_BCHW * std + mean).clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
-        tiles = "".join(f"<figure>{picture(tile, caption)}</figure>" for tile in levels)
-        lines.append(f'<p class="quiet">{escape(caption)}</p><div class="pictures">{tiles}</div>')
+        tiles = "".join(f"<figure>{image(tile, caption)}</figure>" for tile in levels)
+        lines.append(f'<p class="quiet">{escape(caption)}</p><div class="images">{tiles}</div>')
     return f"<h2>{escape(title)}</h2>{''.join(lines)}"
 
 

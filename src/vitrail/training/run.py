@@ -27,7 +27,7 @@ from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.recipe import OBJECTIVES, Recipe, write_toml
 from vitrail.console import printable, say
-from vitrail.data.cache import PictureCache
+from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
@@ -44,7 +44,7 @@ from vitrail.training.report import write_report
 from vitrail.training.runlog import RunLog
 from vitrail.weights.bundle import Bundle, save
 
-_LOOKED_AT = 200  # files that tell whether pictures are grey
+_LOOKED_AT = 200  # files that tell whether images are grey
 _ENOUGH_EPOCHS, _ENOUGH_STEPS = 5, 20  # worth training after a head by least squares, though below `least_steps`
 
 
@@ -63,7 +63,7 @@ class Start:
     probe: dict[str, Any] | None = None
     """What its head is worth already, if it was learned in closed form."""
     damaged: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Pictures that could not be read on the way."""
+    """Images that could not be read on the way."""
     body: Callable[[], AnyModel] | None = None
     """Makes the model again as it began, but for its head, where training may turn out not to be worth it."""
 
@@ -133,7 +133,7 @@ def run(
         begin = start(Given(dataset, training, ranks, is_new=not goes_on))
         cache = None
         if options.cache:
-            cache = stack.enter_context(PictureCache(options.cache, int(options.cache_gigabytes * 1e9)))
+            cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
         trainer = Trainer(
             begin.model,
             begin.preprocess,
@@ -204,14 +204,14 @@ def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> Mode
 
 
 def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
-    """Small pictures whole; photos with a crop and ImageNet's statistics; then what the recipe says."""
+    """Small images whole; photos with a crop and ImageNet's statistics; then what the recipe says."""
     settings: dict[str, Any] = {"resolution": config.resolution}
     if split.in_memory is not None:
         settings["crop_fraction"] = 1.0
     if split.in_memory is not None or config.channels != 3:
         settings |= {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
     told = dict(recipe.preprocess)
-    for name in ("mean", "std"):  # a recipe for colours on other pictures: one number for all channels
+    for name in ("mean", "std"):  # a recipe for colours on other images: one number for all channels
         if (
             isinstance(told.get(name), list | tuple)
             and len(told[name]) != config.channels
@@ -238,11 +238,11 @@ def _some_images(split: Split, preprocess: Preprocess, count: int, seed: int) ->
 
 
 def channels_of(split: Split) -> int:
-    """Channels of pictures in memory; of files, 1 if the first ones are all grey."""
+    """Channels of images in memory; of files, 1 if the first ones are all grey."""
     if (pixels := split.in_memory) is not None:
         return pixels.shape[3]
     modes = []
-    for path in split.pictures[:_LOOKED_AT]:
+    for path in split.images[:_LOOKED_AT]:
         with contextlib.suppress(VitrailError):  # the loader will say more
             modes.append(identify(path)[1])
     return 1 if modes and all(mode in ("1", "L", "I", "F") or mode.startswith("I;16") for mode in modes) else 3
@@ -427,7 +427,7 @@ def _introduce(
     log.say(
         f"{config.name or config.family}: {config.parameters:,} parameters, {height} x {width} px,"
         f" {config.channels} channel(s);"
-        f" {len(training):,} pictures of {len(dataset.labels):,} classes{watched};"
+        f" {len(training):,} images of {len(dataset.labels):,} classes{watched};"
         + (
             f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
             if trainer.total
@@ -466,7 +466,7 @@ def _finish(
         log.write("final", step=trainer.step, **scores)
     seconds = round(trainer.spent, 1)
     provenance = {
-        "data": f"{writable(data)}: {len(trainer.loader.split):,} training pictures",
+        "data": f"{writable(data)}: {len(trainer.loader.split):,} training images",
         "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,

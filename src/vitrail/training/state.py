@@ -14,7 +14,7 @@ from vitrail.configs.base import read_model
 from vitrail.configs.recipe import Recipe
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
-from vitrail.settings import check_number, check_share, check_whole, spoken
+from vitrail.settings import check_integer, check_number, check_share, spoken
 
 # Fields that older versions did not write, and what was meant then.
 _NEWER: dict[str, Any] = {"left_out": 0, "start": None, "losses": []}
@@ -41,12 +41,12 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
         for name in names:
             if not isinstance(state[name], kind):
                 raise UsageError(f"{spoken(name)} must be {called}, got {state[name]!r}.")
-    check_whole("seed", state["seed"], low=0, high=2**63 - 1)
-    check_whole("threads", state["threads"], low=1, high=4096)
-    check_whole("ranks", state["ranks"], low=1, high=10**6)
-    check_whole("total", state["total"], low=1, high=10**9)
-    check_whole("step", state["step"], low=1, high=state["total"])
-    check_whole("left_out", state["left_out"], low=0, high=state["step"])
+    check_integer("seed", state["seed"], low=0, high=2**63 - 1)
+    check_integer("threads", state["threads"], low=1, high=4096)
+    check_integer("ranks", state["ranks"], low=1, high=10**6)
+    check_integer("total", state["total"], low=1, high=10**9)
+    check_integer("step", state["step"], low=1, high=state["total"])
+    check_integer("left_out", state["left_out"], low=0, high=state["step"])
     check_number("seconds", state["seconds"], low=0, below=1e12)
     _check_best(state["best"], state["step"])
     _check_start(state["start"])
@@ -78,7 +78,7 @@ def _check_best(best: object, step: int) -> None:
         return
     if not isinstance(best, dict) or not {"step", "score", "loss", "count"} <= best.keys():
         raise UsageError(f"Best must be null or have step, score, loss and count, got {best!r}.")
-    check_whole("step of the best", best["step"], low=1, high=step)
+    check_integer("step of the best", best["step"], low=1, high=step)
     _check_numbers("best", best)
 
 
@@ -95,7 +95,7 @@ def _check_numbers(owner: str, found: dict[str, Any]) -> None:
     for name, value in found.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not -1e300 < value < 1e300:
             raise UsageError(f"{spoken(name)} of the {owner} must be a finite number, got {value!r}.")
-    check_whole(f"count of the {owner}", found["count"], low=0, high=10**12)
+    check_integer(f"count of the {owner}", found["count"], low=0, high=10**12)
     check_share(f"accuracy of the {owner}", found.get("accuracy", 0), 1)
 
 

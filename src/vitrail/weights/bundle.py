@@ -27,7 +27,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import find_device
-from vitrail.storage import named_in_utf8, whole_folder, write_json
+from vitrail.storage import atomic_folder, named_in_utf8, write_json
 from vitrail.weights.parts import Parts, check_provenance, read_parts
 
 
@@ -70,7 +70,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     if problems := _mismatch(expected, {name: Header(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}):
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
     check_provenance(bundle.provenance)
-    with whole_folder(Path(path), force=force) as folder:
+    with atomic_folder(Path(path), force=force) as folder:
         extensions = {"extensions": config.extensions} if config.extensions else {}
         document = {"format": FORMAT, **extensions, **config.to_document()}
         write_json(folder / "config.json", document)
@@ -187,7 +187,7 @@ def _model_card(bundle: Bundle) -> str:
         "---",
         f"# {info['name'] or info['family']}",
         "",
-        f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one picture of"
+        f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one image of"
         f" {height} x {width} pixels with {info['channels']} channel(s), {info['classes']:,} classes.",
         "",
         "```python",

@@ -16,11 +16,11 @@ from vitrail.configs.base import ModelConfig, read_model
 from vitrail.configs.bundle import EMBEDDED
 from vitrail.configs.formats import FORMATS, check_written_format
 from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
-from vitrail.images.preprocess import Picture, Preprocess
+from vitrail.images.preprocess import ImageLike, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
-from vitrail.storage import check_output, read_document, verify, whole_folder, write_json
+from vitrail.storage import atomic_folder, check_output, read_document, verify, write_json
 from vitrail.weights.bundle import Bundle, load, not_finite, save
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.guesses import distinct, notes_of
@@ -68,7 +68,7 @@ def convert(
     *,
     told: Told | None = None,
     verifies: bool = True,
-    images: Sequence[Picture],
+    images: Sequence[ImageLike],
     force: bool = False,
 ) -> dict[str, Any]:
     """Read `source`, whatever it is, and write `destination`. Returns what was done, with the proof or why not.
@@ -275,14 +275,14 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
 
 
 def _write(
-    bundle: Bundle, destination: Path, target: Vocabulary, images: list[Picture], *, verifies: bool, force: bool
+    bundle: Bundle, destination: Path, target: Vocabulary, images: list[ImageLike], *, verifies: bool, force: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Write a bundle in another library's format. Returns the proof by that library's answers from the files, and what
     it will compute slightly differently."""
     config = bundle.model.config
     notes = target.check(bundle)
     theirs = split_tensors(target.entries(config), bundle.model.state_dict())
-    with whole_folder(destination, force=force) as folder:
+    with atomic_folder(destination, force=force) as folder:
         target.write(theirs, folder / target.file)
         for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
@@ -302,7 +302,13 @@ def _write(
 
 
 def _prove(
-    library: str, open_peer: Callable[[], Forward], bundle: Bundle, images: list[Picture], *, ours: bool, verifies: bool
+    library: str,
+    open_peer: Callable[[], Forward],
+    bundle: Bundle,
+    images: list[ImageLike],
+    *,
+    ours: bool,
+    verifies: bool,
 ) -> dict[str, Any]:
     """The proof for the report, if one is wanted."""
     if not verifies:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError, VitrailError, first_line
-from vitrail.images.preprocess import Picture, Preprocess
+from vitrail.images.preprocess import ImageLike, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.look import evaluating
 from vitrail.telemetry import import_quietly
@@ -32,7 +32,7 @@ class Unverified(Exception):
 
 @torch.inference_mode()
 def prove(
-    model: AnyModel, preprocess: Preprocess, peer: Forward, library: str, images: Sequence[Picture]
+    model: AnyModel, preprocess: Preprocess, peer: Forward, library: str, images: Sequence[ImageLike]
 ) -> dict[str, Any]:
     """The largest difference of both models' answers to `images`, and how many are equal. More than rounding raises."""
     ours, theirs = [], []
@@ -63,7 +63,7 @@ def prove(
 
 
 def attempt(
-    library: str, make: Callable[[], Forward], bundle: Bundle, images: Sequence[Picture], *, ours: bool
+    library: str, make: Callable[[], Forward], bundle: Bundle, images: Sequence[ImageLike], *, ours: bool
 ) -> dict[str, Any]:
     """The proof against the model that `make` makes, or why there is none. That a library does not take files that are
     `ours` is no excuse but an error."""
@@ -95,7 +95,7 @@ def import_peer(name: str, member: str | None = None) -> Any:
         raise Unverified(f"{member or name} cannot be imported ({first_line(first)})") from None
 
 
-def some_images(config: ModelConfig, images: Sequence[Picture]) -> list[Picture]:
+def some_images(config: ModelConfig, images: Sequence[ImageLike]) -> list[ImageLike]:
     """Up to 64 images; fewer for models that take long; with as many channels as the model reads."""
     most = 64 if config.macs < 2e9 else 16 if config.macs < 2e10 else 4
     chosen = list(images[:: max(-(-len(images) // most), 1)])

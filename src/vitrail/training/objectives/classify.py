@@ -15,7 +15,7 @@ from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import calibration_bins, score
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
-from vitrail.pages.page import Line, chart, escape, figure, picture, table
+from vitrail.pages.page import Line, chart, escape, figure, image, table
 from vitrail.training.objectives.base import Judgement, Objective, Task, at_least_single
 from vitrail.training.ranks import Ranks
 
@@ -170,7 +170,7 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
         index = int(answers.indices[place])
         true, given = names[answers.labels[place]], names[said[place]]
         try:
-            image = picture(preprocess.crop(split.pictures[index]), f"an image of {true}")
+            shown_image = image(preprocess.crop(split.images[index]), f"an image of {true}")
         except DamagedError:  # it was readable when it was evaluated
             continue
         caption = (
@@ -178,5 +178,5 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
             f" ({answers.probabilities[place, said[place]]:.2f})<br>"
             f'<span class="quiet">{escape(Path(split.name_of(index)).name)}</span>'
         )
-        shown.append(f"<figure>{image}{caption}</figure>")
-    return f'<p class="quiet">Most certain first.</p><div class="pictures">{"".join(shown)}</div>'
+        shown.append(f"<figure>{shown_image}{caption}</figure>")
+    return f'<p class="quiet">Most certain first.</p><div class="images">{"".join(shown)}</div>'

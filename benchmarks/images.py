@@ -1,7 +1,7 @@
-"""From picture files to batches: vitrail beside Pillow + torchvision as timm uses them, transformers, and DataLoader.
+"""From image files to batches: vitrail beside Pillow + torchvision as timm uses them, transformers, and DataLoader.
 
-    .venv/bin/python benchmarks/pictures.py                     (all; about 15 minutes on two cores)
-    .venv/bin/python benchmarks/pictures.py --parts decode loader --rounds 3
+    .venv/bin/python benchmarks/images.py                     (all; about 15 minutes on two cores)
+    .venv/bin/python benchmarks/images.py --parts decode loader --rounds 3
 
 Needs `imagenet-val-500` and `deit-ti16` (see tests/conftest.py) and, for the part `memory`, Fashion-MNIST. Every round
 runs each engine once; a figure is the median over rounds, a ratio the median of the rounds' ratios.
@@ -27,7 +27,7 @@ from forward import race, ratio
 from peers import load_peer
 from vitrail import create
 from vitrail.configs.augment import Augment
-from vitrail.data.cache import PictureCache
+from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
@@ -105,7 +105,7 @@ def accuracy(photos, labels, title):
     model = create("ViT-Ti/16").eval()
     model.load_state_dict(load_file(SHARED / "deit-ti16" / "model.safetensors"))
     print(f"\nDeiT-Ti/16 on {title}:\n")
-    print("| decode | right | largest mean pixel change of a picture | same answer |\n|---|---|---|---|")
+    print("| decode | right | largest mean pixel change of an image | same answer |\n|---|---|---|---|")
     answers, tensors = {}, {}
     for jpeg in ("exact", "double"):
         loader = Loader(Split("val", photos, labels), Preprocess(jpeg=jpeg), batch=50, shuffle=False)
@@ -119,20 +119,20 @@ def accuracy(photos, labels, title):
 
 
 class PerSample(torch.utils.data.Dataset):
-    """What a user writes: one picture at a time through a transform."""
+    """What a user writes: one image at a time through a transform."""
 
-    def __init__(self, pictures, labels, transform):
-        self.pictures, self.labels, self.transform = pictures, labels, transform
+    def __init__(self, images, labels, transform):
+        self.images, self.labels, self.transform = images, labels, transform
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, index):
-        picture = self.pictures[index]
-        if isinstance(picture, str):
-            with Image.open(picture) as image:
+        source = self.images[index]
+        if isinstance(source, str):
+            with Image.open(source) as image:
                 return self.transform(image.convert("RGB")), int(self.labels[index])
-        return self.transform(Image.fromarray(picture)), int(self.labels[index])
+        return self.transform(Image.fromarray(source)), int(self.labels[index])
 
 
 def drain(loader):
@@ -149,7 +149,7 @@ def loaders(photos, labels, rounds):
     dataset = PerSample(photos, labels, transform)
     settings = Augment(crop="resized", flip="random")
     split = Split("train", photos, labels)
-    with tempfile.TemporaryDirectory() as folder, PictureCache(folder, 10**10) as cache:
+    with tempfile.TemporaryDirectory() as folder, ImageCache(folder, 10**10) as cache:
         cached = Loader(split, Preprocess(), batch=50, settings=settings, cache=cache)
         drain_ours(cached)
         engines = {
@@ -168,13 +168,13 @@ def loaders(photos, labels, rounds):
 
 
 def memory(rounds):
-    """One epoch of Fashion-MNIST's 10,000 test pictures: pad by 2, crop, flip, normalise, batch 128."""
+    """One epoch of Fashion-MNIST's 10,000 test images: pad by 2, crop, flip, normalise, batch 128."""
     data = open_data("fashion-mnist").splits["test"]
     v1 = load_peer("torchvision.transforms")
     transform = v1.Compose(
         [v1.RandomCrop(28, padding=2), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
     )
-    dataset = PerSample(data.pictures[..., 0], data.labels, transform)
+    dataset = PerSample(data.images[..., 0], data.labels, transform)
     eye = Preprocess(resolution=28, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
     settings = Augment(crop="pad", padding=2, flip="random")
     engines = {
@@ -225,20 +225,20 @@ def main():
     chosen = parser.parse_args()
     data = open_data(SHARED / "imagenet-val-500").first
     # Folder names are ImageNet's class numbers.
-    labels = np.array([int(Path(path).parent.name) for path in data.pictures])
+    labels = np.array([int(Path(path).parent.name) for path in data.images])
     torch.set_num_threads(2)
     if "decode" in chosen.parts:
-        decode(data.pictures[:200], chosen.rounds, "Photos of ImageNet")
-        accuracy(data.pictures, labels, "the 500 photos as they are")
+        decode(data.images[:200], chosen.rounds, "Photos of ImageNet")
+        accuracy(data.images, labels, "the 500 photos as they are")
     if "camera" in chosen.parts:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            photos = camera_photos(data.pictures[: chosen.camera_photos], Path(folder))
+            photos = camera_photos(data.images[: chosen.camera_photos], Path(folder))
             print(f"made {len(photos)} camera photos in {time.perf_counter() - began:.0f} s", file=sys.stderr)
             decode(photos[:12], chosen.rounds, "Camera photos, 4000 x 3000")
             accuracy(photos, labels[: len(photos)], "the photos at 12 megapixels")
     if "loader" in chosen.parts:
-        loaders(data.pictures, labels, chosen.rounds)
+        loaders(data.images, labels, chosen.rounds)
     if "memory" in chosen.parts:
         memory(chosen.rounds)
     if "index" in chosen.parts:
