@@ -537,7 +537,7 @@ def test_classifier_answers_by_label_best_first():
         assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=1e-6)
     assert [len(answer) for answer in classifier.predict(images, top_k=1)] == [1, 1, 1]
     for wrong in ({"top_k": 0}, {"batch_size": 0}):
-        with pytest.raises(UsageError, match="must be a whole number from 1"):
+        with pytest.raises(UsageError, match="must be an integer from 1"):
             classifier.predict(images, **wrong)
     with pytest.raises(UsageError, match="Images must be a list, got one str"):
         classifier.predict("cat.jpg")

@@ -133,7 +133,7 @@ def check_arithmetic(config):
     images = torch.empty(1, config.channels, *config.resolution, device="meta")
     with FlopCounterMode(display=False) as counter:
         # The literature counts the last block whole; `forward` spares what [CLS] does not need.
-        logits = model.read(model.encode(model.embed(images), whole=True))
+        logits = model.read(model.encode(model.embed(images), all_tokens=True))
     assert counter.get_total_flops() == 2 * config.macs
     assert logits.shape == (1, config.classes)
 
@@ -229,16 +229,16 @@ WRONG = [
     ({"resolution": 225}, "Resolution must divide into whole patches, got height 225 with patch 16. Use 224 or 240."),
     ({"resolution": 8}, "Resolution must be at least one patch, got height 8 with patch 16."),
     ({"resolution": (224, 225)}, "got width 225"),
-    ({"resolution": -224}, "Resolution must be a whole number from 1 to 65,536, got -224."),
-    ({"resolution": "big"}, "Resolution must be a whole number or a pair"),
-    ({"resolution": (1, 2, 3)}, "Resolution must be a whole number or a pair"),
+    ({"resolution": -224}, "Resolution must be an integer from 1 to 65,536, got -224."),
+    ({"resolution": "big"}, "Resolution must be an integer or a pair"),
+    ({"resolution": (1, 2, 3)}, "Resolution must be an integer or a pair"),
     ({"heads": 7}, "Width must be a multiple of heads, got width 768 with 7 heads."),
-    ({"heads": 0}, "Heads must be a whole number from 1"),
-    ({"classes": -1}, "Classes must be a whole number from 0"),
-    ({"classes": 10**12}, "Classes must be a whole number from 0"),
-    ({"classes": True}, "Classes must be a whole number"),
-    ({"classes": 10.0}, "Classes must be a whole number"),
-    ({"depth": 10**9}, "Depth must be a whole number from 1 to 1,000"),
+    ({"heads": 0}, "Heads must be an integer from 1"),
+    ({"classes": -1}, "Classes must be an integer from 0"),
+    ({"classes": 10**12}, "Classes must be an integer from 0"),
+    ({"classes": True}, "Classes must be an integer"),
+    ({"classes": 10.0}, "Classes must be an integer"),
+    ({"depth": 10**9}, "Depth must be an integer from 1 to 1,000"),
     ({"channels": -3}, "Channels must be"),
     ({"pool": "clss"}, "Pool must be one of cls, gap, map, got 'clss'. Did you mean 'cls'?"),
     ({"position": "learned"}, "Position must be one of none, learned-1d"),

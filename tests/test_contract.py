@@ -33,7 +33,9 @@ def test_arithmetic_equals_the_built_model(name):
     with FlopCounterMode(display=False) as counter:
         # The literature counts a ViT's last block whole; `forward` spares what [CLS] does not need.
         logits = (
-            model.read(model.encode(model.embed(images), whole=True)) if hasattr(model, "encode") else model(images)
+            model.read(model.encode(model.embed(images), all_tokens=True))
+            if hasattr(model, "encode")
+            else model(images)
         )
     assert counter.get_total_flops() == 2 * config.macs
     assert logits.shape[0] == 1
@@ -174,10 +176,10 @@ def test_small_presets_cost_the_same_in_every_family():
 WRONG = [
     ("BiT-R50x1", {"base": 60}, "Base must be a multiple of the 32 groups"),
     ("BiT-R50x1", {"edges": "circular"}, "must be left alone for kind bit"),
-    ("BiT-R50x1", {"layers": ()}, "Layers must be 1 to 8 whole numbers"),
+    ("BiT-R50x1", {"layers": ()}, "Layers must be 1 to 8 integers"),
     ("BiT-R50x1", {"pool": "gap"}, "Setting must be one of"),
     ("ResNet-Nano", {"strides": (1, 2)}, "Strides must be one for each of the 3 stages"),
-    ("ResNet-Nano", {"layers": (0, 1, 1)}, "Layers must be a whole number from 1"),
+    ("ResNet-Nano", {"layers": (0, 1, 1)}, "Layers must be an integer from 1"),
     ("R50+ViT-B/16", {"stem": "vgg"}, "Stem must be one of resnet, light"),
     ("R50+ViT-B/16", {"stem_base": 48}, "Stem base must be a multiple of the 32 groups"),
     ("R+ViT-Ti/16", {"resolution": 225}, "got height 225 (a feature map of 57) with patch 8. Use 224 or 256."),
@@ -185,13 +187,13 @@ WRONG = [
     ("Hybrid-Nano", {"position": "relative", "wrap": True}, "Wrap must be left alone in a hybrid"),
     ("Hybrid-Nano", {"stem_strides": (2, 2)}, "Stem strides must be one for each"),
     ("Mixer-B/16", {"resolution": 225}, "Use 224 or 240."),
-    ("Mixer-B/16", {"token_mlp": 0}, "Token mlp must be a whole number"),
+    ("Mixer-B/16", {"token_mlp": 0}, "Token mlp must be an integer"),
     ("LSTM-Nano/7", {"order": "spiral"}, "Order must be one of raster"),
     ("LSTM-Nano/7", {"bidirectional": 1}, "Bidirectional must be true or false"),
     ("iGPT-S", {"heads": 7}, "Width must be a multiple of heads"),
     ("iGPT-S", {"classes": 10}, "Classes must be the palette's 512 colours"),
     ("iGPT-S", {"causal": False}, "Output pixels must go with causal true"),
-    ("MLP-Nano", {"width": -1}, "Width must be a whole number"),
+    ("MLP-Nano", {"width": -1}, "Width must be an integer"),
 ]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.data.built_in import _FASHION, _FASHION_PACKAGE
-from vitrail.data.dataset import draw_held_out
+from vitrail.data.dataset import sample_held_out
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 
@@ -407,14 +407,14 @@ def test_the_fingerprint_follows_names_sizes_labels_and_pixels(folder):
 )
 def test_held_out_is_the_share_of_each_class_and_never_all_of_it(counts, share, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    held_out = draw_held_out(labels, share, seed)
+    held_out = sample_held_out(labels, share, seed)
     for label, count in enumerate(counts):
         found = int(held_out[labels == label].sum())
         assert found == (0 if count == 1 else min(max(round(share * count), 1), count - 1))
-    assert np.array_equal(held_out, draw_held_out(labels, share, seed))
-    assert not draw_held_out(labels, 0.0, seed).any()
+    assert np.array_equal(held_out, sample_held_out(labels, share, seed))
+    assert not sample_held_out(labels, 0.0, seed).any()
 
 
 def test_another_seed_holds_out_others():
     labels = np.zeros(100, int)
-    assert (draw_held_out(labels, 0.2, 0) != draw_held_out(labels, 0.2, 1)).any()
+    assert (sample_held_out(labels, 0.2, 0) != sample_held_out(labels, 0.2, 1)).any()

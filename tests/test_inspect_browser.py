@@ -13,7 +13,7 @@ import vitrail
 from redraw import redraw
 from vitrail.data.sources import open_data
 from vitrail.inspection.examine import examine
-from vitrail.inspection.page import draw_figures, make_page, write_page
+from vitrail.inspection.page import make_page, render_figures, write_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -189,7 +189,7 @@ def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
 def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeypatch):
     attention = found.panels["attention"]
     means = next(panel for panel in attention.smaller() if panel.detail == "means")
-    figures = draw_figures(found)
+    figures = render_figures(found)
     contents = {panel: panel.html(figures) for panel in (*found.panels.values(), means) if panel is not attention}
     monkeypatch.setattr("vitrail.inspection.page.LIMIT", len(make_page(found, contents).encode()))
     page = opened()

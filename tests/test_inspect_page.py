@@ -17,7 +17,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.examine import examine
-from vitrail.inspection.page import draw_figures, make_page, write_page
+from vitrail.inspection.page import make_page, render_figures, write_page
 from vitrail.inspection.panels.walk import colours_of, walk
 from vitrail.inspection.registry import PANELS
 from vitrail.inspection.words import SHARED
@@ -31,7 +31,7 @@ def some(count):
 
 def page_of(found, version=0):
     """The page, with its panels' versions of this number (the first: everything), or their last."""
-    figures, versions = draw_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
+    figures, versions = render_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
     panels = [some[min(version, len(some) - 1)] for some in versions]
     return make_page(found, {panel: panel.html(figures) for panel in panels})
 
@@ -329,7 +329,7 @@ def test_bad_input_is_one_line(call, tmp_path):
         ((broken,), (1, "broken.png")),
         ((broken, "--layers", "5"), (2, "from 0 to 4")),
         ((broken, "--heads", "7"), (2, "from 0 to 2")),
-        ((broken, "--heads", "one"), (2, "--heads must be whole numbers, got 'one'")),
+        ((broken, "--heads", "one"), (2, "--heads must be integers, got 'one'")),
         ((tmp_path / "none.png",), (2, "none.png")),
     ):
         done = call("inspect", "fashion", *given, "--output", tmp_path / "out")

@@ -78,7 +78,7 @@ def test_a_frozen_pixel_model_hears_and_stays_frozen():
 
 def test_reach_refuses_a_layer_that_does_not_exist():
     model = create("ViT-Nano/7").train()
-    with pytest.raises(UsageError, match="Layer must be a whole number from 0 to 3, got 4"):
+    with pytest.raises(UsageError, match="Layer must be an integer from 0 to 3, got 4"):
         reach(model, torch.randn(1, 1, 28, 28), 4)
     reach(model, torch.randn(1, 1, 28, 28), 3)
     assert model.training

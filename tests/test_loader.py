@@ -56,7 +56,9 @@ def run(loader, epoch=0, start=0):
         if batch.mixture is not None:
             images = mix(images, batch.mixture)
         share = None if batch.mixture is None else batch.mixture.share
-        seen.append((batch.indices, images.numpy(), batch.labels.numpy(), batch.weights.numpy(), share, batch.whole))
+        seen.append(
+            (batch.indices, images.numpy(), batch.labels.numpy(), batch.weights.numpy(), share, batch.global_size)
+        )
     return seen
 
 

@@ -156,7 +156,7 @@ def test_a_forged_checkpoint_is_a_damaged_one(call, run):
             f"score of the best must be {STATE['best']['accuracy']}, got 0.99.",
         ),
         ({"best": {"step": 3, "score": 0, "loss": 0, "count": 1}}, "best must have 'accuracy', got none."),
-        ({"recipe": {"batch": 0}}, "Batch must be a whole number from 1 to 1,000,000, got 0."),
+        ({"recipe": {"batch": 0}}, "Batch must be an integer from 1 to 1,000,000, got 0."),
     ],
 )
 def test_a_run_whose_only_checkpoint_is_forged_ends_in_one_line(call, run, change, words):

@@ -161,7 +161,7 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
     assert steps_of(output / "checkpoints") == [5, 10]
     (failed,) = events(output, "checkpoint-failed")
     assert failed["step"] == 10
-    assert "Training goes on; the last whole checkpoint is of step 5." in capsys.readouterr().err
+    assert "Training goes on; the last intact checkpoint is of step 5." in capsys.readouterr().err
 
 
 def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys):

@@ -19,7 +19,7 @@ from redraw import redraw
 from vitrail.data.sources import open_data
 from vitrail.errors import MissingError, UsageError
 from vitrail.evaluation.protocols import evaluate
-from vitrail.evaluation.transfer import draw_shots
+from vitrail.evaluation.transfer import sample_shots
 from vitrail.sklearn import ViTClassifier, ViTFeatures
 
 # The one thing that scikit-learn asks of every estimator and that ours do not promise.
@@ -45,7 +45,7 @@ def digits(tmp_path_factory):
     """Twelve digits of each class as pixels, as files and as rows of numbers, and their names."""
     folder = tmp_path_factory.mktemp("a,b")  # a comma for the CSV
     split = open_data("digits").splits["train"]
-    split = split.take(draw_shots(split.labels, 12, seed=0))
+    split = split.take(sample_shots(split.labels, 12, seed=0))
     paths = [folder / f"{index}.png" for index in range(len(split))]
     for path, image in zip(paths, split.images, strict=True):
         Image.fromarray(image[..., 0]).save(path)
@@ -86,7 +86,7 @@ def test_parameters_stay_as_they_were_given(bundle):
 
 def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
     splits = open_data("digits").splits
-    some = splits["train"].take(draw_shots(splits["train"].labels, 20, seed=0))
+    some = splits["train"].take(sample_shots(splits["train"].labels, 20, seed=0))
     np.savez(
         tmp_path / "some.npz", train_images=some.images, train_labels=some.labels,
         test_images=splits["test"].images, test_labels=splits["test"].labels,

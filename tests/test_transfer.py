@@ -23,10 +23,10 @@ from vitrail.evaluation.protocols import divide, evaluate, fewshot, knn, probe, 
 from vitrail.evaluation.transfer import (
     LOGISTIC_PENALTIES,
     Ridge,
-    draw_shots,
     logistic_regression,
     neighbour_votes,
     ridge,
+    sample_shots,
 )
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.models.look import look
@@ -159,12 +159,12 @@ def test_neighbours_at_no_temperature_worth_the_name():
 
 def test_shots_are_a_pure_function_of_the_seed():
     labels = np.repeat([0, 1, 2], [30, 4, 12])[np.random.default_rng(0).permutation(46)]
-    few, more = draw_shots(labels, 5, seed=3), draw_shots(labels, 10, seed=3)
+    few, more = sample_shots(labels, 5, seed=3), sample_shots(labels, 10, seed=3)
     assert np.bincount(labels[few]).tolist() == [5, 4, 5]
     assert np.bincount(labels[more]).tolist() == [10, 4, 10]
     assert set(few) <= set(more)
-    np.testing.assert_array_equal(few, draw_shots(labels, 5, seed=3))
-    assert set(few) != set(draw_shots(labels, 5, seed=4))
+    np.testing.assert_array_equal(few, sample_shots(labels, 5, seed=3))
+    assert set(few) != set(sample_shots(labels, 5, seed=4))
 
 
 def test_interval_of_a_mean():
@@ -247,7 +247,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     splits = open_data("digits").splits
     some = {
-        name: splits[name].take(draw_shots(splits[name].labels, count, 0))
+        name: splits[name].take(sample_shots(splits[name].labels, count, 0))
         for name, count in (("train", 30), ("test", 10))
     }
     arrays = {f"{name}_images": split.images for name, split in some.items()}
@@ -409,7 +409,7 @@ def test_scores_of_the_protocols_equal_scikit_learns(examples):
         assert row["accuracy"] == pytest.approx(np.mean(row["accuracies"]))
         assert row["accuracy_interval"][0] < row["accuracy"] < row["accuracy_interval"][1]
         assert (len(row["accuracies"]), row["train_count"]) == (5, 10 * row["shots"])
-    drawn = draw_shots(e.labels, 5, seed=1)
+    drawn = sample_shots(e.labels, 5, seed=1)
     one = scores["shots"][1]
     peer = Peer(alpha=one["penalties"][1]).fit(e.features[drawn], signs(e.labels[drawn], 10))
     assert one["accuracies"][1] == pytest.approx((peer.predict(e.asked).argmax(1) == e.truth).mean())
@@ -420,13 +420,13 @@ def test_fewer_images_than_neighbours(examples):
     found = knn(few)
     assert (found["neighbours"], knn(examples)["neighbours"]) == (7, 20)
     assert found["accuracy"] == knn(few, neighbours=7)["accuracy"]
-    with pytest.raises(UsageError, match="Neighbours must be a whole number from 1 to 7, got 8"):
+    with pytest.raises(UsageError, match="Neighbours must be an integer from 1 to 7, got 8"):
         knn(few, neighbours=8)
 
 
 def test_classes_of_few_images_are_said(examples):
     kept = np.flatnonzero((examples.labels != 7) | (np.cumsum(examples.labels == 7) <= 3))
-    kept = kept[draw_shots(examples.labels[kept], 20, seed=0)]
+    kept = kept[sample_shots(examples.labels[kept], 20, seed=0)]
     few = vars(examples) | {"features": examples.features[kept], "labels": examples.labels[kept]}
     scores = fewshot(type(examples)(**few), seeds=1)
     assert [row["shots"] for row in scores["shots"]] == [1, 5, 10]
@@ -438,7 +438,7 @@ def test_classes_of_few_images_are_said(examples):
         "10 shots: 1 of 10 classes have fewer, all were taken (7)",
         "25 shots are left out: no class has more than 20 training images",
     ]
-    with pytest.raises(UsageError, match="Shots must be a whole number from 1 to 20, got 25"):
+    with pytest.raises(UsageError, match="Shots must be an integer from 1 to 20, got 25"):
         fewshot(type(examples)(**few), shots=[25])
 
 
@@ -474,10 +474,10 @@ def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):
     np.savez(tmp_path / "singles.npz", images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3))
     for words, message in (
         ([digits, "--protocol", "knn", "--layer", "4"], "Layer must be from 0 to 3"),
-        ([digits, "--protocol", "knn", "--neighbours", "301"], "Neighbours must be a whole number from 1 to 300"),
+        ([digits, "--protocol", "knn", "--neighbours", "301"], "Neighbours must be an integer from 1 to 300"),
         ([digits, "--protocol", "knn", "--temperature", "-1"], "Temperature must be a number of at least 0"),
-        ([digits, "--protocol", "fewshot", "--shots", "31"], "Shots must be a whole number from 1 to 30, got 31"),
-        ([digits, "--protocol", "fewshot", "--seeds", "0"], "Seeds must be a whole number from 1"),
+        ([digits, "--protocol", "fewshot", "--shots", "31"], "Shots must be an integer from 1 to 30, got 31"),
+        ([digits, "--protocol", "fewshot", "--seeds", "0"], "Seeds must be an integer from 1"),
         ([digits, "--protocol", "probe", "--penalty", "0"], "Penalty must be a number above 0, got 0.0."),
         ([digits, "--protocol", "probe", "--shots", "5"], "--shots must come with --protocol fewshot, got probe."),
         ([digits, "--layer", "1"], "--layer must come with --protocol knn or probe or fewshot, got classify."),

@@ -164,7 +164,7 @@ def test_options_agree_on_every_path(changes):
     model = small(**changes)
     images = random_images(model)
     logits = model(images)
-    whole = model.read(model.encode(model.embed(images), whole=True))
+    whole = model.read(model.encode(model.embed(images), all_tokens=True))
     assert difference(logits, whole) < 1e-10
     seen = look(model, images)
     assert torch.equal(seen.logits, logits)
@@ -249,7 +249,7 @@ def test_hooks_and_adapters_get_what_they_would_without_our_shortcuts():
     adapter = Adapter(16, 48).double()
     adapter.load_state_dict(adapted.blocks[-1].attn.qkv.state_dict())
     adapted.blocks[-1].attn.qkv = adapter
-    whole = adapted.read(adapted.encode(adapted.embed(images), whole=True))
+    whole = adapted.read(adapted.encode(adapted.embed(images), all_tokens=True))
     assert difference(adapted(images), whole) < 1e-9
     assert difference(adapted(images), logits) > NO
 

@@ -145,7 +145,7 @@ def check_features_file(path: Path, *, force: bool) -> None:
 
 
 def write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool = False) -> None:
-    """Write names of files and their features, (n) and (n, D), to one .npz, whole or not at all."""
+    """Write names of files and their features, (n) and (n, D), to one .npz, atomically."""
     if not rows:
         raise DamagedError(f"No image could be read, so {str(path)!r} is not written.")
     files, features = zip(*rows, strict=True)

@@ -143,10 +143,10 @@ def _in_one_line(box: str) -> str:
     words = re.split(r"For full helptext|Argument helptext|Arguments similar to|Perhaps you meant", words)[0]
     value = r"(?:instantiated from \[|base 10: |to float: )(.+?)\]?(?:\. |\s*$)"
     if wrong := re.match(rf"Error parsing (\S+): .*?{value}", words):
-        kind = "number" if re.search("FLOAT|to float", wrong[0]) else "whole number"
-        words = f"{wrong[1]} must be a {kind}, got {wrong[2]}"
+        kind = "a number" if re.search("FLOAT|to float", wrong[0]) else "an integer"
+        words = f"{wrong[1]} must be {kind}, got {wrong[2]}"
     elif wrong := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+?)\]", words):
-        words = f"{wrong[1]} must be whole numbers, got {wrong[2]}"
+        words = f"{wrong[1]} must be integers, got {wrong[2]}"
     elif wrong := re.match(r"invalid choice (.+) for argument '(.+)'\. Expected one of \((.+)\)", words):
         choices = sorted(set(re.findall(r"'(.*?)'", wrong[3])) - {"None"})
         words = f"{wrong[2]} must be one of {', '.join(choices)}, got {wrong[1]}"

@@ -78,7 +78,7 @@ class Running:
         Literal["auto"] | None,
         arg(
             metavar="[auto]",
-            help="Go on from the newest whole checkpoint of RUN, or begin if there is none.",
+            help="Go on from the newest intact checkpoint of RUN, or begin if there is none.",
         ),
     ] = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False

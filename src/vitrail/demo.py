@@ -48,12 +48,12 @@ def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> No
 
 
 def _show(bundle: Bundle, split: Split, figure: Path) -> None:
-    """Some answers, every mistake up to ten, and a drawing of where the class token looks."""
+    """Some answers, every mistake up to ten, and a figure of where the class token looks."""
     answers = [answer[0] for answer in Classifier(bundle).predict(split.images, top_k=1)]
     labels = bundle.labels or ()
     truth = [labels[label] for label in split.labels]
     right = np.array([answer["label"] == label for answer, label in zip(answers, truth, strict=True)])
-    _draw(bundle, split, right, figure)
+    _render_attention(bundle, split, right, figure)
     wide = max(map(len, ("image", *labels)))
     _print(f"{right.sum()} of {len(right)} right\n{'image':>{wide}}  {'answer':>{wide}}  score")
     for index in [*np.flatnonzero(right)[:: max(int(right.sum()) // 6, 1)][:6], *np.flatnonzero(~right)[:10]]:
@@ -74,7 +74,7 @@ def _write_images(dataset: Dataset, folder: Path) -> None:
         raise VitrailError(f"Writing {str(folder)!r} failed ({error.strerror}).") from None
 
 
-def _draw(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> None:
+def _render_attention(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> None:
     """Where the class token looks, on an image that was recognised if there is one."""
     shown = int(np.flatnonzero(right)[len(np.flatnonzero(right)) // 3]) if right.any() else 0
     pixels = held_out.images[shown]

@@ -32,7 +32,7 @@ class DamagedError(VitrailError):
     path: str | None
     """The file, or what else messages call it; None where no single one is to blame."""
     cause: str
-    """What is wrong with it, without its name and the full stop; the whole message where no other cause is given."""
+    """What is wrong with it, without its name and the full stop; the entire message where no other cause is given."""
 
     def __init__(self, message: str = "", *, path: str | Path | None = None, cause: str = "", advice: str = "") -> None:
         self.path = None if path is None else str(path)

@@ -75,11 +75,11 @@ class Settings:
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
     def _set_pair(self, name: str, *, low: int, high: int) -> None:
-        """The field holds two whole numbers; one alone stands for both."""
+        """The field holds two integers; one alone stands for both."""
         value = getattr(self, name)
         sides = (value, value) if isinstance(value, int) else value
         if not isinstance(sides, list | tuple) or len(sides) != 2:
-            raise UsageError(f"{spoken(name)} must be a whole number or a pair [height, width], got {value!r}.")
+            raise UsageError(f"{spoken(name)} must be an integer or a pair [height, width], got {value!r}.")
         for side in sides:
             check_integer(name, side, low=low, high=high)
         object.__setattr__(self, name, tuple(sides))
@@ -103,9 +103,9 @@ class Settings:
 
 
 def check_integer(name: str, value: object, *, low: int, high: int) -> None:
-    """`value` is a whole number between `low` and `high`, both included."""
+    """`value` is an integer between `low` and `high`, both included."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UsageError(f"{spoken(name)} must be a whole number from {low:,} to {high:,}, got {value!r}.")
+        raise UsageError(f"{spoken(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
 
 
 def check_number(name: str, value: object, *, low: float, below: float) -> None:

@@ -5,7 +5,7 @@ Images X are one of these:
     paths of files       a list or an array of texts
     pixels               uint8 (n, height, width) or (n, height, width, channels)
     rows of numbers      (n, m), any real numbers: each row is a grey image, flattened, as in scikit-learn's digits.
-                         It is drawn as a square (the last pixels are black where m is no square); black is the smallest
+                         It becomes a square (the last pixels are black where m is no square); black is the smallest
                          number seen in `fit`, white the largest
 """
 
@@ -135,7 +135,7 @@ class ViTClassifier(ClassifierMixin, _Seeing):
     settings   trained: changes of the recipe, as `--set` takes them: ("augment.flip=none", "batch=64")
     epochs     trained: how often to see every image; by default the recipe's
     minutes    trained: time to spend, instead
-    seed       of every draw
+    seed       of everything random
     workers    threads that prepare images
     """
 

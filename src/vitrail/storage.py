@@ -1,4 +1,4 @@
-"""Folders that are whole or absent: written aside, flushed to disk, named in a manifest of checksums, then renamed.
+"""Atomic folders, complete or absent: written aside, flushed to disk, named in a manifest of checksums, then renamed.
 
 A reader trusts a folder only if its manifest, written last, agrees with every byte of every file it names.
 """

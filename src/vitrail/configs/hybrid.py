@@ -68,7 +68,7 @@ class HybridConfig(ViTConfig):
         for name in ("stem_layers", "stem_strides"):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or len(numbers) > 8:
-                raise UsageError(f"Stem layers and strides must be up to 8 whole numbers, got {numbers!r}.")
+                raise UsageError(f"Stem layers and strides must be up to 8 integers, got {numbers!r}.")
             object.__setattr__(self, name, tuple(numbers))
             # Units of a ResNet's stage are as few as ResNetConfig's; the others are channels and strides.
             high = 200 if name == "stem_layers" and self.stem == "resnet" else 4096

@@ -24,7 +24,7 @@ class LSTMConfig(PatchedConfig):
     order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
     """In which order the patches come."""
     order_seed: int = 0
-    """Draws the random order."""
+    """Seed of the random order."""
     dropout: float = 0.0
     """Probability of zeroing a feature between recurrent layers, in training."""
 

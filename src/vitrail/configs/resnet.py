@@ -38,7 +38,7 @@ class ResNetConfig(ModelConfig):
             if name == "strides" and numbers is None:
                 continue
             if not isinstance(numbers, list | tuple) or not 1 <= len(numbers) <= 8:
-                raise UsageError(f"{name.capitalize()} must be 1 to 8 whole numbers, got {numbers!r}.")
+                raise UsageError(f"{name.capitalize()} must be 1 to 8 integers, got {numbers!r}.")
             object.__setattr__(self, name, tuple(numbers))
             for number in numbers:
                 check_integer(name, number, low=1, high=200)

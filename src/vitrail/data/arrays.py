@@ -35,7 +35,7 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     for split, (images, labels) in pairs.items():
         if labels.shape != (len(images),) or labels.dtype.kind not in "iuU" or not len(labels):
             raise UsageError(
-                f"{keys[split][1]} must have a whole number or a name for each image, got {labels.dtype} of shape"
+                f"{keys[split][1]} must have an integer or a name for each image, got {labels.dtype} of shape"
                 f" {labels.shape} for {len(images)} images in {name!r}."
             )
     table, indices = _class_table([labels for _, labels in pairs.values()], arrays.get("classes"), name)

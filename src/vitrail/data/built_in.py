@@ -39,7 +39,7 @@ class Digits(BuiltIn):
 
         arrays = _shipped("digits.npz")
         labels = arrays["labels"].astype(np.int64)
-        order = chance.permutation(len(labels), 0, draw="digits")
+        order = chance.permutation(len(labels), 0, stream="digits")
         test = np.sort(np.concatenate([order[labels[order] == digit][:36] for digit in range(10)]))
         everything = Split("all", arrays["images"], labels)
         splits = {

@@ -59,7 +59,7 @@ class ImageCache:
         os.close(self._pixels)
 
     def read(self, path: str, preprocess: Preprocess) -> Image.Image | np.ndarray:
-        """The whole image in the model's channels: from the cache as an array, else decoded."""
+        """The uncropped image in the model's channels: from the cache as an array, else decoded."""
         settings = _what_matters(preprocess)
         content = None
         try:
@@ -123,7 +123,7 @@ class ImageCache:
             if self._load(key) is not None:
                 return
             offset = os.fstat(self._pixels).st_size
-            # An index that a crash cut off in the middle of an entry goes back to the last whole one.
+            # An index that a crash cut off in the middle of an entry goes back to the last complete one.
             end = os.fstat(self._index).st_size // _ENTRY.size * _ENTRY.size
             if offset + pixels.nbytes > self.limit:
                 return

@@ -117,7 +117,7 @@ class Dataset:
         self._check_classes(training)
         if "val" in self.splits:
             return dataclasses.replace(training, name="train"), self.splits["val"]
-        held_out = draw_held_out(training.labels, holdout, seed)
+        held_out = sample_held_out(training.labels, holdout, seed)
         if not held_out.any():
             return dataclasses.replace(training, name="train"), None
         kept, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -166,10 +166,10 @@ class Dataset:
             )
 
 
-def draw_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     """True for the samples held out: the share of each class, rounded but at least one, and never all of it."""
     held_out = np.zeros(len(labels), bool)
-    keys = chance.bits(seed, np.arange(len(labels)), draw="held out")
+    keys = chance.bits(seed, np.arange(len(labels)), stream="held out")
     for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):
         wanted = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
         held_out[members[: min(wanted, len(members) - 1)]] = True

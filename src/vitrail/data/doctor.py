@@ -157,10 +157,10 @@ def _look(path: str, split: str, label: int) -> _Seen | Finding:
         content = read_file(path)
         form, mode, size = identify(content, name=path)
         # A JPEG is decoded small: all of the file is read, so that a cut shows, but fewer pixels are computed.
-        whole = open_image(content, lambda *_: (2 * _THUMBNAIL, 2 * _THUMBNAIL), name=path)
-        image = to_channels(whole, 1, (255, 255, 255))
+        opened = open_image(content, lambda *_: (2 * _THUMBNAIL, 2 * _THUMBNAIL), name=path)
+        image = to_channels(opened, 1, (255, 255, 255))
         is_large = min(size) >= _LOOKED_AT
-        digest = hashlib.sha256(content if is_large else f"{whole.mode} {whole.size}".encode() + whole.tobytes())
+        digest = hashlib.sha256(content if is_large else f"{opened.mode} {opened.size}".encode() + opened.tobytes())
     except DamagedError as error:
         return Finding("unreadable", "error", (path,), error.cause)
     except UsageError:  # there is no file to read

@@ -48,13 +48,13 @@ class Batch:
     """1, or 0 for a damaged image that is to be skipped (B)."""
     mixture: Mixture | None
     """How to mix the images in pairs (see `images.augment.mix`)."""
-    whole: int
+    global_size: int
     """Number of samples in the step over all ranks."""
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
     """The order of samples in one epoch."""
-    return chance.permutation(count, seed, epoch, draw="order")
+    return chance.permutation(count, seed, epoch, stream="order")
 
 
 def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:
@@ -131,11 +131,11 @@ class Loader:
         good = 0
         prepared = in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
         try:
-            for (indices, whole), group in zip(shares, pieces, strict=True):
-                batch = self._assemble(indices, whole, epoch, [next(prepared) for _ in group])
+            for (indices, global_size), group in zip(shares, pieces, strict=True):
+                batch = self._assemble(indices, global_size, epoch, [next(prepared) for _ in group])
                 good += int(batch.weights.sum())
                 yield batch
-            # A part of an epoch, or of its images, may be damaged as a whole: then others know better.
+            # A part of an epoch, or of its images, may be damaged altogether: then other ranks know better.
             if not good and shares and start == 0 and self.ranks == 1:
                 raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
         finally:
@@ -175,7 +175,7 @@ class Loader:
         raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _assemble(
-        self, indices: np.ndarray, whole: int, epoch: int, done: list[tuple[np.ndarray, np.ndarray]]
+        self, indices: np.ndarray, global_size: int, epoch: int, done: list[tuple[np.ndarray, np.ndarray]]
     ) -> Batch:
         pixels = done[0][0] if len(done) == 1 else np.concatenate([part for part, _ in done])
         owners = np.concatenate([part for _, part in done])
@@ -190,5 +190,5 @@ class Loader:
             indices=indices,
             weights=torch.from_numpy((~is_skipped).astype(np.float32)),
             mixture=mixture,
-            whole=whole,
+            global_size=global_size,
         )

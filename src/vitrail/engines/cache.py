@@ -30,7 +30,7 @@ def fingerprint(bundle: Path) -> str:
 
 
 def ready(path: str | Path) -> Path:
-    """The folder with the bundle's ONNX file: whole, and made from this very bundle. If there is none, it is made."""
+    """The folder with the bundle's ONNX file, intact and made from this very bundle. If there is none, it is made."""
     bundle = check_folder(path)
     key = fingerprint(bundle)
     # abspath: a bundle may be given as a dot.
@@ -38,8 +38,8 @@ def ready(path: str | Path) -> Path:
     places = [user_folder() / "onnx" / key]
     if path not in EMBEDDED:  # the package itself never changes
         places.insert(0, beside)
-    if (whole := _whole(places, key)) is not None:
-        return whole
+    if (found := _intact(places, key)) is not None:
+        return found
     from vitrail.engines.export import export
 
     place = next((place for place in places if can_replace(place)), None)
@@ -55,15 +55,15 @@ def ready(path: str | Path) -> Path:
     with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
         if not is_held:
             say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
-        if (whole := _whole(places, key)) is not None:
-            return whole
+        if (found := _intact(places, key)) is not None:
+            return found
         if os.path.lexists(place):
             say(f"{place} {_flaw(place, key)} and is made anew")
         export(bundle, place, key)
     return place
 
 
-def _whole(places: list[Path], key: str) -> Path | None:
+def _intact(places: list[Path], key: str) -> Path | None:
     return next((place for place in places if not _flaw(place, key)), None)
 
 

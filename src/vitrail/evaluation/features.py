@@ -75,7 +75,7 @@ class FeatureStore:
     """`of(split)` is `extract(...)`, remembered in a folder between runs.
 
     Entries are keyed by a SHA-256 of the bundle's manifest, the preprocessing, the images and the layer. They are
-    written whole or not at all; one that is damaged is computed anew.
+    written atomically; one that is damaged is computed anew.
     """
 
     def __init__(

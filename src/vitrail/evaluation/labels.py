@@ -10,7 +10,7 @@ from vitrail.errors import UsageError
 def match_labels(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]) -> tuple[np.ndarray, str]:
     """For each class of the data the model's index of it, and how they were matched.
 
-    By name; where the model has no names, or all of the data's names are whole numbers below the number of classes (and
+    By name; where the model has no names, or all of the data's names are integers below the number of classes (and
     not names of the model), as indices.
     """
     known = {name: index for index, name in enumerate(ours or ())}

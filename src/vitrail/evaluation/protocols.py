@@ -15,7 +15,7 @@ from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import mean_interval, score
-from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, draw_shots, neighbour_votes, ridge
+from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_integer
 from vitrail.weights.bundle import Bundle, load
@@ -214,7 +214,7 @@ def fewshot(
 def _few(e: Examples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:
     accuracies, penalties = [], []
     for seed in seeds:
-        drawn = draw_shots(e.labels, shots, seed)
+        drawn = sample_shots(e.labels, shots, seed)
         found, chosen = ridge(e.features[drawn], e.labels[drawn], classes=e.classes, penalty=penalty)
         accuracies.append(float((found(e.asked).argmax(axis=1) == e.truth).mean()))
         penalties.append(chosen)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vitrail import chance
-from vitrail.data.dataset import draw_held_out
+from vitrail.data.dataset import sample_held_out
 from vitrail.errors import UsageError
 from vitrail.settings import check_integer, check_number
 
@@ -127,7 +127,7 @@ def probe(
     deviation[deviation <= 1e-6 * np.abs(mean)] = 1  # a constant, in single precision, says nothing
     standard = (features - mean) / deviation
     if penalty is None:
-        held_out = draw_held_out(labels, _HELD_OUT, seed)
+        held_out = sample_held_out(labels, _HELD_OUT, seed)
         if not held_out.any():
             raise UsageError(
                 "Penalty must be given where every class has one image alone: none can be held out to choose it by."
@@ -217,9 +217,9 @@ def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tup
     return Linear(found.weight * scale, found.bias * scale), scores.numpy() * scale
 
 
-def draw_shots(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
+def sample_shots(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
     """Indices of `shots` samples of each class (or all that it has), sorted. More shots contain the fewer."""
-    keys = chance.bits(seed, np.arange(len(labels)), draw="shots")
+    keys = chance.bits(seed, np.arange(len(labels)), stream="shots")
     order = np.lexsort((keys, labels))
     first = np.searchsorted(labels[order], labels[order])
     return np.sort(order[np.arange(len(labels)) - first < shots])

@@ -90,7 +90,7 @@ def augment(
 def _is_mirrored(stream: Stream, settings: Augment) -> np.ndarray:
     if settings.flip == "random":
         return stream.uniform("flip") < 0.5
-    first = chance.uniform(stream.seed, stream.index, draw="flip first") < 0.5
+    first = chance.uniform(stream.seed, stream.index, stream="flip first") < 0.5
     return first ^ bool(stream.epoch % 2)
 
 

@@ -88,8 +88,8 @@ class Preprocess(Settings):
         return self.scale(from_numpy(self.crop_all(images)))
 
     def read(self, image: ImageLike, *, name: str = "image") -> Image.Image | np.ndarray:
-        """The whole image in the model's channels, upright; an array for other numbers of bands than 1 and 3. `name`
-        is what errors call bytes."""
+        """The image before its crop, upright, in the model's channels; an array if it has not 1 or 3 of them.
+        `name` is what errors call bytes."""
         bands = self._as_images(image, name)
         return bands[0] if len(bands) == 1 else np.stack([np.asarray(band) for band in bands], axis=2)
 

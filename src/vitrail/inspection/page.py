@@ -28,7 +28,7 @@ LIMIT = 6_000_000
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
     """Write the folder atomically; returns what `inspect.json` holds."""
     document = found.to_json()
-    figures = draw_figures(found)
+    figures = render_figures(found)
     text = _fit_page(found, figures, full=full)
     with atomic_folder(output, force=force) as folder:
         (folder / "figures").mkdir()
@@ -44,7 +44,7 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
     return document
 
 
-def draw_figures(found: Examination) -> dict[str, Figure]:
+def render_figures(found: Examination) -> dict[str, Figure]:
     """Every figure of every panel, by the name of its file."""
     return join(dict(panel.figures()) for panel in found.panels.values())
 

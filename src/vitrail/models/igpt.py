@@ -128,7 +128,7 @@ class IGPT(Model[IGPTConfig]):
         """The palette: centres of clusters of the training images' pixels (section 3.1 of the paper)."""
         images = read(_IMAGES)
         pixels = images.movedim(1, -1).reshape(-1, self.config.channels)
-        some = chance.permutation(len(pixels), seed, draw="palette pixels")[:_PIXELS]
+        some = chance.permutation(len(pixels), seed, stream="palette pixels")[:_PIXELS]
         self.palette.copy_(cluster(pixels[torch.from_numpy(some)], self.config.palette, seed))
 
     def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
@@ -185,7 +185,7 @@ def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
     """The centres of so many clusters of pixels, (P, C), by k-means, from dark to bright."""
     # Distinct colours first: an image's flat background would otherwise fill the palette with copies of one.
     distinct = torch.unique(pixels_MC, dim=0)
-    order = chance.permutation(len(distinct), seed, draw="palette start")
+    order = chance.permutation(len(distinct), seed, stream="palette start")
     centres = distinct[torch.from_numpy(order[np.arange(colours) % len(order)])].clone()
     for _ in range(_ROUNDS):
         nearest = (centres.square().sum(1) - 2 * pixels_MC @ centres.T).argmin(1)

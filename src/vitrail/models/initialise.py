@@ -1,4 +1,4 @@
-"""How parameters are drawn before training, as the code of the papers does it."""
+"""Initial weights, as the code of the papers chooses them."""
 
 import math
 

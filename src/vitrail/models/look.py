@@ -24,7 +24,7 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None, *
     try:
         chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
     except TypeError:
-        raise UsageError(f"Layers must be a list of whole numbers, got {layers!r}.") from None
+        raise UsageError(f"Layers must be a list of integers, got {layers!r}.") from None
     seen = Seen(frozenset(count_from("Layer", layer, depth) for layer in chosen), weighs=attention)
     with evaluating(model):
         model(images, seen)

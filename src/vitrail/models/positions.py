@@ -225,7 +225,7 @@ def grid_coordinates(grid: Pair) -> tuple[Tensor, Tensor]:
 def rope_table(config: ViTConfig) -> Tensor:
     """Cosines and sines (2, T, K/2): half of the angles turn with the row, half with the column; prefix tokens stay.
 
-    With `wrap`, every frequency is rounded to a whole number of turns around the grid, so that the last patch of a row
+    With `wrap`, every frequency is rounded to an integer of turns around the grid, so that the last patch of a row
     is followed by the first.
     """
     frequencies = config.width // config.heads // 4

@@ -144,15 +144,15 @@ class ViT(Model[ViTConfig]):
             z_BTD = drop_tokens(z_BTD, self.config.prefix, self.config.token_drop)
         return drop(z_BTD, self.config.dropout, self.training)
 
-    def encode(self, z_BTD: Tensor, seen: Seen | None = None, whole: bool = False) -> Tensor:
+    def encode(self, z_BTD: Tensor, seen: Seen | None = None, all_tokens: bool = False) -> Tensor:
         """Eqs. 2 and 3, `depth` times.
 
         The head reads [CLS] alone, so the last block asks, projects and runs its MLP for that one token: the same
-        logits for less work (7 % of ViT-B/16). `whole` carries all tokens to the end.
+        logits for less work (7 % of ViT-B/16). `all_tokens` carries every token to the end.
         """
         last = len(self.blocks) - 1
         # BatchNorm draws its statistics from every token, so there none may be left out.
-        trim = self.config.pool == "cls" and self.config.norm == "layer" and not whole
+        trim = self.config.pool == "cls" and self.config.norm == "layer" and not all_tokens
         for layer, block in enumerate(self.blocks):
             if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
                 z_BTD = z_BTD + added_TD
@@ -272,7 +272,7 @@ class ViT(Model[ViTConfig]):
         return f"z_{layer + 1} = {norm}({scale}MLP(z') + z'),  z' = {norm}({scale}MSA({inner}) + {entering})"
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), whole=True)
+        z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), all_tokens=True)
         return self.norm(z_BTD)[:, self.config.prefix :]
 
     def prefix_tokens(self) -> Tensor | None:

@@ -30,7 +30,7 @@ def escape(text: object) -> Html:
 
 
 def page(title: str, subtitle: str, body: str, script: str = "", *, style: str = "") -> str:
-    """A whole document, with `style` after the common one; the heading may be markup.
+    """A complete document, with `style` after the common one; the heading may be markup.
 
     Of scripts, only the given one may run: the policy names it by its hash.
     """
@@ -146,7 +146,7 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
     is_whole = all(float(x).is_integer() for x, _ in every)
-    for tick in _ticks(*x_ends, whole=is_whole):
+    for tick in _ticks(*x_ends, integers=is_whole):
         x, _ = place(tick, every[0][1])
         parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{tick:,.6g}</text>')
     parts.append(
@@ -216,9 +216,9 @@ def _ends(values: Sequence[float], margin: float) -> tuple[float, float]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Three to six round numbers between the ends; whole ones where nothing lies between."""
-    rough = max((high - low) / 4, 1 if whole else 0)
+def _ticks(low: float, high: float, *, integers: bool = False) -> list[float]:
+    """Three to six round numbers between the ends; integers where nothing lies between."""
+    rough = max((high - low) / 4, 1 if integers else 0)
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     first = math.ceil(low / step)

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run is at one step, in a folder that is whole or absent.
+"""Checkpoints: everything that a run is at one step, in an atomic folder.
 
 step-000000120/
   tensors.safetensors   weights, averages and the optimiser's memory
@@ -48,7 +48,7 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Steps that have a checkpoint, whole or not, oldest first."""
+    """Steps that have a checkpoint, intact or damaged, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
@@ -57,7 +57,7 @@ def steps_of(folder: Path) -> list[int]:
 def load_newest(
     folder: Path, check: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
 ) -> tuple[Checkpoint | None, dict[int, str]]:
-    """The newest checkpoint that is whole, and what is wrong with each newer one. `check` may complete it, or refuse it
+    """The newest intact checkpoint, and what is wrong with each newer one. `check` may complete it, or refuse it
     by DamagedError."""
     complaints = {}
     for step in reversed(steps_of(folder)):

@@ -31,7 +31,7 @@ def masked_checksum(data: bytes) -> int:
 
 
 class EventFile:
-    """Appends scalars under a name; every record is whole once it is written."""
+    """Appends scalars under a name; every record is complete once it is written."""
 
     def __init__(self, folder: Path) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"

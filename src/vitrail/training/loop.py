@@ -82,7 +82,7 @@ class Options(Settings):
 
 
 class Interrupted(VitrailError):
-    """A signal ended the run after a whole step, with a checkpoint."""
+    """A signal ended the run after a complete step, with a checkpoint."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -303,7 +303,7 @@ class Trainer:
 
     @property
     def planned(self) -> int | None:
-        """Steps of the whole run, unless a time is to be measured first."""
+        """Steps of the run, unless a time is to be measured first."""
         return self.recipe.steps if self.recipe.epochs is None else self.recipe.epochs * self.loader.steps
 
     def measure(self, seconds: float) -> int:
@@ -346,7 +346,7 @@ class Trainer:
                 self.left_out += 1
                 self._on_nonfinite(batch, log)
             self.step += 1
-            images += batch.whole
+            images += batch.global_size
             is_end = self.step == self.total
             is_epoch = is_end or self.step % self.loader.steps == 0
             shown = None
@@ -389,7 +389,7 @@ class Trainer:
     def update(self, batch: Batch, stop: Stop | None = None) -> Done:
         """One step, or none if loss or gradient are not finite on any rank."""
         set_learning_rate(self.optimisers, self._rate(self.step))
-        seed = chance.bits(self.options.seed, self.step, self.ranks.rank, draw="step")
+        seed = chance.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
         torch.manual_seed(int(seed[0] >> np.uint64(1)))
         self.objective.train()
         for optimiser in self.optimisers:
@@ -403,7 +403,7 @@ class Trainer:
                 with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.options.amp):
                     losses = self._runner(*part)
                 # DDP takes the mean over ranks; the loss is the mean over the images of all of them.
-                mean = (losses * weights).sum() / batch.whole
+                mean = (losses * weights).sum() / batch.global_size
                 (mean * self.ranks.count).backward()
             loss += mean.item()
         gradients = [parameter.grad for parameter in self.objective.parameters() if parameter.grad is not None]
@@ -495,18 +495,18 @@ class Trainer:
         if not self.ranks.is_first:
             return
         arrays = self.arrays()
-        whole = {
+        state = {
             **state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged,
             "left_out": self.left_out, "seconds": round(self.spent, 1), "start": self.start,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
         }  # fmt: skip
         self._saved = time.monotonic()
         try:
-            save_checkpoint(checkpoints, self.step, arrays, whole)
+            save_checkpoint(checkpoints, self.step, arrays, state)
         except VitrailError as error:
             if must:
                 raise
-            log.say(f"warning: {error} Training goes on; the last whole checkpoint is of {_last(checkpoints)}.")
+            log.say(f"warning: {error} Training goes on; the last intact checkpoint is of {_last(checkpoints)}.")
             log.write("checkpoint-failed", step=self.step, reason=str(error))
             return
         tidy(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
@@ -519,12 +519,12 @@ class Trainer:
     def _on_nonfinite(self, batch: Batch, log: RunLog) -> None:
         """What the recipe says of a loss that is no number. The samples are those of all ranks."""
         epoch, offset = divmod(self.step, self.loader.steps)
-        samples = self.loader.order(epoch)[offset * self.loader.batch :][: batch.whole].tolist()
+        samples = self.loader.order(epoch)[offset * self.loader.batch :][: batch.global_size].tolist()
         log.write("nonfinite", step=self.step, samples=samples, policy=self.recipe.on_nonfinite)
         if self.recipe.on_nonfinite == "stop":
             raise VitrailError(
                 f"Loss or gradient is not finite at step {self.step} (samples {str(samples[:8])[1:-1]}, ...;"
-                " all in metrics.jsonl). Lower the learning rate or clip gradients; checkpoints before it are whole."
+                " all in metrics.jsonl). Lower the learning rate or clip gradients; checkpoints before it are intact."
             )
         log.say(f"warning: loss or gradient is not finite at step {self.step}; the step is left out")
 
@@ -550,8 +550,8 @@ def _last(checkpoints: Path) -> str:
 
 
 def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-    """Go back to the newest whole checkpoint of `folder`, if there is one; it must belong to this very run. Returns it,
-    and a line for each newer one that is damaged."""
+    """Restore the newest intact checkpoint of `folder`, if there is one; which must be of this run. Returns it, and
+    a line for each newer one that is damaged."""
 
     def check(checkpoint: Checkpoint) -> Checkpoint:
         checkpoint = checkpoint._replace(state=check_state(checkpoint.state))
@@ -572,7 +572,7 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
         )
     if checkpoint is None:
         if complaints:
-            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is whole: {complaints.popitem()[1]}")
+            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is intact: {complaints.popitem()[1]}")
         return None, []
     trainer.restore(checkpoint)
     if trainer.ranks.is_first:

@@ -1,4 +1,4 @@
-"""A whole run, from DATA and a name to a folder with a bundle and a report.
+"""A run, from DATA and a name to a folder with a bundle and a report.
 
 RUN/config.toml      every setting, resolved
 RUN/metrics.jsonl    what happened, a line of JSON for each event; TensorBoard's events beside it
@@ -204,7 +204,7 @@ def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> Mode
 
 
 def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
-    """Small images whole; photos with a crop and ImageNet's statistics; then what the recipe says."""
+    """Small images uncropped; photos with a crop and ImageNet's statistics; then what the recipe says."""
     settings: dict[str, Any] = {"resolution": config.resolution}
     if split.in_memory is not None:
         settings["crop_fraction"] = 1.0
@@ -232,7 +232,7 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
 
 def _some_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
     """At most so many training images, chosen at random, as the model sees them (B, C, H, W)."""
-    chosen = chance.permutation(len(split), seed, draw="palette pictures")[:count]
+    chosen = chance.permutation(len(split), seed, stream="palette pictures")[:count]
     loader = Loader(split.take(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
     return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])
 
@@ -360,7 +360,7 @@ def _claim(output: Path, settings: str, *, is_held: bool, resumes: bool, force: 
 
 
 def _write_config(output: Path, settings: str) -> None:
-    """Whole or absent: by its config.toml, a run is known."""
+    """Atomically: by its config.toml, a run is known."""
     aside = output / _WRITING
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ class Bundle:
 
 
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
-    """Write `bundle` to the folder `path`, whole or not at all. An existing path is refused unless `force`."""
+    """Write `bundle` to the folder `path`, atomically. An existing path is refused unless `force`."""
     config = bundle.model.config
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bundle.model.state_dict().items()}
     # What is written must be what can be read: a model that was changed by hand no longer is what its settings say.

@@ -258,8 +258,8 @@ def read_processor(checkpoint: Checkpoint, config: ViTConfig) -> tuple[Preproces
     if stated.get("do_center_crop"):
         crop = _sides(stated.get("crop_size") or config.resolution)
     shorter = size.get("shortest_edge")
-    whole = shorter or size.get("height", config.resolution[0])
-    kept = crop.get("height", config.resolution[0]) if crop else whole
+    resized = shorter or size.get("height", config.resolution[0])
+    kept = crop.get("height", config.resolution[0]) if crop else resized
     note = None
     if kept != config.resolution[0]:
         note = f"the processor cuts {kept} px, the model reads {config.resolution[0]}: the model's size is taken"
@@ -267,7 +267,7 @@ def read_processor(checkpoint: Checkpoint, config: ViTConfig) -> tuple[Preproces
     settings = {
         "resolution": config.resolution,
         "resize": "shorter" if shorter else "squash",
-        "crop_fraction": min(kept / whole, 1.0),
+        "crop_fraction": min(kept / resized, 1.0),
         "interpolation": _RESAMPLE.get(stated.get("resample", 2), "bilinear"),
         "mean": tuple(stated.get("image_mean") or half),
         "std": tuple(stated.get("image_std") or half),

@@ -91,7 +91,7 @@ def read(source: Path) -> Any:
             refuse("its tensors would fill more memory than is available, or than a file of its size can need")
         wanted = re.search(r"Unsupported (?:global|class)[^.]*?([A-Za-z_][\w.]+)[^\w]* was not an allowed", str(error))
         wanted = wanted or re.search(r"GLOBAL ([\w.]+)", str(error))
-        refuse(f"it asks for {wanted[1]}" if wanted else "it is no file of PyTorch's, or not a whole one")
+        refuse(f"it asks for {wanted[1]}" if wanted else "it is no file of PyTorch's, or a truncated one")
 
 
 def choose(found: Any) -> tuple[dict[Any, Any], str, list[str]]:

@@ -153,10 +153,10 @@ def _calibration(answers: Answers, scores: dict[str, Any]) -> str:
     right = answers.probabilities.argmax(axis=1) == answers.labels
     bins = [found for found in calibration_bins(answers.probabilities.max(axis=1), right) if found[0]]
     sure, share = [found[1] for found in bins], [found[2] for found in bins]
-    drawing = chart(
+    curve = chart(
         [Line("model", sure, share, 0), Line("perfect", [0, 1], [0, 1], 7)], "confidence", "share right", dots=True
     )
-    return figure(f"Calibration error {scores['ece']:.3f}", f"15 bins, n = {len(right):,}", drawing)
+    return figure(f"Calibration error {scores['ece']:.3f}", f"15 bins, n = {len(right):,}", curve)
 
 
 def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
