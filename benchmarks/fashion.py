@@ -35,10 +35,25 @@ def run_vitrail(model, seed, minutes):
     """One run of the command line, from an empty process to its report."""
     output = Path(tempfile.mkdtemp()) / "run"
     command = [
-        sys.executable, "-m", "vitrail", "train", "fashion-mnist", "--model", model, "--output", str(output),
-        "--minutes", str(minutes), "--seed", str(seed), "--set", "holdout=0", "augment.flip=random", "model.pool=gap",
+        sys.executable,
+        "-m",
+        "vitrail",
+        "train",
+        "fashion-mnist",
+        "--model",
+        model,
+        "--output",
+        str(output),
+        "--minutes",
+        str(minutes),
+        "--seed",
+        str(seed),
+        "--set",
+        "holdout=0",
+        "augment.flip=random",
+        "model.pool=gap",
         f"batch={OUR_BATCH}",
-    ]  # fmt: skip
+    ]
     began = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     seconds = time.perf_counter() - began

@@ -49,9 +49,15 @@ def engines(size):
         made[name] = run
     vit_pytorch = load_peer("vit_pytorch")
     made["vit-pytorch"] = vit_pytorch.ViT(
-        image_size=224, patch_size=16, num_classes=1000, dim=config.width, depth=config.depth, heads=config.heads,
-        mlp_dim=config.mlp, dim_head=config.width // config.heads,
-    ).eval()  # fmt: skip
+        image_size=224,
+        patch_size=16,
+        num_classes=1000,
+        dim=config.width,
+        depth=config.depth,
+        heads=config.heads,
+        mlp_dim=config.mlp,
+        dim_head=config.width // config.heads,
+    ).eval()
     return config, made
 
 
@@ -79,9 +85,10 @@ def runtimes(model, batch):
         session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
         made["onnxruntime"] = lambda images: session.run(None, {"pixel_values": images.numpy()})[0]
         compiled = openvino.compile_model(
-            openvino.Core().read_model(path), "CPU",
+            openvino.Core().read_model(path),
+            "CPU",
             {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"},
-        )  # fmt: skip
+        )
         made["openvino"] = lambda images: compiled(images.numpy())[0]
     return made
 

@@ -30,13 +30,21 @@ def commands(bundle, data, minutes):
     return {
         "DeiT-Ti/16 frozen, 224 px": ("finetune", bundle, data, "--recipe", "frozen", "--set", "holdout=0"),
         "DeiT-Ti/16 frozen, 112 px": (
-            "finetune", bundle, data, "--recipe", "frozen", "--resolution", "112", "--set", "holdout=0",
+            "finetune",
+            bundle,
+            data,
+            "--recipe",
+            "frozen",
+            "--resolution",
+            "112",
+            "--set",
+            "holdout=0",
         ),
         "DeiT-Ti/16 fine-tuned, 224 px": ("finetune", bundle, data, *allowed),
         "DeiT-Ti/16 fine-tuned, 112 px": ("finetune", bundle, data, "--resolution", "112", *allowed),
         "ViT-Micro/4 from scratch": ("train", data, "--model", "ViT-Micro/4", *allowed),
         "ResNet-Micro from scratch": ("train", data, "--model", "ResNet-Micro", *allowed),
-    }  # fmt: skip
+    }
 
 
 def run(words, folder):

@@ -76,9 +76,14 @@ class Work:
             else {"crop": "resized", "flip": "random"}
         )
         recipe = Recipe(
-            steps=10**9, batch=self.batch, learning_rate=RATE, weight_decay=DECAY, label_smoothing=SMOOTHING,
-            average=AVERAGE, augment=augment,
-        )  # fmt: skip
+            steps=10**9,
+            batch=self.batch,
+            learning_rate=RATE,
+            weight_decay=DECAY,
+            label_smoothing=SMOOTHING,
+            average=AVERAGE,
+            augment=augment,
+        )
         eye = Preprocess(
             resolution=self.size, crop_fraction=1.0, mean=(0.5,) * self.channels, std=(0.5,) * self.channels
         )
@@ -128,9 +133,15 @@ class Work:
     def _grey_timm(self):
         c = self.config
         model = load_peer("timm").models.VisionTransformer(
-            img_size=c.resolution, patch_size=c.patch, in_chans=1, embed_dim=c.width, depth=c.depth, num_heads=c.heads,
-            mlp_ratio=c.mlp / c.width, num_classes=10,
-        )  # fmt: skip
+            img_size=c.resolution,
+            patch_size=c.patch,
+            in_chans=1,
+            embed_dim=c.width,
+            depth=c.depth,
+            num_heads=c.heads,
+            mlp_ratio=c.mlp / c.width,
+            num_classes=10,
+        )
         return model, None, model
 
     def transformers(self):
@@ -149,11 +160,21 @@ class Work:
 
         def run():
             arguments = transformers.TrainingArguments(
-                folder, per_device_train_batch_size=self.batch, max_steps=self.steps, learning_rate=RATE, use_cpu=True,
-                weight_decay=DECAY, label_smoothing_factor=SMOOTHING, dataloader_num_workers=2, save_strategy="no",
-                report_to=[], disable_tqdm=True, logging_steps=10, optim="adamw_torch_fused",
+                folder,
+                per_device_train_batch_size=self.batch,
+                max_steps=self.steps,
+                learning_rate=RATE,
+                use_cpu=True,
+                weight_decay=DECAY,
+                label_smoothing_factor=SMOOTHING,
+                dataloader_num_workers=2,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                logging_steps=10,
+                optim="adamw_torch_fused",
                 remove_unused_columns=False,
-            )  # fmt: skip
+            )
             trainer = transformers.Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collate)
             trainer.train()
 

@@ -36,9 +36,14 @@ def load_peer(name):
 def timm_vit(config):
     """timm's model of our configuration, the way to rename our tensors for it, and its forward."""
     peer = load_peer("timm").models.VisionTransformer(
-        img_size=config.resolution, patch_size=config.patch, embed_dim=config.width, depth=config.depth,
-        num_heads=config.heads, mlp_ratio=config.mlp / config.width, num_classes=config.classes,
-    )  # fmt: skip
+        img_size=config.resolution,
+        patch_size=config.patch,
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp / config.width,
+        num_classes=config.classes,
+    )
     return peer, dict, peer
 
 
@@ -47,20 +52,31 @@ def huggingface_vit(config):
     transformers = load_peer("transformers")
     peer = transformers.ViTForImageClassification(
         transformers.ViTConfig(
-            hidden_size=config.width, num_hidden_layers=config.depth, num_attention_heads=config.heads,
-            intermediate_size=config.mlp, image_size=config.resolution[0], patch_size=config.patch[0],
-            num_labels=config.classes, layer_norm_eps=config.norm_epsilon, attn_implementation="sdpa",
+            hidden_size=config.width,
+            num_hidden_layers=config.depth,
+            num_attention_heads=config.heads,
+            intermediate_size=config.mlp,
+            image_size=config.resolution[0],
+            patch_size=config.patch[0],
+            num_labels=config.classes,
+            layer_norm_eps=config.norm_epsilon,
+            attn_implementation="sdpa",
         )
-    )  # fmt: skip
+    )
     return peer, to_huggingface, lambda images: peer(images).logits
 
 
 def torchvision_vit(config):
     """The same for torchvision."""
     peer = load_peer("torchvision").models.VisionTransformer(
-        config.resolution[0], config.patch[0], config.depth, config.heads, config.width, config.mlp,
+        config.resolution[0],
+        config.patch[0],
+        config.depth,
+        config.heads,
+        config.width,
+        config.mlp,
         num_classes=config.classes,
-    )  # fmt: skip
+    )
     return peer, to_torchvision, peer
 
 

@@ -430,10 +430,15 @@ def test_weights_of_one_precision_and_of_types_that_models_compute_with(copy):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"model": None}, {"model": torch.nn.Linear(1, 1)}, {"preprocess": None}, {"labels": "abc"},
-        {"provenance": None}, {"provenance": {1: 2}}, {"provenance": {"a": float("nan")}},
+        {"model": None},
+        {"model": torch.nn.Linear(1, 1)},
+        {"preprocess": None},
+        {"labels": "abc"},
+        {"provenance": None},
+        {"provenance": {1: 2}},
+        {"provenance": {"a": float("nan")}},
     ],
-)  # fmt: skip
+)
 def test_things_that_are_no_parts_are_refused(wrong):
     with pytest.raises(UsageError):
         vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **wrong})
@@ -498,10 +503,16 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"crop_fraction": 0.0}, {"crop_fraction": 1.5}, {"interpolation": "nearest"}, {"mean": ()},
-        {"mean": (0.5,)}, {"std": (0.0, 1.0, 1.0)}, {"resolution": (0, 8)}, {"mean": ("a", "b", "c")},
+        {"crop_fraction": 0.0},
+        {"crop_fraction": 1.5},
+        {"interpolation": "nearest"},
+        {"mean": ()},
+        {"mean": (0.5,)},
+        {"std": (0.0, 1.0, 1.0)},
+        {"resolution": (0, 8)},
+        {"mean": ("a", "b", "c")},
     ],
-)  # fmt: skip
+)
 def test_impossible_preprocessing_is_refused(wrong):
     with pytest.raises(UsageError) as caught:
         Preprocess(**wrong)

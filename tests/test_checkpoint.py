@@ -41,8 +41,9 @@ def crash_points(tmp_path, every):
     log = tmp_path / "calls"
     subprocess.run(
         ["strace", "-f", "-y", "-e", f"trace={CALLS}", "-o", log, sys.executable, "-c", SAVE, folder],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+    )
     counts, points = {}, []
     for line in log.read_text().splitlines():
         if found := re.match(r"\d+\s+(\w+)\(", line):
@@ -63,10 +64,23 @@ def test_r2_a_kill_at_any_system_call_of_a_save_leaves_a_whole_checkpoint(tmp_pa
         folder.mkdir()
         save_checkpoint(folder, 1, {"a": np.arange(3.0)}, {"step": 1})
         done = subprocess.run(
-            ["strace", "-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}", "-o", "/dev/null",
-             sys.executable, "-c", SAVE, folder],
-            capture_output=True, check=False,
-        )  # fmt: skip
+            [
+                "strace",
+                "-f",
+                "-e",
+                f"trace={call}",
+                "-e",
+                f"inject={call}:signal=KILL:when={number}",
+                "-o",
+                "/dev/null",
+                sys.executable,
+                "-c",
+                SAVE,
+                folder,
+            ],
+            capture_output=True,
+            check=False,
+        )
         assert done.returncode in (-9, 137), (call, number, done.stderr)
         newest, complaints = load_newest(folder)
         assert complaints == {}, (call, number)
@@ -110,5 +124,7 @@ def test_tidy_keeps_the_newest_and_the_best(tmp_path):
         save_checkpoint(tmp_path, step, {"a": np.zeros(2)}, {"step": step})
     tidy(tmp_path, keep=2, best=3)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
-        "step-000000003", "step-000000005", "step-000000006",
-    ]  # fmt: skip
+        "step-000000003",
+        "step-000000005",
+        "step-000000006",
+    ]

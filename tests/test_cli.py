@@ -73,10 +73,20 @@ def test_models_lists_every_model_with_infos_keys():
 def test_info_as_json():
     row = json.loads(run("info", "ViT-B/16", "--json").stdout)
     assert row == {
-        "name": "ViT-B/16", "family": "vit", "parameters": 86_567_656, "macs": 17_563_828_224, "tokens": 197,
-        "grid": [14, 14], "patch": [16, 16], "resolution": [224, 224], "width": 768, "depth": 12, "heads": 12,
-        "classes": 1000, "channels": 3,
-    }  # fmt: skip
+        "name": "ViT-B/16",
+        "family": "vit",
+        "parameters": 86_567_656,
+        "macs": 17_563_828_224,
+        "tokens": 197,
+        "grid": [14, 14],
+        "patch": [16, 16],
+        "resolution": [224, 224],
+        "width": 768,
+        "depth": 12,
+        "heads": 12,
+        "classes": 1000,
+        "channels": 3,
+    }
 
 
 def test_info_with_changes():
@@ -174,9 +184,10 @@ def test_folders_that_are_no_bundles_are_called_what_they_are(call, tmp_path):
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "inspect.json").write_text("{}")
     for name, message in (
-        ("run", f"Did you mean '{tmp_path}/run/bundle'?"), ("timm", f"vitrail convert {tmp_path}/timm NEW"),
+        ("run", f"Did you mean '{tmp_path}/run/bundle'?"),
+        ("timm", f"vitrail convert {tmp_path}/timm NEW"),
         ("inside", "which `vitrail inspect` wrote"),
-    ):  # fmt: skip
+    ):
         done = call("predict", tmp_path / name, __file__)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert message in done.stderr

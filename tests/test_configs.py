@@ -76,10 +76,16 @@ MEGA_MACS = [
 ]
 
 TOKENS = [
-    ("ViT-B/32", 224, 50), ("ViT-B/16", 224, 197), ("ViT-H/14", 224, 257), ("ViT-B/8", 224, 785),
-    ("ViT-B/32", 384, 145), ("ViT-B/16", 384, 577), ("ViT-L/16", 512, 1025), ("ViT-H/14", 518, 1370),
+    ("ViT-B/32", 224, 50),
+    ("ViT-B/16", 224, 197),
+    ("ViT-H/14", 224, 257),
+    ("ViT-B/8", 224, 785),
+    ("ViT-B/32", 384, 145),
+    ("ViT-B/16", 384, 577),
+    ("ViT-L/16", 512, 1025),
+    ("ViT-H/14", 518, 1370),
     ("ViT-B/32", 448, 197),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "parameters"), PARAMETERS)
@@ -110,11 +116,22 @@ OPTIONS = [
     *({"position": kind} for kind in ("none", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")),
     *({"position": kind, "position_at": "every"} for kind in ("learned-1d", "learned-2d", "relative")),
     *({"position": kind, "position_at": "shared"} for kind in ("learned-1d", "learned-2d", "relative")),
-    {"position": "relative", "wrap": True}, {"pool": "gap", "position": "relative"}, {"pool": "gap", "registers": 3},
-    {"pool": "map"}, {"registers": 4}, {"class_position": False}, {"qkv_bias": False}, {"layer_scale": 1e-4},
-    {"norm": "batch"}, {"norm_order": "post", "activation": "relu"}, {"representation": "gelu"},
-    {"resolution": (56, 35)}, {"patch": (7, 14)}, {"patch": 12, "stride": 8, "padding": 4}, {"attention": "local"},
-]  # fmt: skip
+    {"position": "relative", "wrap": True},
+    {"pool": "gap", "position": "relative"},
+    {"pool": "gap", "registers": 3},
+    {"pool": "map"},
+    {"registers": 4},
+    {"class_position": False},
+    {"qkv_bias": False},
+    {"layer_scale": 1e-4},
+    {"norm": "batch"},
+    {"norm_order": "post", "activation": "relu"},
+    {"representation": "gelu"},
+    {"resolution": (56, 35)},
+    {"patch": (7, 14)},
+    {"patch": 12, "stride": 8, "padding": 4},
+    {"attention": "local"},
+]
 
 
 def meta_model(config):

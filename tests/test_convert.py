@@ -101,12 +101,21 @@ def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
 @pytest.mark.parametrize(
     ("name", "to"),
     [
-        ("R+ViT-Ti/16", "google"), ("R+ViT-Ti/16", "timm"), ("Mixer-S/32", "google"), ("Mixer-S/32", "timm"),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-            ("BiT-R50x1", "google"), ("BiT-R50x1", "timm"), ("R26+ViT-S/32", "google"), ("R26+ViT-S/32", "timm"),
-        )),
+        ("R+ViT-Ti/16", "google"),
+        ("R+ViT-Ti/16", "timm"),
+        ("Mixer-S/32", "google"),
+        ("Mixer-S/32", "timm"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("BiT-R50x1", "google"),
+                ("BiT-R50x1", "timm"),
+                ("R26+ViT-S/32", "google"),
+                ("R26+ViT-S/32", "timm"),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_other_families_go_there_and_back(tmp_path, name, to):
     model = redraw(vitrail.create(name, classes=3), std=0.02)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
@@ -147,11 +156,15 @@ def test_every_tensor_must_have_its_place(tmp_path, to):
 
 def test_what_another_library_cannot_express_is_refused(tmp_path):
     for to, changes in (
-        ("huggingface", {"registers": 1}), ("huggingface", {"pool": "gap"}), ("timm", {"representation": "tanh"}),
-        ("torchvision", {"activation": "gelu-tanh"}), ("google", {"layer_scale": 0.1}),
-        ("timm", {"position": "rope-2d"}), ("google", {"attention": "local"}),
+        ("huggingface", {"registers": 1}),
+        ("huggingface", {"pool": "gap"}),
+        ("timm", {"representation": "tanh"}),
+        ("torchvision", {"activation": "gelu-tanh"}),
+        ("google", {"layer_scale": 0.1}),
+        ("timm", {"position": "rope-2d"}),
+        ("google", {"attention": "local"}),
         ("huggingface", {"resolution": (64, 128)}),
-    ):  # fmt: skip
+    ):
         bundle = small(**changes)
         folder = tmp_path / f"{to}-{next(iter(changes))}"
         folder.mkdir()

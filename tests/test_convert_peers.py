@@ -77,10 +77,16 @@ def test_timms_own_reader_of_npz_reads_what_we_wrote(tmp_path):
         folder.mkdir()
         there(folder, bundle, "google")
         peer = timm.models.VisionTransformer(
-            img_size=64, embed_dim=128, depth=2, num_heads=2, mlp_ratio=2, num_classes=5,
-            class_token="pool" not in changes, global_pool=changes.get("pool", "token"),
+            img_size=64,
+            embed_dim=128,
+            depth=2,
+            num_heads=2,
+            mlp_ratio=2,
+            num_classes=5,
+            class_token="pool" not in changes,
+            global_pool=changes.get("pool", "token"),
             act_layer="gelu_tanh" if "activation" in changes else None,
-        ).eval()  # fmt: skip
+        ).eval()
         peer.load_pretrained(str(folder / "google" / "model.npz"))
         assert_same_answers(bundle, peer)
 
@@ -115,13 +121,19 @@ def test_the_papers_own_size_is_proved_by_each_library(tmp_path, to):
 def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
     transformers = import_peer("transformers")
     settings = {
-        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
-        "image_size": 64, "patch_size": 16, "num_labels": 5, "layer_norm_eps": 1e-12,
-    }  # fmt: skip
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "image_size": 64,
+        "patch_size": 16,
+        "num_labels": 5,
+        "layer_norm_eps": 1e-12,
+    }
     for kind, config in (
         (transformers.ViTForImageClassification, transformers.ViTConfig),
         (transformers.DeiTForImageClassification, transformers.DeiTConfig),
-    ):  # fmt: skip
+    ):
         torch.manual_seed(0)
         peer = kind(config(**settings)).eval()
         redraw(peer, std=0.05)

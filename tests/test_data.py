@@ -47,8 +47,10 @@ def test_one_table_of_classes_for_all_splits(folder):
     assert data.splits["train"].labels.tolist() == [0] * 5 + [1] * 4
     assert data.splits["val"].labels.tolist() == [0, 0, 2]
     assert [os.path.relpath(path, folder) for path in data.splits["val"].images] == [
-        "validation/cat/0.png", "validation/cat/1.png", "validation/emu/0.png",
-    ]  # fmt: skip
+        "validation/cat/0.png",
+        "validation/cat/1.png",
+        "validation/emu/0.png",
+    ]
 
 
 def test_training_refuses_a_class_without_training_images(folder):

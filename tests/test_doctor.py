@@ -97,9 +97,12 @@ def test_images_in_memory(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 8, 8), np.uint8)
     np.savez(
-        tmp_path / "x.npz", train_images=images[:30], train_labels=np.arange(30) % 2,
-        test_images=np.concatenate([images[30:], images[4:5]]), test_labels=np.arange(11) % 2,
-    )  # fmt: skip
+        tmp_path / "x.npz",
+        train_images=images[:30],
+        train_labels=np.arange(30) % 2,
+        test_images=np.concatenate([images[30:], images[4:5]]),
+        test_labels=np.arange(11) % 2,
+    )
     (finding,) = examine(open_data(tmp_path / "x.npz"))
     assert (finding.kind, finding.files) == ("duplicate", ("train image 4", "test image 10"))
 
@@ -240,9 +243,11 @@ def test_what_training_would_refuse_or_lose(healthy, tmp_path):
     assert set(kinds(tmp_path / "one")) == {"single-class"}
     rng = np.random.default_rng(0)
     np.savez(
-        tmp_path / "x.npz", images=rng.integers(0, 256, (9, 8, 8), np.uint8), labels=np.arange(9) % 2,
+        tmp_path / "x.npz",
+        images=rng.integers(0, 256, (9, 8, 8), np.uint8),
+        labels=np.arange(9) % 2,
         classes=np.array(["a", "b", "c"]),
-    )  # fmt: skip
+    )
     assert set(kinds(tmp_path / "x.npz")) == {"empty-class"}
 
 
@@ -290,9 +295,12 @@ def test_near_duplicates_in_memory(tmp_path):
     images = np.stack([np.asarray(one.resize((96, 96), Image.Resampling.BICUBIC)) for one in small])
     test = np.concatenate([images[8:], images[2:3, :, ::-1]])
     np.savez(
-        tmp_path / "x.npz", train_images=images[:8], train_labels=np.arange(8) % 2, test_images=test,
+        tmp_path / "x.npz",
+        train_images=images[:8],
+        train_labels=np.arange(8) % 2,
+        test_images=test,
         test_labels=np.arange(5) % 2,
-    )  # fmt: skip
+    )
     (finding,) = examine(open_data(tmp_path / "x.npz"))
     assert (finding.kind, finding.files) == ("near-duplicate", ("train image 2", "test image 4"))
 

@@ -236,8 +236,9 @@ def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path,
     assert (choice["kept"], choice["count"]) == ("start", 20)
     assert choice["tuned"] < choice["start"]
     assert [(event["step"], event["accuracy"]) for event in (seen[0], seen[-1])] == [
-        (0, choice["start"]), (6, choice["tuned"]),
-    ]  # fmt: skip
+        (0, choice["start"]),
+        (6, choice["tuned"]),
+    ]
     assert f"note: {choice['reason']}" in capsys.readouterr().err
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.provenance["choice"] == choice["reason"]
@@ -317,9 +318,11 @@ def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):
 def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
     clothes = open_data("fashion-40")
     np.savez(
-        tmp_path / "clothes.npz", images=clothes.splits["test"].images, labels=clothes.splits["test"].labels,
+        tmp_path / "clothes.npz",
+        images=clothes.splits["test"].images,
+        labels=clothes.splits["test"].labels,
         classes=np.array(clothes.labels),
-    )  # fmt: skip
+    )
     recipe = Recipe(steps=1, learning_rate=1e-9, batch=8, holdout=0, head="probe")
     finetune("fashion", str(tmp_path / "clothes.npz"), tmp_path / "run", recipe, Options())
     assert "its head stays" in capsys.readouterr().err

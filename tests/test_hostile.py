@@ -121,8 +121,9 @@ def test_pipes_beside_checkpoints_are_not_read(tmp_path, call):
     assert read_any(str(tmp_path), Told()).library == "timm"
     done = call("convert", tmp_path, tmp_path / "out", "--labels", tmp_path / "labels.json")
     assert (done.returncode, "is no regular file" in done.stderr) == (2, True)
-    done = call("train", "digits", "--model", "ViT-Pico/2", "--output", tmp_path / "out", "--recipe",
-                tmp_path / "recipe.toml")  # fmt: skip
+    done = call(
+        "train", "digits", "--model", "ViT-Pico/2", "--output", tmp_path / "out", "--recipe", tmp_path / "recipe.toml"
+    )
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 

@@ -311,9 +311,12 @@ def test_scaled_jpeg_decoding_is_recorded_and_near(tmp_path):
 def test_damaged_and_foreign_files_are_one_line(tmp_path):
     whole = encoded(Image.fromarray(noise(50, 50)), format="JPEG")
     cases = {
-        "empty.png": b"", "text.jpg": b"hello", "cut.jpg": whole[: len(whole) // 2], "head.png": b"\x89PNG\r\n\x1a\n",
+        "empty.png": b"",
+        "text.jpg": b"hello",
+        "cut.jpg": whole[: len(whole) // 2],
+        "head.png": b"\x89PNG\r\n\x1a\n",
         "page.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
-    }  # fmt: skip
+    }
     for name, content in cases.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DamagedError, match="cannot be decoded") as caught:

@@ -70,9 +70,12 @@ def same(one, other):
 
 
 @given(
-    count=st.integers(1, 200), batch=st.integers(1, 64), ranks=st.integers(1, 5), seed=st.integers(0, 99),
+    count=st.integers(1, 200),
+    batch=st.integers(1, 64),
+    ranks=st.integers(1, 5),
+    seed=st.integers(0, 99),
     shuffle=st.booleans(),
-)  # fmt: skip
+)
 def test_every_sample_exactly_once_for_any_batch_and_ranks(count, batch, ranks, seed, shuffle):
     split = in_memory(count, size=1, channels=1)
     eye = Preprocess(resolution=1, crop_fraction=1.0, mean=(0.5,), std=(0.5,))

@@ -79,9 +79,12 @@ def test_children_do_not_inherit_a_lock(tmp_path):
         finally:
             os.kill(process.child, signal.SIGKILL)
     with locked(tmp_path / ".lock", refuse):
-        assert "lock" not in subprocess.run(
-            ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, check=True, close_fds=False
-        ).stdout  # fmt: skip
+        assert (
+            "lock"
+            not in subprocess.run(
+                ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, check=True, close_fds=False
+            ).stdout
+        )
 
 
 def test_who_may_wait_goes_on_when_the_other_is_done(tmp_path):

@@ -20,10 +20,28 @@ from vitrail.training.runlog import RunLog
 from vitrail.training.state import check_state
 
 COMMAND = (
-    "train", "digits", "--model", "ViT-Pico/2", "--epochs", "6", "--threads", "1", "--set", "batch=128",
-    "optimiser=muon", "learning_rate=0.01", "average=0.9", "augment.padding=1", "augment.mixup=0.2", "model.width=16",
-    "model.depth=2", "model.heads=2", "model.mlp=32", "model.dropout=0.1", "model.position=learned-2d",
-)  # fmt: skip
+    "train",
+    "digits",
+    "--model",
+    "ViT-Pico/2",
+    "--epochs",
+    "6",
+    "--threads",
+    "1",
+    "--set",
+    "batch=128",
+    "optimiser=muon",
+    "learning_rate=0.01",
+    "average=0.9",
+    "augment.padding=1",
+    "augment.mixup=0.2",
+    "model.width=16",
+    "model.depth=2",
+    "model.heads=2",
+    "model.mlp=32",
+    "model.dropout=0.1",
+    "model.position=learned-2d",
+)
 
 
 def forge(folder, change, arrays=None):

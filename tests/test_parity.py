@@ -55,9 +55,15 @@ def test_map_pooling_registers_and_layer_scale_equal_timm():
         create("ViT-Ti/16", pool="map", registers=0, layer_scale=0.1, classes=11, depth=2, qkv_bias=False), std=0.1
     )
     peer = timm.models.VisionTransformer(
-        embed_dim=192, depth=2, num_heads=3, num_classes=11, global_pool="map", class_token=False, init_values=0.1,
+        embed_dim=192,
+        depth=2,
+        num_heads=3,
+        num_classes=11,
+        global_pool="map",
+        class_token=False,
+        init_values=0.1,
         qkv_bias=False,
-    ).eval()  # fmt: skip
+    ).eval()
     peer.load_state_dict(model.state_dict(), strict=True)
     images = torch.randn(2, 3, 224, 224)
     torch.testing.assert_close(model(images), peer(images), rtol=0, atol=1e-4)

@@ -132,9 +132,13 @@ def test_huggingface_rule_is_theirs(old, new):
     vit = import_peer("transformers.models.vit.modeling_vit")
     transformers = import_peer("transformers")
     config = transformers.ViTConfig(
-        hidden_size=8, num_attention_heads=1, num_hidden_layers=1, intermediate_size=8, patch_size=16,
+        hidden_size=8,
+        num_attention_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=8,
+        patch_size=16,
         image_size=(old[0] * 16, old[1] * 16),
-    )  # fmt: skip
+    )
     embeddings = vit.ViTEmbeddings(config)
     table = torch.randn(*old, 8)
     with torch.no_grad():

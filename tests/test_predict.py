@@ -623,9 +623,12 @@ def test_an_interrupt_leaves_no_partial_file(bundle, images, tmp_path, sent, cod
     words = ["predict", bundle, "-", "--engine", "onnx", "--json", "--threads", "2", "--features", out]
     command = [sys.executable, "-m", "vitrail", *map(str, words)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # a background job's children would not hear Ctrl-C
-    )  # fmt: skip
+    )
     process.stdin.write(f"{images / '01.png'}\n".encode() * 50_000)
     process.stdin.close()
     assert json.loads(process.stdout.readline())["predictions"]

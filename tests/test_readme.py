@@ -133,11 +133,15 @@ def test_both_languages_say_the_same(path):
             "headings": re.findall(r"^#+ ", prose, re.MULTILINE),
             "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
             "images": re.findall(r"!\[[^\]]*\]\(([^)]*)\)", prose),
-            "lines": [shlex.split(line, comments=True) for kind, text, _ in blocks(page) if kind == "bash"
-                      for line in text.splitlines()],
+            "lines": [
+                shlex.split(line, comments=True)
+                for kind, text, _ in blocks(page)
+                if kind == "bash"
+                for line in text.splitlines()
+            ],
             "others": [(kind, text) for kind, text, _ in blocks(page) if kind not in ("bash", "python", "text")],
             "python": re.sub(r"Constant\(value='.*?'\)", "Constant()", python),
-        }  # fmt: skip
+        }
 
     assert shape(path) == shape(korean(path))
 

@@ -38,9 +38,20 @@ from vitrail.training.run import train
 from vitrail.training.runlog import RunLog
 
 QUICK = (
-    "digits", "--model", "ViT-Pico/2", "--steps", "120", "--checkpoint-seconds", "0.2", "--set", "batch=64",
-    "augment.padding=1", "augment.mixup=0.2", "model.dropout=0.1", "average=0.99",
-)  # fmt: skip
+    "digits",
+    "--model",
+    "ViT-Pico/2",
+    "--steps",
+    "120",
+    "--checkpoint-seconds",
+    "0.2",
+    "--set",
+    "batch=64",
+    "augment.padding=1",
+    "augment.mixup=0.2",
+    "model.dropout=0.1",
+    "average=0.99",
+)
 
 
 def command(output, *more, ranks=1, settings=()):
@@ -53,9 +64,12 @@ def command(output, *more, ranks=1, settings=()):
 
 def start(output, *more, **options):
     return subprocess.Popen(
-        command(output, *more, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command(output, *more, **options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def fingerprint(output):
@@ -95,8 +109,13 @@ def undisturbed(tmp_path_factory):
     assert process.returncode == 0, err
     assert "test accuracy" in out
     assert sorted(path.name for path in output.iterdir() if "tfevents" not in path.name) == [
-        ".lock", "bundle", "checkpoints", "config.toml", "metrics.jsonl", "report.html",
-    ]  # fmt: skip
+        ".lock",
+        "bundle",
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "report.html",
+    ]
     return output
 
 
@@ -238,9 +257,13 @@ def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path
     (tmp_path / "foreign" / "config.toml").write_text("title = 'mine'")
     (tmp_path / "link").symlink_to(tmp_path / "gone" / "away")
     for output, more in (
-        (tmp_path / "file", ()), (tmp_path / "file" / "run", ()), ("/proc/run", ()), (tmp_path / "foreign", ()),
-        (tmp_path / "foreign", ("--force",)), (tmp_path / "foreign", ("--resume", "auto")),
-    ):  # fmt: skip
+        (tmp_path / "file", ()),
+        (tmp_path / "file" / "run", ()),
+        ("/proc/run", ()),
+        (tmp_path / "foreign", ()),
+        (tmp_path / "foreign", ("--force",)),
+        (tmp_path / "foreign", ("--resume", "auto")),
+    ):
         with pytest.raises(SystemExit) as leaving:
             main(["train", *QUICK, "--output", str(output), *more])
         words = capsys.readouterr().err

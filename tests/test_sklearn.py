@@ -78,9 +78,17 @@ def test_a_trained_model_passes_scikit_learns_checks():
 def test_parameters_stay_as_they_were_given(bundle):
     classifier = ViTClassifier(bundle, layer=-1, penalty=3, settings=["batch=64"])
     assert classifier.get_params() == {
-        "bundle": bundle, "layer": -1, "penalty": 3, "model": "ViT-Nano/7", "recipe": "small", "settings": ["batch=64"],
-        "epochs": None, "minutes": None, "seed": 0, "workers": 2,
-    }  # fmt: skip
+        "bundle": bundle,
+        "layer": -1,
+        "penalty": 3,
+        "model": "ViT-Nano/7",
+        "recipe": "small",
+        "settings": ["batch=64"],
+        "epochs": None,
+        "minutes": None,
+        "seed": 0,
+        "workers": 2,
+    }
     assert clone(classifier).get_params() == classifier.get_params()
 
 
@@ -88,9 +96,12 @@ def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
     splits = open_data("digits").splits
     some = splits["train"].take(sample_shots(splits["train"].labels, 20, seed=0))
     np.savez(
-        tmp_path / "some.npz", train_images=some.images, train_labels=some.labels,
-        test_images=splits["test"].images, test_labels=splits["test"].labels,
-    )  # fmt: skip
+        tmp_path / "some.npz",
+        train_images=some.images,
+        train_labels=some.labels,
+        test_images=splits["test"].images,
+        test_labels=splits["test"].labels,
+    )
     scores = evaluate(bundle, str(tmp_path / "some.npz"), protocol="probe", layer=2, cache=tmp_path / "cache")
     classifier = ViTClassifier(bundle, layer=2).fit(some.images, some.labels)
     assert classifier.penalty_ == scores["penalty"]

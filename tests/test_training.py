@@ -396,9 +396,15 @@ def test_dropped_tokens_shorten_the_sequence_in_training_alone():
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon"])
 def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
     recipe = Recipe(
-        steps=30, batch=32, optimiser=optimiser, learning_rate=1e-3, average=0.99, clip=1.0,
-        augment={"crop": "pad", "padding": 1, "mixup": 0.3}, model={},
-    )  # fmt: skip
+        steps=30,
+        batch=32,
+        optimiser=optimiser,
+        learning_rate=1e-3,
+        average=0.99,
+        clip=1.0,
+        augment={"crop": "pad", "padding": 1, "mixup": 0.3},
+        model={},
+    )
     whole = make_trainer(recipe=recipe, total=30, dropout=0.1)
     expected = curve(whole, 30)
     first = make_trainer(recipe=recipe, total=30, dropout=0.1)
@@ -491,8 +497,10 @@ def test_events_can_be_read_by_tensorboard(tmp_path):
     read = reading.EventAccumulator(str(tmp_path))
     read.Reload()
     assert [(event.step, event.value) for event in read.Scalars("step/loss")] == [
-        (1, 1.0), (300, pytest.approx(1 / 300)), (70_000, pytest.approx(1 / 70_000)),
-    ]  # fmt: skip
+        (1, 1.0),
+        (300, pytest.approx(1 / 300)),
+        (70_000, pytest.approx(1 / 70_000)),
+    ]
     assert len(read.Scalars("evaluate/accuracy")) == 3
 
 
@@ -504,5 +512,6 @@ def test_metrics_are_lines_of_json(tmp_path):
         log.write("damaged", file="a\nb")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"event": "step", "step": 1, "loss": None}, {"event": "damaged", "file": "a\nb"},
-    ]  # fmt: skip
+        {"event": "step", "step": 1, "loss": None},
+        {"event": "damaged", "file": "a\nb"},
+    ]

@@ -200,9 +200,23 @@ def test_no_pickle_is_trusted_anywhere():
 def test_the_papers_recipes_do_not_overrule_what_a_bundle_says_of_pixels(tmp_path):
     """Google's recipes want [-1, 1]; a bundle of DeiT's weights does not."""
     assert find_recipe("paper-finetune").preprocess["mean"] == [0.5, 0.5, 0.5]
-    main([
-        "finetune", "fashion", "digits", "--output", str(tmp_path / "run"), "--recipe", "paper-finetune",
-        "--steps", "1", "--resolution", "28", "--set", "batch=8", "holdout=0",
-    ])  # fmt: skip
+    main(
+        [
+            "finetune",
+            "fashion",
+            "digits",
+            "--output",
+            str(tmp_path / "run"),
+            "--recipe",
+            "paper-finetune",
+            "--steps",
+            "1",
+            "--resolution",
+            "28",
+            "--set",
+            "batch=8",
+            "holdout=0",
+        ]
+    )
     stored = json.loads((tmp_path / "run" / "bundle" / "preprocess.json").read_text())
     assert stored == vitrail.load("fashion").preprocess.to_json()

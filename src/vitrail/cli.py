@@ -87,8 +87,11 @@ def _parse(words: list[str]) -> Callable[[], None]:
         with contextlib.redirect_stderr(complaint):
             return tyro.extras.subcommand_cli_from_dict(
                 {name: _delayed(command) for name, command in COMMANDS.items()},
-                prog="vitrail", description=DESCRIPTION, args=_fill_in(words), sort_subcommands=False,
-            )  # fmt: skip
+                prog="vitrail",
+                description=DESCRIPTION,
+                args=_fill_in(words),
+                sort_subcommands=False,
+            )
     except SystemExit as leaving:
         if leaving.code != 2:
             raise

@@ -158,8 +158,11 @@ def info(
     config = _find_config(model)
     changes: dict[str, Any] = {
         "resolution": None if resolution is None else _parse_resolution(resolution),
-        "classes": classes, "channels": channels, "pool": pool, "representation": representation,
-    }  # fmt: skip
+        "classes": classes,
+        "channels": channels,
+        "pool": pool,
+        "representation": representation,
+    }
     row = config.replace(**{key: value for key, value in changes.items() if value is not None}).info()
     if json:
         return print_json(row)
@@ -347,9 +350,21 @@ def evaluate(
     from vitrail.evaluation.protocols import evaluate as judge
 
     scores = judge(
-        bundle, data, split, protocol=protocol, workers=workers, layer=layer, neighbours=neighbours,
-        temperature=temperature, shots=shots, seeds=seeds, penalty=penalty, seed=seed, cache=cache, device=device,
-    )  # fmt: skip
+        bundle,
+        data,
+        split,
+        protocol=protocol,
+        workers=workers,
+        layer=layer,
+        neighbours=neighbours,
+        temperature=temperature,
+        shots=shots,
+        seeds=seeds,
+        penalty=penalty,
+        seed=seed,
+        cache=cache,
+        device=device,
+    )
     for note in scores["notes"]:
         say(f"note: {note}")
     return print_json(scores) if json else print_scores(scores)
@@ -456,9 +471,15 @@ def inspect(
     others = () if data is None else _some_images(data, 64)
     other = None if against is None else (against, load(against, device=device))
     found = examine(
-        load(bundle, device=device), paths, name=bundle, evidence=evidence, others=others, against=other,
-        layers=layers or None, heads=heads or None,
-    )  # fmt: skip
+        load(bundle, device=device),
+        paths,
+        name=bundle,
+        evidence=evidence,
+        others=others,
+        against=other,
+        layers=layers or None,
+        heads=heads or None,
+    )
     document = write_page(found, output, full=full, force=force)
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
         say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
@@ -560,7 +581,15 @@ def _parse_resolution(text: str) -> tuple[int, int]:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "models": models, "info": info, "recipes": recipes, "doctor": doctor, "train": train,
-    "finetune": finetune, "evaluate": evaluate, "predict": predict, "inspect": inspect,
-    "convert": convert, "demo": demo,
-}  # fmt: skip
+    "models": models,
+    "info": info,
+    "recipes": recipes,
+    "doctor": doctor,
+    "train": train,
+    "finetune": finetune,
+    "evaluate": evaluate,
+    "predict": predict,
+    "inspect": inspect,
+    "convert": convert,
+    "demo": demo,
+}

@@ -10,9 +10,20 @@ from vitrail.extensions import Registry
 from vitrail.settings import Pair, Settings, check_integer, jsonable
 
 INFO_KEYS = (
-    "name", "family", "parameters", "macs", "tokens", "grid", "patch", "resolution",
-    "width", "depth", "heads", "classes", "channels",
-)  # fmt: skip
+    "name",
+    "family",
+    "parameters",
+    "macs",
+    "tokens",
+    "grid",
+    "patch",
+    "resolution",
+    "width",
+    "depth",
+    "heads",
+    "classes",
+    "channels",
+)
 
 Output = Literal["classes", "pixels", "features"]
 

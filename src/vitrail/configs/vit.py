@@ -70,10 +70,16 @@ class ViTConfig(PatchedConfig):
         super().__post_init__()
         self._check_choices(
             (
-                "pool", "representation", "position_at", "resize_rule", "attention",
-                "norm", "norm_order", "activation",
+                "pool",
+                "representation",
+                "position_at",
+                "resize_rule",
+                "attention",
+                "norm",
+                "norm_order",
+                "activation",
             )
-        )  # fmt: skip
+        )
         self._check_flags(("class_position", "wrap", "qkv_bias"))
         check_integer("width", self.width, low=1, high=65_536)
         check_integer("depth", self.depth, low=1, high=1000)

@@ -88,9 +88,14 @@ def _translate(model: AnyModel) -> Any:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(
-                _Exported(model).eval(), (example,), input_names=["pixel_values"], output_names=["logits", "features"],
-                dynamic_shapes={"pixel_values": {0: torch.export.Dim("batch")}}, opset_version=OPSET, verbose=False,
-            )  # fmt: skip
+                _Exported(model).eval(),
+                (example,),
+                input_names=["pixel_values"],
+                output_names=["logits", "features"],
+                dynamic_shapes={"pixel_values": {0: torch.export.Dim("batch")}},
+                opset_version=OPSET,
+                verbose=False,
+            )
     except Exception as error:  # whatever the exporter meets
         raise UsageError(
             f"Engine onnx must have a model that can be exported, got family {config.family}, which torch.onnx cannot"

@@ -28,12 +28,14 @@ def score(
     counts, hits = np.bincount(labels, minlength=classes), np.bincount(labels[right], minlength=classes)
     per_class = [
         {
-            "label": name, "count": some, "right": good,
+            "label": name,
+            "count": some,
+            "right": good,
             "accuracy": good / some if some else None,
             "interval": list(wilson(good, some)) if some else None,
         }
         for name, some, good in zip(names, counts.tolist(), hits.tolist(), strict=True)
-    ]  # fmt: skip
+    ]
     confusion = None
     if classes <= _LARGEST_MATRIX:
         confusion = np.zeros((classes, classes), np.int64)

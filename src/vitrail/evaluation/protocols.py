@@ -83,9 +83,13 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
     return {
-        "protocol": "classify", "data": data, "split": chosen.name, "labels_matched": how, "notes": notes,
+        "protocol": "classify",
+        "data": data,
+        "split": chosen.name,
+        "labels_matched": how,
+        "notes": notes,
         **score(answers.probabilities, answers.labels, names),
-    }  # fmt: skip
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +131,15 @@ def read_examples(
     training, judged = divide(dataset, split, seed)
     features, asked = store.of(training), store.of(judged)
     about = {
-        "data": data, "split": judged.name, "train_count": len(training), "layer": store.layer,
-        "pooling": pooling(loaded.model, store.layer), "features": features.shape[1], "cached": store.hits == 2,
+        "data": data,
+        "split": judged.name,
+        "train_count": len(training),
+        "layer": store.layer,
+        "pooling": pooling(loaded.model, store.layer),
+        "features": features.shape[1],
+        "cached": store.hits == 2,
         "notes": store.notes,
-    }  # fmt: skip
+    }
     return Examples(features, training.labels, asked, judged.labels, dataset.labels, about)
 
 
@@ -162,18 +171,19 @@ def knn(examples: Examples, *, neighbours: int | None = None, temperature: float
         e.features, e.labels, e.asked, classes=e.classes, neighbours=neighbours, temperature=temperature
     )
     return {
-        "protocol": "knn", **e.about, "neighbours": neighbours, "temperature": temperature,
+        "protocol": "knn",
+        **e.about,
+        "neighbours": neighbours,
+        "temperature": temperature,
         **score(shares, e.truth, e.names),
-    }  # fmt: skip
+    }
 
 
 def probe(examples: Examples, *, penalty: float | None = None, seed: int = 0) -> dict[str, Any]:
     """Every score of a logistic regression on the features."""
     e = examples
     found, penalty = learn_probe(e.features, e.labels, classes=e.classes, penalty=penalty, seed=seed)
-    return {
-        "protocol": "probe", **e.about, "penalty": penalty, **score(found.probabilities(e.asked), e.truth, e.names)
-    }  # fmt: skip
+    return {"protocol": "probe", **e.about, "penalty": penalty, **score(found.probabilities(e.asked), e.truth, e.names)}
 
 
 def fewshot(
@@ -207,8 +217,14 @@ def fewshot(
     found, penalty = ridge(e.features, e.labels, classes=e.classes, penalty=penalty)
     final = score(found(e.asked), e.truth, e.names, calibrated=False)
     return {
-        "protocol": "fewshot", **e.about, "notes": notes, "seeds": seeds, "shots": rows, "penalty": penalty, **final
-    }  # fmt: skip
+        "protocol": "fewshot",
+        **e.about,
+        "notes": notes,
+        "seeds": seeds,
+        "shots": rows,
+        "penalty": penalty,
+        **final,
+    }
 
 
 def _few(e: Examples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:

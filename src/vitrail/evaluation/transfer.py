@@ -97,9 +97,13 @@ def logistic_regression(
         weight.copy_(torch.from_numpy(start.weight))
         bias.copy_(torch.from_numpy(start.bias))
     optimiser = torch.optim.LBFGS(
-        [weight.requires_grad_(), bias.requires_grad_()], max_iter=_TURNS, tolerance_grad=slope, tolerance_change=0,
-        history_size=20, line_search_fn="strong_wolfe",
-    )  # fmt: skip
+        [weight.requires_grad_(), bias.requires_grad_()],
+        max_iter=_TURNS,
+        tolerance_grad=slope,
+        tolerance_change=0,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()

@@ -49,9 +49,12 @@ class HybridEmbed(PatchEmbed):
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(
-            channels=config.canvas[0], width=config.width, patch=config.patch, stride=config.step,
+            channels=config.canvas[0],
+            width=config.width,
+            patch=config.patch,
+            stride=config.step,
             padding=config.padding,
-        )  # fmt: skip
+        )
         self.backbone = ResNetTrunk(config) if config.stem == "resnet" else LightStem(config)
 
     def flatten(self, images_BCHW: Tensor) -> Tensor:

@@ -107,9 +107,12 @@ class ViT(Model[ViTConfig]):
         self.norm = make_norm(c.norm, c.width, c.norm_epsilon) if c.norm_order == "pre" else nn.Identity()
         if c.pool == "map":
             self.attn_pool = AttentionPool(
-                width=c.width, heads=c.heads, hidden=c.mlp, activation=c.activation,
+                width=c.width,
+                heads=c.heads,
+                hidden=c.mlp,
+                activation=c.activation,
                 norm=nn.LayerNorm(c.width, eps=c.norm_epsilon),
-            )  # fmt: skip
+            )
         if c.representation != "none":
             self.pre_logits = PreLogits(c.width, c.representation)
         self.head = self.make_head(c.width)

@@ -194,9 +194,11 @@ def learn_head(
         model.head.weight.copy_(torch.from_numpy(linear.weight.T))
         model.head.bias.copy_(torch.from_numpy(linear.bias))
     return {
-        "accuracy": right / count, "interval": wilson(right, count), "count": count,
+        "accuracy": right / count,
+        "interval": wilson(right, count),
+        "count": count,
         "seconds": round(time.monotonic() - began, 2),
-    }  # fmt: skip
+    }
 
 
 def _spoken(pair: Pair) -> str:

@@ -169,9 +169,15 @@ class Trainer:
 
     def _load(self, split: Split, **settings: Any) -> Loader:
         return Loader(
-            split, self.preprocess, seed=self.options.seed, workers=self.options.workers, rank=self.ranks.rank,
-            ranks=self.ranks.count, cache=self._cache, **settings,
-        )  # fmt: skip
+            split,
+            self.preprocess,
+            seed=self.options.seed,
+            workers=self.options.workers,
+            rank=self.ranks.rank,
+            ranks=self.ranks.count,
+            cache=self._cache,
+            **settings,
+        )
 
     def load_to_evaluate(self, split: Split) -> Loader:
         """Each image of a split once, in order. A damaged one is left out: its neighbour must not count twice."""
@@ -355,9 +361,10 @@ class Trainer:
                 losses = [loss for loss in self._losses if math.isfinite(loss)]
                 (mean,) = self.ranks.total(sum(losses) / max(len(losses), 1))
                 shown = {
-                    "loss": mean if losses else math.nan, "learning_rate": self._rate(self.step - 1),
+                    "loss": mean if losses else math.nan,
+                    "learning_rate": self._rate(self.step - 1),
                     "images_per_second": images / (now - since),
-                }  # fmt: skip
+                }
                 log.write("step", step=self.step, epoch=epoch, **shown)
                 images, since = 0, now
             if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
@@ -496,10 +503,16 @@ class Trainer:
             return
         arrays = self.arrays()
         state = {
-            **state, "step": self.step, "total": self.total, "best": self.best, "damaged": self.damaged,
-            "left_out": self.left_out, "seconds": round(self.spent, 1), "start": self.start,
+            **state,
+            "step": self.step,
+            "total": self.total,
+            "best": self.best,
+            "damaged": self.damaged,
+            "left_out": self.left_out,
+            "seconds": round(self.spent, 1),
+            "start": self.start,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
-        }  # fmt: skip
+        }
         self._saved = time.monotonic()
         try:
             save_checkpoint(checkpoints, self.step, arrays, state)

@@ -302,9 +302,13 @@ def _compare(trainer: Trainer, start: dict[str, Any], tuned: dict[str, Any] | No
 def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
     """What the last bits of a run depend on, besides what it was told."""
     return {
-        "threads": torch.get_num_threads(), "ranks": ranks.count, "device": ranks.device.type, "amp": options.amp,
-        "compile": options.compile, "torch": str(torch.__version__),
-    }  # fmt: skip
+        "threads": torch.get_num_threads(),
+        "ranks": ranks.count,
+        "device": ranks.device.type,
+        "amp": options.amp,
+        "compile": options.compile,
+        "torch": str(torch.__version__),
+    }
 
 
 def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:

@@ -137,8 +137,12 @@ class Header(NamedTuple):
 
 # What the header of a safetensors file calls the types of our tensors.
 _DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+}
 
 
 def _read_header(file: safe_open) -> dict[str, Header]:

@@ -31,9 +31,12 @@ _CARD = "README.md"
 _BESIDE = ("config.json", "preprocessor_config.json", "vitrail.json")
 # In a folder, the first of these is the one.
 _IN_A_FOLDER = (
-    "model.safetensors", "model.safetensors.index.json", "model.npz", "pytorch_model.bin",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model.npz",
+    "pytorch_model.bin",
     "pytorch_model.bin.index.json",
-)  # fmt: skip
+)
 _PATIENCE = 600  # seconds for a pickle
 
 
@@ -170,9 +173,15 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         try:
             done = subprocess.run(
-                [sys.executable, "-I", unpickle.__file__, *words], capture_output=True, text=True, timeout=_PATIENCE,
-                check=False, cwd=folder, stdin=subprocess.DEVNULL, env=alone,
-            )  # fmt: skip
+                [sys.executable, "-I", unpickle.__file__, *words],
+                capture_output=True,
+                text=True,
+                timeout=_PATIENCE,
+                check=False,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                env=alone,
+            )
         except subprocess.TimeoutExpired:
             raise DamagedError(path=file, cause=f"takes longer than {_PATIENCE} s to read") from None
         reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
