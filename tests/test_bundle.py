@@ -487,8 +487,8 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from vitrail.storage import whole_folder\n"
-        "with whole_folder(Path(sys.argv[1])) as folder:\n"
+        "from vitrail.storage import atomic_folder\n"
+        "with atomic_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'config.json').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -174,12 +174,12 @@ MAKE = """
 import sys, time, types
 from pathlib import Path
 from vitrail.engines import cache
-from vitrail.storage import whole_folder, write_json
+from vitrail.storage import atomic_folder, write_json
 def export(bundle, place, key):
     with open(sys.argv[2], "a") as file:
         file.write("made\\n")
     time.sleep(0.5)
-    with whole_folder(place, force=True) as folder:
+    with atomic_folder(place, force=True) as folder:
         write_json(folder / cache.PROOF, {"format": cache.FORMAT, "bundle": key, "files": []})
 sys.modules["vitrail.engines.export"] = types.SimpleNamespace(export=export)
 print(cache.ready(sys.argv[1]))

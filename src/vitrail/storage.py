@@ -176,7 +176,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def can_replace(path: Path) -> bool:
-    """Whether `whole_folder` by force may write there: nothing foreign is in the way, and the folder above lets us."""
+    """Whether `atomic_folder` by force may write there: nothing foreign is in the way, and the folder above lets us."""
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     return (not os.path.lexists(path) or _is_ours(path)) and os.access(above, os.W_OK | os.X_OK)
 
