@@ -26,14 +26,16 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from forward import ratio
 from images import PerSample
 from peers import huggingface_vit, load_peer, timm_vit
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe
 from vitrail.configs.zoo import find
 from vitrail.data.dataset import Split
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import build
-from vitrail.training.loop import Options, Stop, Trainer
+from vitrail.training.loop import Trainer
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
+from vitrail.training.stop import Stop
 
 # pixels: model, channels, batch, steps of a round, images
 SIZES = {
@@ -94,7 +96,7 @@ class Work:
 
         def run():
             trainer.total = trainer.step + self.steps
-            with RunLog(folder, trainer.total, speaks=True) as log:
+            with RunLog(folder, trainer.total, writes=True) as log:
                 trainer.run(folder, log, {}, Stop())
 
         return run

@@ -10,6 +10,7 @@ from PIL import Image
 import vitrail
 from redraw import redraw
 from test_old_runs import forge
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe, find_recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
@@ -17,7 +18,7 @@ from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import Ridge, ridge_head
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.training.finetune import adapt, adapt_head, finetune
-from vitrail.training.loop import Options, Trainer
+from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.run import train
 

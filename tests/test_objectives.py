@@ -11,6 +11,7 @@ from torch import nn
 import vitrail
 from test_training import STATE, curve, make_trainer
 from vitrail.configs.augment import Augment
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.data.dataset import Split
 from vitrail.data.sources import open_data
@@ -19,7 +20,6 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.igpt import cluster
 from vitrail.models.layers import patchify
 from vitrail.training.checkpoint import load_newest
-from vitrail.training.loop import Options
 from vitrail.training.objectives.base import Judgement, Objective, Task
 from vitrail.training.objectives.masked import MaskedPatches
 from vitrail.training.objectives.next_pixel import NextPixel
@@ -287,7 +287,7 @@ def test_several_labels_an_image(tmp_path, monkeypatch):
         return make_trainer(recipe=recipe, data=training, held_out=held_out, total=40, classes=3)
 
     trainer = make()
-    with RunLog(tmp_path, 40, speaks=False) as log:
+    with RunLog(tmp_path, 40, writes=False) as log:
         trainer.evaluate(0, log)
         before = trainer.latest["precision"]
         curve(trainer, 40)

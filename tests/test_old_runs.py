@@ -15,7 +15,7 @@ from test_training import HALF_WAY, STATE, curve, make_trainer
 from vitrail.configs.recipe import Recipe
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.storage import MANIFEST, _write_manifest
-from vitrail.training.loop import resume
+from vitrail.training.resume import resume
 from vitrail.training.runlog import RunLog
 from vitrail.training.state import check_state
 
@@ -189,7 +189,7 @@ def test_a_run_whose_only_checkpoint_is_forged_ends_in_one_line(call, run, chang
 def test_every_tensor_of_a_checkpoint_is_checked(tmp_path):
     recipe = Recipe(steps=20, batch=32, average=0.9)
     trainer = make_trainer(recipe=recipe)
-    with RunLog(tmp_path, 20, speaks=False) as log:
+    with RunLog(tmp_path, 20, writes=False) as log:
         for _ in range(2):
             curve(trainer, 3)
             trainer.save(tmp_path / "checkpoints", STATE, log)
@@ -229,7 +229,7 @@ def test_a_run_that_only_left_steps_out_goes_on(tmp_path):
     recipe = Recipe(steps=20, batch=32, on_nonfinite="skip")
     trainer, again = make_trainer(recipe=recipe), make_trainer(recipe=recipe)
     trainer.step = trainer.left_out = 4
-    with RunLog(tmp_path, 20, speaks=False) as log:
+    with RunLog(tmp_path, 20, writes=False) as log:
         trainer.save(tmp_path / "checkpoints", STATE, log)
     assert resume(again, tmp_path, {})[0].step == 4
     assert curve(again, 5) == curve(trainer, 5)
@@ -265,11 +265,11 @@ def test_an_optimisers_memory_has_its_own_shapes(tmp_path):
     expected = curve(whole, 12)
     assert curve(first, 7) == expected[:7]
     assert first.arrays()["memory/model.blocks.0.attn.qkv.weight/rows"].shape == (144,)
-    with RunLog(tmp_path, 20, speaks=False) as log:
+    with RunLog(tmp_path, 20, writes=False) as log:
         first.save(tmp_path / "checkpoints", STATE, log)
     assert resume(second, tmp_path, {})[0].step == 7
     assert curve(second, 5) == expected[7:]
     # What no tensor holds would be forgotten: it is refused before anything is written.
     second.optimisers[0].state[second.objective.model.head.bias]["calls"] = 7
-    with RunLog(tmp_path, 20, speaks=False) as log, pytest.raises(VitrailError, match="got calls of type int from Fac"):
+    with RunLog(tmp_path, 20, writes=False) as log, pytest.raises(VitrailError, match="got calls of type int from Fac"):
         second.save(tmp_path / "checkpoints", STATE, log)

@@ -24,7 +24,7 @@ def line_of(tmp_path, monkeypatch, width, *, held_out, total=1560, fields=FIELDS
     monkeypatch.setattr("vitrail.training.runlog.Console", lambda **_: console)
     clock = iter(range(0, 10**9, 60))
     monkeypatch.setattr("vitrail.training.runlog.time.monotonic", lambda: next(clock))
-    with RunLog(tmp_path, total, speaks=True) as log:
+    with RunLog(tmp_path, total, writes=True) as log:
         for step in (total // 2, total // 2 + 10):
             log.progress(step, fields, held_out)
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", terminal.getvalue())]
@@ -57,7 +57,7 @@ def test_narrow_terminals_lose_the_least_important_first(tmp_path, monkeypatch, 
 
 
 def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
-    with RunLog(tmp_path, 10, speaks=True) as log:
+    with RunLog(tmp_path, 10, writes=True) as log:
         log.progress(10, FIELDS, "colours right 25.0%")
     assert capsys.readouterr().err == (
         "step 10/10  loss 2.3456  lr 1.00e-03  1,234 images/s  ? left  held-out colours right 25.0%\n"

@@ -27,15 +27,18 @@ import vitrail
 from test_cli import run
 from test_training import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe, find_recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.training.checkpoint import load_newest, steps_of
-from vitrail.training.loop import Options, Stop, Trainer, resume
+from vitrail.training.loop import Trainer
 from vitrail.training.ranks import Ranks
 from vitrail.training.report import read_events
+from vitrail.training.resume import resume
 from vitrail.training.run import train
 from vitrail.training.runlog import RunLog
+from vitrail.training.stop import Stop
 
 QUICK = (
     "digits",
@@ -162,7 +165,7 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with RunLog(output, 30, speaks=True) as log:
+        with RunLog(output, 30, writes=True) as log:
             curve(trainer, 5)
             trainer.save(output / "checkpoints", STATE, log)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
@@ -185,7 +188,7 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
 
 def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with RunLog(tmp_path, 3, speaks=True) as log:
+    with RunLog(tmp_path, 3, writes=True) as log:
         log.write("step", step=1, loss=1.0)
         log.write("step", step=2, loss=1.0)
     words = capsys.readouterr().err.splitlines()
@@ -196,7 +199,7 @@ def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys)
 def test_a_torn_line_stays_alone(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"event": "step", "step": 1, "loss": 2.0}\n5\n\xff\n{"event": "st')
-    with RunLog(tmp_path, 3, speaks=True) as log:
+    with RunLog(tmp_path, 3, writes=True) as log:
         log.write("resume", step=1, exact=True)
     assert [event["event"] for event in read_events(path)] == ["step", "resume"]
 
@@ -207,7 +210,7 @@ def test_a_torn_line_stays_alone(tmp_path):
 def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
     trainer = make_trainer(total=30)
     folder = tmp_path / "checkpoints"
-    with RunLog(tmp_path, 30, speaks=False) as log:
+    with RunLog(tmp_path, 30, writes=False) as log:
         for _ in range(3):
             curve(trainer, 5)
             trainer.save(folder, STATE, log)
@@ -604,7 +607,7 @@ def test_r10_a_loss_that_is_no_number(tmp_path, policy):
         return losses * math.nan if trainer.step == 30 else losses
 
     trainer.objective.forward = forward
-    with RunLog(tmp_path, 40, speaks=True) as log:
+    with RunLog(tmp_path, 40, writes=True) as log:
         if policy == "stop":
             with pytest.raises(VitrailError, match="not finite at step 30"):
                 trainer.run(tmp_path, log, {}, Stop())

@@ -14,14 +14,17 @@ import torch.nn.functional as F
 
 import vitrail
 from peers import import_peer
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import OPTIMISERS, Recipe, change_recipe, find_recipe, read_recipe, recipe_names, write_toml
 from vitrail.data.dataset import Split
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
-from vitrail.training.loop import Interrupted, Options, Stop, Trainer, resume
+from vitrail.training.loop import Trainer
 from vitrail.training.optimise import Average, Muon, Optimiser, make_optimisers, orthogonal, schedule
 from vitrail.training.ranks import Ranks
+from vitrail.training.resume import resume
+from vitrail.training.stop import Interrupted, Stop
 
 FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro")
 HALF_WAY = Path(__file__).parent / "fixtures" / "run-half-way"
@@ -507,7 +510,7 @@ def test_events_can_be_read_by_tensorboard(tmp_path):
 def test_metrics_are_lines_of_json(tmp_path):
     from vitrail.training.runlog import RunLog
 
-    with RunLog(tmp_path, 10, speaks=True) as log:
+    with RunLog(tmp_path, 10, writes=True) as log:
         log.write("step", step=1, loss=math.nan)
         log.write("damaged", file="a\nb")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()

@@ -17,6 +17,7 @@ import vitrail
 from redraw import redraw
 from vitrail.cli import main
 from vitrail.configs.augment import Augment
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe, find_recipe
 from vitrail.configs.zoo import find
 from vitrail.data.cache import ImageCache
@@ -26,7 +27,6 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.images.preprocess import IMAGENET_MEAN, Preprocess
 from vitrail.training.finetune import adapt
-from vitrail.training.loop import Options
 from vitrail.training.run import train
 from vitrail.weights.convert import Told, convert, read_any
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
 from tyro.conf import arg
@@ -18,12 +18,14 @@ from vitrail.configs.base import INFO_KEYS, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, purpose, recipe_names, recipe_text
 from vitrail.console import (
     cell,
     prediction_table,
     print_conversion,
     print_json,
+    print_run,
     print_scores,
     print_table,
     printable,
@@ -33,7 +35,10 @@ from vitrail.console import (
 from vitrail.data.files import find_images, list_images
 from vitrail.data.sources import describe_sources, open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.settings import spoken
+from vitrail.settings import Settings, spoken
+
+if TYPE_CHECKING:
+    from vitrail.training.run import Result
 
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
 """What the running command was given on the command line, for the record of a run."""
@@ -55,6 +60,19 @@ Data = Annotated[
 Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes a GPU if there is one.")]
 
 
+def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
+    """A dataclass of flags with the names, types, defaults and meanings of settings, which check them later."""
+    hints, meanings, flags = get_type_hints(kind), kind.meanings(), []
+    for field in dataclasses.fields(kind):
+        metavar = None if hints[field.name] is bool else metavars.get(field.name, "N")
+        about = arg(metavar=metavar, help=meanings[field.name])
+        flags.append((field.name, Annotated[hints[field.name], about], field.default))  # ty: ignore[invalid-type-form]
+    return dataclasses.make_dataclass(f"{kind.__name__}Flags", flags, frozen=True)
+
+
+OptionFlags = _as_flags(Options, {"seed": "S", "device": "D", "cache": "DIR"})
+
+
 @dataclasses.dataclass(frozen=True)
 class Running:
     """How long, where and how to train; the same flags for all runs."""
@@ -66,7 +84,6 @@ class Running:
     )
     lr: Annotated[float | None, arg(metavar="X", help="Highest learning rate; else the recipe's.")] = None
     batch: Annotated[int | None, arg(metavar="N", help="Images of one update; else the recipe's.")] = None
-    seed: Annotated[int, arg(metavar="S", help="Same seed, machine and threads: same weights.")] = 0
     set: Annotated[
         tuple[str, ...],
         arg(
@@ -82,19 +99,7 @@ class Running:
         ),
     ] = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
-    workers: Annotated[int, arg(metavar="N", help="Threads that prepare images.")] = 2
-    threads: Annotated[int | None, arg(metavar="N", help="Threads that compute.")] = None
-    device: Device = "auto"
-    amp: Annotated[bool, arg(help="Compute in bfloat16 where that is safe (GPUs).")] = False
-    compile: Annotated[bool, arg(help="Compile the model first.")] = False
-    cache: Annotated[
-        Path | None, arg(metavar="DIR", help="Keep decoded images there: later epochs need no JPEG work.")
-    ] = None
-    cache_gigabytes: Annotated[float, arg(metavar="N", help="How large the cache may grow.")] = 10.0
-    checkpoint_seconds: Annotated[
-        float, arg(metavar="N", help="A checkpoint after so many seconds, or at an epoch's end if that comes first.")
-    ] = 30.0
-    keep: Annotated[int, arg(metavar="N", help="Checkpoints that stay, besides the best.")] = 2
+    options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
 
     def change(self, recipe: Recipe) -> Recipe:
         """The recipe with what the flags change of it."""
@@ -111,13 +116,8 @@ class Running:
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments that every kind of run takes."""
-        from vitrail.training.loop import Options
-
-        names = [field.name for field in dataclasses.fields(Options)]
-        options = {name: getattr(self, name) for name in names}
-        options["cache"] = None if self.cache is None else str(self.cache)
         return {
-            "options": Options(**options),
+            "options": Options(**dataclasses.asdict(self.options)),
             "resumes": self.resume == "auto",
             "force": self.force,
             "command": shlex.join(["vitrail", *given_words.get()]),
@@ -266,7 +266,7 @@ def train(
     zoo.find(model)
     from vitrail.training.run import train as run  # torch, only now that nothing typed is wrong
 
-    run(data, model, output, chosen, **running.settings)
+    _print_result(run(data, model, output, chosen, **running.settings))
 
 
 def finetune(
@@ -299,7 +299,12 @@ def finetune(
     check_folder(bundle)
     from vitrail.training.finetune import finetune as run  # torch, only now that nothing typed is wrong
 
-    run(bundle, data, output, chosen, resolution=size, **running.settings)
+    _print_result(run(bundle, data, output, chosen, resolution=size, **running.settings))
+
+
+def _print_result(result: "Result") -> None:
+    if result.is_first:
+        print_run(result.sentence, result.folder)
 
 
 def evaluate(

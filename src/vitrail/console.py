@@ -9,6 +9,7 @@ import math
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 _LONGEST = 1000  # characters of a line for people
@@ -46,10 +47,23 @@ def finite(document: Any) -> Any:
     return document
 
 
+Say = Callable[[str], None]
+
+
 def say(line: str) -> None:
     """A line for people, on stderr."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
+
+
+def say_nothing(_line: str) -> None:
+    """What is used instead of `say` where nobody should be told."""
+
+
+def print_run(sentence: str | None, folder: Path) -> None:
+    """What a finished run made: its scores in words, and where they are."""
+    lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in ([sentence] if sentence else []) + lines))
 
 
 def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:

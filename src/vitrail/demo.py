@@ -11,7 +11,9 @@ import numpy as np
 from PIL import Image
 
 from vitrail.classifier import Classifier
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
+from vitrail.console import print_run
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
 from vitrail.errors import VitrailError
@@ -19,7 +21,6 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import attention_figure
 from vitrail.models.look import look
 from vitrail.settings import check_integer
-from vitrail.training.loop import Options
 from vitrail.training.run import train
 from vitrail.weights.bundle import Bundle, load
 
@@ -32,9 +33,10 @@ def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> No
     """Train on digits, show answers and where the model looks; then the same for clothes with the embedded model."""
     check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
-    train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
+    result = train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
+    print_run(result.sentence, result.folder)
     _print("\n1. The model that was just trained, on held-out digits")
-    _show(load(output / "bundle"), open_data("digits").splits["test"], output / "attention.png")
+    _show(result.bundle, open_data("digits").splits["test"], output / "attention.png")
     _print("\n2. The embedded model, on 40 images of clothes that it has never seen")
     clothes = open_data("fashion-40")
     _show(load("fashion"), clothes.splits["test"], output / "fashion-attention.png")

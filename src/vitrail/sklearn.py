@@ -9,10 +9,7 @@ Images X are one of these:
                          number seen in `fit`, white the largest
 """
 
-import contextlib
-import csv
 import dataclasses
-import io
 import os
 import tempfile
 from pathlib import Path
@@ -21,14 +18,14 @@ from typing import Any, Self
 import numpy as np
 
 from vitrail.configs import zoo
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
-from vitrail.data.dataset import Split
+from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.errors import MissingError, UsageError
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import probe
-from vitrail.training.loop import Options
 from vitrail.training.run import train
 from vitrail.weights.bundle import Bundle, load
 
@@ -209,29 +206,13 @@ class ViTClassifier(ClassifierMixin, _Seeing):
         recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
         resolution = list(zoo.find(self.model).resolution)
         recipe = recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model})
+        options = Options(seed=self.seed, workers=self.workers)
+        dataset = Dataset("in memory", tuple(map(str, self.classes_)), {"train": images})
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
-            data, run = _write(images, Path(folder)), Path(folder) / "run"
-            options = Options(seed=self.seed, workers=self.workers)
-            silence = io.StringIO()
-            with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
-                train(data, self.model, run, recipe, options, command="vitrail.sklearn")
-            bundle = load(run / "bundle")
-        return dataclasses.replace(bundle, labels=tuple(map(str, self.classes_)))
+            return train(
+                dataset, self.model, Path(folder) / "run", recipe, options, quiet=True, command="vitrail.sklearn"
+            ).bundle
 
 
 def _open(bundle: Any) -> Bundle:
     return bundle if isinstance(bundle, Bundle) else load(bundle)
-
-
-def _write(pictures: Split, folder: Path) -> str:
-    """Images as DATA, whose classes sort as their numbers do."""
-    names = [f"{label:09d}" for label in pictures.labels]
-    if pictures.in_memory is not None:
-        path = folder / "pictures.npz"
-        np.savez(path, images=pictures.in_memory, labels=np.array(names))
-        return str(path)
-    path = folder / "pictures.csv"
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        absolute = (os.path.abspath(image) for image in pictures.images)  # noqa: PTH100 - links stay as they are
-        csv.writer(file).writerows(zip(absolute, names, strict=True))
-    return str(path)

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from vitrail.configs.bundle import check_folder
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
-from vitrail.console import say
+from vitrail.data.dataset import Dataset
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.labels import match_labels
@@ -26,8 +27,9 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.settings import Pair
 from vitrail.storage import MANIFEST, writable
-from vitrail.training.loop import Options
-from vitrail.training.run import Given, Start, channels_of, run
+from vitrail.training.folder import RunFolder
+from vitrail.training.run import Result, run
+from vitrail.training.start import Given, Start, channels_of
 from vitrail.weights.bundle import Bundle, load
 
 # Settings that matter in training alone: a recipe may change them in a model that exists.
@@ -36,7 +38,7 @@ _IN_TRAINING = ("dropout", "drop_path", "token_drop")
 
 def finetune(
     bundle: str | Path,
-    data: str,
+    data: str | Path | Dataset,
     output: Path,
     recipe: Recipe,
     options: Options,
@@ -44,9 +46,11 @@ def finetune(
     resolution: Pair | None = None,
     resumes: bool = False,
     force: bool = False,
+    quiet: bool = False,
     command: str = "",
-) -> None:
-    """Teach the bundle at a path the classes of DATA."""
+) -> Result:
+    """Teach the bundle at a path the classes of DATA. Nothing is printed but notes and progress on stderr, which
+    `quiet` leaves out."""
     if not OBJECTIVES[recipe.objective].classifies:
         raise UsageError(f"Fine-tuning must have an objective that learns classes (classify), got {recipe.objective}.")
     if recipe.head_bias:
@@ -81,7 +85,8 @@ def finetune(
 
         return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged, body)
 
-    run(data, output, recipe, options, start, resumes=resumes, force=force, command=command)
+    folder = RunFolder(output, resumes=resumes, force=force)
+    return run(data, folder, recipe, options, start, quiet=quiet, command=command)
 
 
 def _known_of(bundle: Bundle) -> dict[str, Any]:
@@ -175,8 +180,7 @@ def learn_head(
     shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
     on_damage = "error" if recipe.on_damage == "error" else "skip"
     mine = training.take(shares[ranks.rank])
-    if ranks.is_first:
-        say(f"computing features of {len(training):,} images for the head")
+    given.tell(f"computing features of {len(training):,} images for the head")
     part = None
     if len(mine):
         part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)

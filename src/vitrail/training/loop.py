@@ -7,14 +7,13 @@ bits as one that was not, on one machine with the same number of threads.
 
 import collections
 import contextlib
-import dataclasses
 import math
 import signal
 import statistics
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,93 +21,25 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail import chance
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.errors import DamagedError, VitrailError
 from vitrail.images.augment import mix
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
-from vitrail.models.device import find_device
-from vitrail.settings import Settings, check_integer, check_number
-from vitrail.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside, steps_of, tidy
+from vitrail.training.checkpoint import Checkpoint, save_checkpoint, steps_of, tidy
 from vitrail.training.objectives.base import Objective, Task, make_objective
 from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
-from vitrail.training.state import check_state, filled
+from vitrail.training.state import filled
+from vitrail.training.stop import Interrupted, Stop
 
 _LOG_EVERY = 10  # steps; a logged loss is the mean of as many
 _MEASURED_SECONDS, _MEASURED_STEPS, _WARM_STEPS = 4.0, 40, 3
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Settings):
-    """Where and how a run runs. The seed changes the result; threads, device, amp and compile change its last bits."""
-
-    title: ClassVar[str] = "Options"
-
-    seed: int = 0
-    """Same seed, same machine, same number of threads: same weights."""
-    workers: int = 2
-    """Threads that prepare images."""
-    threads: int | None = None
-    """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
-    device: str = "auto"
-    """cpu, cuda, ...; auto takes a GPU if there is one."""
-    amp: bool = False
-    """Compute in bfloat16 where that is safe. Slow on CPUs without it."""
-    compile: bool = False
-    """Compile the model first: a minute or so, then faster steps on some machines."""
-    cache: str | None = None
-    """Folder for decoded images, so that later epochs need no JPEG work."""
-    cache_gigabytes: float = 10.0
-    """How large the cache may grow."""
-    checkpoint_seconds: float = 30.0
-    """A checkpoint is written after so many seconds or at the end of an epoch, whichever comes first."""
-    keep: int = 2
-    """How many checkpoints stay, besides the best."""
-
-    def __post_init__(self) -> None:
-        check_integer("seed", self.seed, low=0, high=2**63 - 1)
-        check_integer("workers", self.workers, low=0, high=256)
-        check_integer("keep", self.keep, low=1, high=1_000_000)
-        check_number("checkpoint_seconds", self.checkpoint_seconds, low=0, below=1e9)
-        check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
-        if self.threads is not None:
-            check_integer("threads", self.threads, low=1, high=4096)
-        find_device(self.device)
-
-
-class Interrupted(VitrailError):
-    """A signal ended the run after a complete step, with a checkpoint."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.exit_code = code
-
-
-class Stop:
-    """Remembers a signal until the step is done. A second Ctrl-C does not wait."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    def __call__(self, number: int, _frame: object) -> None:
-        if self.signal == number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
-
-    @contextlib.contextmanager
-    def watching(self) -> Generator["Stop"]:
-        """Take SIGTERM and SIGINT for the time of the block."""
-        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 class Done(NamedTuple):
@@ -560,42 +491,3 @@ class Trainer:
 def _last(checkpoints: Path) -> str:
     steps = steps_of(checkpoints)
     return f"step {steps[-1]}" if steps else "no step"
-
-
-def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-    """Restore the newest intact checkpoint of `folder`, if there is one; which must be of this run. Returns it, and
-    a line for each newer one that is damaged."""
-
-    def check(checkpoint: Checkpoint) -> Checkpoint:
-        checkpoint = checkpoint._replace(state=check_state(checkpoint.state))
-        for name, value in agreed.items():
-            if (before := checkpoint.state[name]) != value:
-                raise UsageError(
-                    f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
-                    " Choose another --output for another run."
-                )
-        trainer.check_fits(checkpoint)
-        return checkpoint
-
-    checkpoint, complaints = load_newest(folder / "checkpoints", check)
-    steps = trainer.ranks.gather(checkpoint.step if checkpoint else 0)
-    if len(set(steps)) > 1:
-        raise UsageError(
-            f"RUN must be one folder that all ranks see, got checkpoints of steps {', '.join(map(str, steps))}."
-        )
-    if checkpoint is None:
-        if complaints:
-            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is intact: {complaints.popitem()[1]}")
-        return None, []
-    trainer.restore(checkpoint)
-    if trainer.ranks.is_first:
-        set_aside(folder / "checkpoints", complaints)
-    return checkpoint, list(complaints.values())
-
-
-def _difference(before: Any, now: Any) -> str:
-    """What changed, in a few words."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-        return "; ".join(f"{key} {_difference(before.get(key), now.get(key))}" for key in changed[:3])
-    return f"{now!r} after {before!r}"

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitrail.console import json_text, printable, say
+from vitrail.console import Say, json_text, printable, say, say_nothing
 from vitrail.training.events import EventFile
 
 _PLAIN_SECONDS = 10  # between plain lines
@@ -22,19 +22,20 @@ _SHORTEST_BAR, _LONGEST_BAR = 5, 40  # columns
 class RunLog:
     """A line of JSON for every event; scalars also for TensorBoard; a line for people now and then."""
 
-    def __init__(self, folder: Path, total: int, *, speaks: bool) -> None:
-        self.total, self.speaks = total, speaks
+    def __init__(self, folder: Path, total: int, *, writes: bool, tell: Say = say) -> None:
+        self.total, self.writes = total, writes
+        self._tell = tell if writes else say_nothing
         self._began = self._spoken = time.monotonic()
         self._first: int | None = None
         self._progress: Progress | None = None
-        if speaks:
+        if writes:
             self._metrics = (folder / "metrics.jsonl").open("a+b", buffering=0)
             self._is_torn = _ends_torn(self._metrics)
             self._events = EventFile(folder)
             self._lost = 0
 
     def __enter__(self) -> Self:
-        if self.speaks and sys.stderr.isatty():
+        if self._tell is say and sys.stderr.isatty():
             self._bar = BarColumn()
             columns = (TextColumn("{task.completed}/{task.total}"), self._bar, TextColumn("{task.description}"))
             self._progress = Progress(*columns, console=Console(stderr=True), transient=False)
@@ -45,7 +46,7 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         if self._progress:
             self._progress.stop()
-        if self.speaks:
+        if self.writes:
             if self._lost:
                 self.say(f"warning: {self._lost} line(s) of metrics.jsonl could not be written")
             self._metrics.close()
@@ -53,7 +54,7 @@ class RunLog:
 
     def write(self, event: str, **fields: Any) -> None:
         """One line of `metrics.jsonl`. Numbers that JSON has no word for become null. A full disk costs the line."""
-        if not self.speaks:
+        if not self.writes:
             return
         plain = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -83,18 +84,16 @@ class RunLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def say(self, line: str) -> None:
-        """Words for people, on stderr."""
-        if not self.speaks:
-            return
+        """Words for people."""
         if self._progress:
             self._progress.console.print(printable(line), markup=False, highlight=False)
         else:
-            say(line)
+            self._tell(line)
 
     def progress(self, step: int, fields: dict[str, float], held_out: str = "") -> None:
         """Where the run is: steps, loss, learning rate, images a second, time to go, and what the objective says of the
         held-out images, its number last ("accuracy 93.4%")."""
-        if not self.speaks:
+        if not self.writes:
             return
         now = time.monotonic()
         if self._first is None:

@@ -1,0 +1,43 @@
+"""Where and how a run computes: what the result does not depend on, but for its last bits and the seed."""
+
+import dataclasses
+from typing import ClassVar
+
+from vitrail.settings import Settings, check_integer, check_number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """The seed changes the result; threads, device, amp and compile change its last bits; the rest changes nothing."""
+
+    title: ClassVar[str] = "Options"
+
+    seed: int = 0
+    """Same seed, machine and threads: same weights."""
+    workers: int = 2
+    """Threads that prepare images."""
+    threads: int | None = None
+    """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
+    device: str = "auto"
+    """cpu, cuda, mps, ...; auto takes a GPU if there is one."""
+    amp: bool = False
+    """Compute in bfloat16 where that is safe. Slow on CPUs without it."""
+    compile: bool = False
+    """Compile the model first: a minute or so, then faster steps on some machines."""
+    cache: str | None = None
+    """Folder for decoded images, so that later epochs need no JPEG work."""
+    cache_gigabytes: float = 10.0
+    """How large the cache may grow."""
+    checkpoint_seconds: float = 30.0
+    """A checkpoint is written after so many seconds or at the end of an epoch, whichever comes first."""
+    keep: int = 2
+    """How many checkpoints stay, besides the best."""
+
+    def __post_init__(self) -> None:
+        check_integer("seed", self.seed, low=0, high=2**63 - 1)
+        check_integer("workers", self.workers, low=0, high=256)
+        check_integer("keep", self.keep, low=1, high=1_000_000)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, low=0, below=1e9)
+        check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
+        if self.threads is not None:
+            check_integer("threads", self.threads, low=1, high=4096)

@@ -1,0 +1,131 @@
+"""The folder of a run: what state it is in, who may write it, and its config.toml.
+
+RUN/config.toml      every setting, resolved
+RUN/metrics.jsonl    what happened, a line of JSON for each event; TensorBoard's events beside it
+RUN/checkpoints/     the last ones and the best
+RUN/bundle/          the model, ready to use
+RUN/report.html      for people
+RUN/.lock            held by the process that writes the run, whose id and machine it names
+"""
+
+import contextlib
+import enum
+import os
+import shutil
+from pathlib import Path
+
+from vitrail.console import Say
+from vitrail.errors import UsageError
+from vitrail.storage import MANIFEST, check_output, locked, write_text
+from vitrail.training.checkpoint import steps_of, sweep
+
+_LOCK = ".lock"
+_MARK = "# vitrail"
+_ASIDE = ".config.toml.writing"
+_CONTENT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
+
+
+class State(enum.Enum):
+    """What a folder is to a run that wants to write there."""
+
+    NEW = "there is nothing, or an empty folder"
+    FOREIGN = "there is something that is no run"
+    BEGUN = "a run that was killed before its first checkpoint"
+    UNDER_WAY = "a run with checkpoints and without a bundle"
+    FINISHED = "a run with a bundle"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run may go on there, or be overwritten."""
+        return self not in (State.NEW, State.FOREIGN)
+
+
+class RunFolder:
+    """A path that a run is to be written to. `hold` it before anything is changed in it."""
+
+    def __init__(self, path: Path, *, resumes: bool, force: bool) -> None:
+        self.path, self._resumes, self._force = path, resumes, force
+        self.checkpoints = path / "checkpoints"
+        self._has_lock: bool | None = None
+
+    @property
+    def state(self) -> State:
+        """Read from what is there now."""
+        if not self.path.is_dir():
+            return State.FOREIGN if os.path.lexists(self.path) else State.NEW
+        content = {path.name for path in self.path.iterdir()} - {_LOCK}
+        if not content:
+            return State.NEW
+        if (self.path / "bundle" / MANIFEST).is_file():
+            return State.FINISHED
+        if not self._has_our_config() and content != {_ASIDE}:
+            return State.FOREIGN
+        return State.UNDER_WAY if steps_of(self.checkpoints) else State.BEGUN
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run is to go on from a checkpoint."""
+        return self._resumes and bool(steps_of(self.checkpoints))
+
+    def check(self) -> None:
+        """Refuse a path that this run may not write, before any work is done for it."""
+        state = self.state
+        if state is State.NEW or (state.is_run and self._resumes):
+            check_output(self.path, force=True)
+        elif state.is_run and not self._force:
+            raise UsageError(
+                f"Output must not exist yet, got the run {str(self.path)!r}. Go on with it by --resume auto, choose"
+                " another path, or overwrite it with --force (in Python: resumes=True, force=True)."
+            )
+        elif state is State.FOREIGN and self._force:
+            raise UsageError(
+                f"Output to be overwritten must be a run of vitrail, got {str(self.path)!r}. Move it away yourself."
+            )
+        else:
+            check_output(self.path, force=self._force)
+
+    def hold(self, stack: contextlib.ExitStack) -> None:
+        """Be the only process that writes there until `stack` ends; another one that is at it is named."""
+        if self._has_lock is None:
+            self._has_lock = stack.enter_context(locked(self.path / _LOCK, self._refuse))
+
+    def _refuse(self, holder: str) -> None:
+        raise UsageError(
+            f"Output must be written by one process at a time, got {str(self.path)!r}, which {holder} is writing. Wait"
+            " for it, end it, or choose another path."
+        )
+
+    def claim(self, config: str, stack: contextlib.ExitStack, say: Say) -> bool:
+        """Make the folder ready for this run, which keeps what is there if it resumes. Returns whether it is new."""
+        self.hold(stack)
+        self.check()
+        if self._has_lock:
+            sweep(self.checkpoints)
+        else:
+            say(f"note: {str(self.path)!r} is on a file system without locks: no other process may write there")
+        if self._resumes and self.state.is_run:
+            return False
+        for path in (*self.path.glob("events.out.tfevents.*"), *(self.path / name for name in _CONTENT)):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        self.write_config(config)
+        return True
+
+    def write_config(self, config: str) -> None:
+        """config.toml, atomically: a run is known by it."""
+        aside = self.path / _ASIDE
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(aside, f"{_MARK} {config}")
+            aside.rename(self.path / "config.toml")
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"Output must be a folder that can be written, got {str(self.path)!r} ({error.strerror})."
+            ) from None
+
+    def _has_our_config(self) -> bool:
+        try:
+            with (self.path / "config.toml").open(encoding="utf-8") as file:
+                return file.read(len(_MARK)) == _MARK
+        except (OSError, UnicodeDecodeError):
+            return False

@@ -1,0 +1,48 @@
+"""Going on from a checkpoint: the newest intact one, which must be of this very run."""
+
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import UsageError, VitrailError
+from vitrail.training.checkpoint import Checkpoint, load_newest, set_aside
+from vitrail.training.loop import Trainer
+from vitrail.training.state import check_state
+
+
+def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
+    """Restore the newest intact checkpoint of `folder`, if there is one; which must be of this run. Returns it, and
+    a line for each newer one that is damaged."""
+
+    def check(checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint = checkpoint._replace(state=check_state(checkpoint.state))
+        for name, value in agreed.items():
+            if (before := checkpoint.state[name]) != value:
+                raise UsageError(
+                    f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
+                    " Choose another --output for another run."
+                )
+        trainer.check_fits(checkpoint)
+        return checkpoint
+
+    checkpoint, complaints = load_newest(folder / "checkpoints", check)
+    steps = trainer.ranks.gather(checkpoint.step if checkpoint else 0)
+    if len(set(steps)) > 1:
+        raise UsageError(
+            f"RUN must be one folder that all ranks see, got checkpoints of steps {', '.join(map(str, steps))}."
+        )
+    if checkpoint is None:
+        if complaints:
+            raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is intact: {complaints.popitem()[1]}")
+        return None, []
+    trainer.restore(checkpoint)
+    if trainer.ranks.is_first:
+        set_aside(folder / "checkpoints", complaints)
+    return checkpoint, list(complaints.values())
+
+
+def _difference(before: Any, now: Any) -> str:
+    """What changed, in a few words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        return "; ".join(f"{key} {_difference(before.get(key), now.get(key))}" for key in changed[:3])
+    return f"{now!r} after {before!r}"

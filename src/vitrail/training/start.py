@@ -1,0 +1,115 @@
+"""Where a run begins: the model with its first weights, for this data, and what happens to pixels before it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitrail import chance
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.recipe import OBJECTIVES, Recipe
+from vitrail.console import Say
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.loader import Loader
+from vitrail.errors import UsageError, VitrailError
+from vitrail.images.decode import identify
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.training.ranks import Ranks
+
+_LOOKED_AT = 200  # files that tell whether images are grey
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a run begins: a model with its first weights, and what happens to pixels before it."""
+
+    model: AnyModel
+    preprocess: Preprocess
+    source: str = ""
+    """What tells apart where the weights come from: a run goes on only from the same."""
+    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the bundle should remember of it."""
+    notes: tuple[str, ...] = ()
+    """What people should know of it."""
+    probe: dict[str, Any] | None = None
+    """What its head is worth already, if it was learned in closed form."""
+    damaged: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Images that could not be read on the way."""
+    body: Callable[[], AnyModel] | None = None
+    """Makes the model again as it began, but for its head, where training may turn out not to be worth it."""
+
+
+class Given(NamedTuple):
+    """What a start is made from."""
+
+    dataset: Dataset
+    training: Split
+    ranks: Ranks
+    is_new: bool
+    """Whether the start matters: a run that goes on has its weights in a checkpoint."""
+    tell: Say
+    """Says a line to people."""
+
+
+def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
+    """A named model for this data: channels and classes, and for small presets the resolution, come from DATA."""
+    output, pixels = OBJECTIVES[recipe.objective].output, dataset.first.in_memory
+    resolved = config.predicting(output).for_data(
+        classes=0 if output == "features" else len(dataset.labels),
+        channels=channels_of(dataset.first),
+        resolution=None if pixels is None else pixels.shape[1:3],
+        settings={name: value for name, value in recipe.model.items() if name not in ("classes", "channels")},
+    )
+    for name, fits in (("classes", resolved.classes), ("channels", resolved.channels)):
+        if recipe.model.get(name, fits) != fits:
+            raise UsageError(f"{name.capitalize()} must be DATA's {fits}, got model.{name} {recipe.model[name]!r}.")
+    return resolved
+
+
+def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
+    """Small images uncropped; photos with a crop and ImageNet's statistics; then what the recipe says."""
+    settings: dict[str, Any] = {"resolution": config.resolution}
+    if split.in_memory is not None:
+        settings["crop_fraction"] = 1.0
+    if split.in_memory is not None or config.channels != 3:
+        settings |= {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
+    told = dict(recipe.preprocess)
+    for name in ("mean", "std"):  # a recipe for colours on other images: one number for all channels
+        if (
+            isinstance(told.get(name), list | tuple)
+            and len(told[name]) != config.channels
+            and len(set(told[name])) == 1
+        ):
+            told[name] = (told[name][0],) * config.channels
+    try:
+        preprocess = Preprocess.from_json({**settings, **told})
+    except UsageError as error:
+        raise UsageError(f"{error} (in the recipe's preprocess)") from None
+    for name in ("resolution", "channels"):
+        if getattr(preprocess, name) != getattr(config, name):
+            raise UsageError(
+                f"Preprocessing must give the model's {name} {getattr(config, name)}, got {getattr(preprocess, name)}."
+            )
+    return preprocess
+
+
+def some_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
+    """At most so many training images, chosen at random, as the model sees them (B, C, H, W)."""
+    chosen = chance.permutation(len(split), seed, stream="palette pictures")[:count]
+    loader = Loader(split.take(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
+    return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])
+
+
+def channels_of(split: Split) -> int:
+    """Channels of images in memory; of files, 1 if the first ones are all grey."""
+    if (pixels := split.in_memory) is not None:
+        return pixels.shape[3]
+    modes = []
+    for path in split.images[:_LOOKED_AT]:
+        with contextlib.suppress(VitrailError):  # the loader will say more
+            modes.append(identify(path)[1])
+    return 1 if modes and all(mode in ("1", "L", "I", "F") or mode.startswith("I;16") for mode in modes) else 3

@@ -1,0 +1,37 @@
+"""Signals that end a run: after the step that is under way, with a checkpoint."""
+
+import contextlib
+import signal
+from collections.abc import Generator
+
+from vitrail.errors import VitrailError
+
+
+class Interrupted(VitrailError):
+    """A signal ended the run after a complete step, with a checkpoint."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+class Stop:
+    """Remembers a signal until the step is done. A second Ctrl-C does not wait."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self.signal == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    @contextlib.contextmanager
+    def watching(self) -> Generator["Stop"]:
+        """Take SIGTERM and SIGINT for the time of the block."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,95 @@
+"""A run from Python: what it returns, what it says, and the states of its folder."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError
+from vitrail.training.finetune import finetune
+from vitrail.training.folder import RunFolder, State
+from vitrail.training.run import train
+
+RECIPE = Recipe(steps=2, batch=16)
+ALONE = Options(workers=0)
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Forty digits in memory, and their names."""
+    split = open_data("digits").splits["test"].take(np.arange(40))
+    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    return Dataset("some digits", names, {"train": split, "test": split.take(np.arange(8), "test")})
+
+
+def test_training_on_arrays_returns_what_it_wrote_and_prints_nothing(tmp_path, few, capfd):
+    result = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
+    assert capfd.readouterr() == ("", "")
+    assert result.folder == tmp_path / "run"
+    written = vitrail.load(result.folder / "bundle")
+    assert (result.bundle.labels, result.bundle.provenance) == (written.labels, written.provenance)
+    for name, tensor in written.model.state_dict().items():
+        torch.testing.assert_close(tensor, result.bundle.model.state_dict()[name], rtol=0, atol=0)
+    assert (result.scores["split"], result.scores["count"]) == ("test", 8)
+    assert result.scores == written.provenance["scores"]
+    assert "of 8; 95 % interval" in result.sentence
+    assert written.provenance["data"].startswith("some digits: ")
+
+
+def test_without_quiet_words_go_to_stderr_alone(tmp_path, few, capfd):
+    train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE)
+    out, err = capfd.readouterr()
+    assert not out
+    assert "30 images of 10 classes, 10 held out" in err
+
+
+def test_fine_tuning_returns_the_same(tmp_path, few, capfd):
+    result = finetune("fashion", few, tmp_path / "run", RECIPE.replace(head="probe", holdout=0.0), ALONE, quiet=True)
+    assert capfd.readouterr() == ("", "")
+    assert result.bundle.labels == few.labels
+    assert result.bundle.provenance["finetuned_from"]["bundle"] == "fashion"
+
+
+def test_a_run_without_images_to_evaluate_has_no_scores(tmp_path, few):
+    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+    result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE.replace(holdout=0.0), ALONE, quiet=True)
+    assert (result.scores, result.sentence) == (None, None)
+
+
+def test_the_states_of_a_folder(tmp_path, few):
+    path = tmp_path / "run"
+    new = RunFolder(path, resumes=False, force=False)
+    assert new.state is State.NEW
+    path.mkdir()
+    assert new.state is State.NEW
+    (path / ".lock").touch()
+    assert new.state is State.NEW
+    (path / ".config.toml.writing").touch()
+    assert new.state is State.BEGUN
+    with contextlib.ExitStack() as stack:
+        RunFolder(path, resumes=True, force=False).claim("in Python\n", stack, print)
+    assert new.state is State.BEGUN
+    new.write_config("in Python\n")
+    assert new.state is State.BEGUN
+    (new.checkpoints / "step-000000001").mkdir()
+    assert new.state is State.UNDER_WAY
+    train(few, "ViT-Pico/2", path, RECIPE, ALONE, force=True, quiet=True)
+    assert new.state is State.FINISHED
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").touch()
+    (tmp_path / "file").touch()
+    for foreign in ("photos", "file"):
+        assert RunFolder(tmp_path / foreign, resumes=False, force=False).state is State.FOREIGN
+        for words in (
+            {"resumes": False, "force": False},
+            {"resumes": False, "force": True},
+            {"resumes": True, "force": False},
+        ):
+            with pytest.raises(UsageError, match="Output"):
+                RunFolder(tmp_path / foreign, **words).check()
