@@ -18,6 +18,8 @@ from vitrail.configs.base import INFO_KEYS, ModelConfig
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
+from vitrail.configs.lab import FAMILIES as COMPARED
+from vitrail.configs.lab import QUESTIONS
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, purpose, recipe_names, recipe_text
 from vitrail.console import (
@@ -535,6 +537,54 @@ def convert(
     return print_json(report) if json else print_conversion(report)
 
 
+def compare(
+    data: Data,
+    *,
+    output: Annotated[Path, arg(metavar="DIR", help="Folder to write; one that compare wrote is gone on with.")],
+    questions: Annotated[
+        tuple[str, ...], arg(metavar="NAME", help=f"What to ask: {', '.join(QUESTIONS)}; else all of it.")
+    ] = (),
+    families: Annotated[
+        tuple[str, ...], arg(metavar="NAME", help=f"Which to compare; else {', '.join(COMPARED)}.")
+    ] = (),
+    sizes: Annotated[tuple[int, ...], arg(metavar="N", help="Numbers of training images; else chosen from DATA.")] = (),
+    seeds: Annotated[int, arg(metavar="N", help="How often everything is trained, one less above 10,000 images.")] = 3,
+    budget: Annotated[
+        str | None, arg(metavar="TIME", help="20m, 90s, 2h: what does not fit is dropped, and named.")
+    ] = None,
+    jobs: Annotated[int | None, arg(metavar="N", help="Processes side by side; else as many as cores.")] = None,
+    backend: Annotated[
+        str, arg(metavar="B", help="loky (this machine), dask, or another that is registered with joblib.")
+    ] = "loky",
+    json: Json = False,
+) -> None:
+    """The bias lab: measure what each architecture assumes of images, on yours, and judge the claims about it.
+
+    Kill it whenever you like: the same command goes on. More questions, sizes or seeds extend it.
+    """
+    from vitrail.lab.compare import compare as run
+
+    found = run(
+        data,
+        output,
+        questions=questions,
+        families=families,
+        sizes=sizes,
+        seeds=seeds,
+        budget=budget,
+        jobs=jobs,
+        backend=backend,
+        command=shlex.join(["vitrail", *given_words.get()]),
+        tell=say,
+    )
+    if json:
+        print_json(found)
+        return
+    rows = [[one["id"], one["verdict"], one["question"], one["rule"]] for one in found["claims"]]
+    print_table(("claim", "verdict", "question", "decided by"), rows)
+    sys.stdout.write(f"report  {printable(str(output / 'index.html'))}\n")
+
+
 def demo(
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
@@ -596,5 +646,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "predict": predict,
     "inspect": inspect,
     "convert": convert,
+    "compare": compare,
     "demo": demo,
 }

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vitrail.inspection.panel import Context, Figure, Panel
-from vitrail.inspection.words import Words
 from vitrail.models.base import Seen
 from vitrail.pages.page import Line, chart, figure
+from vitrail.pages.words import Words
 
 
 class Brightness(Panel):

@@ -1,5 +1,6 @@
 """What every model configuration shares: a name, the input, the classes, and what `vitrail info` tells."""
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -52,6 +53,8 @@ class ModelConfig(Settings):
     family: ClassVar[str]
     model: ClassVar[str]
     """Where the family's module is: `package.module:Class`."""
+    scaled_by: ClassVar[str] = "width"
+    """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
 
     name: str = ""
     """The name that `vitrail models` lists; it stays when settings change."""
@@ -157,6 +160,16 @@ class ModelConfig(Settings):
         if resolution is not None and max(self.resolution) <= _SMALL:
             changes["resolution"] = resolution
         return self.replace(**{**changes, **(settings or {})})
+
+    def with_macs(self, macs: int) -> Self:
+        """The model scaled to cost so many multiply-accumulates, as nearly as its width allows."""
+        values = range(1, 4097)
+        above = bisect.bisect(values, macs, key=lambda value: self._scaled(value).macs)
+        near = {values[max(above - 1, 0)], values[min(above, len(values) - 1)]}
+        return min(map(self._scaled, near), key=lambda config: abs(config.macs - macs))
+
+    def _scaled(self, value: int) -> Self:
+        return self.replace(**{self.scaled_by: value})
 
     def to_document(self) -> dict[str, Any]:
         """`to_json` with the family's name: all that is needed to build the model again."""

@@ -15,6 +15,7 @@ class IGPTConfig(ModelConfig):
 
     family: ClassVar[str] = "igpt"
     model: ClassVar[str] = "vitrail.models.igpt:IGPT"
+    scaled_by: ClassVar[str] = "mlp"
 
     palette: int = 512
     """Number of colours; the colours themselves are a tensor of the model."""

@@ -14,6 +14,7 @@ class LSTMConfig(PatchedConfig):
 
     family: ClassVar[str] = "lstm"
     model: ClassVar[str] = "vitrail.models.lstm:LSTM"
+    scaled_by: ClassVar[str] = "hidden"
 
     hidden: int = 512
     """Width of the recurrent state."""

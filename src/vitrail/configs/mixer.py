@@ -13,6 +13,7 @@ class MixerConfig(PatchedConfig):
 
     family: ClassVar[str] = "mixer"
     model: ClassVar[str] = "vitrail.models.mixer:Mixer"
+    scaled_by: ClassVar[str] = "channel_mlp"
 
     depth: int = 12
     """Number of blocks."""

@@ -15,6 +15,7 @@ class ResNetConfig(ModelConfig):
 
     family: ClassVar[str] = "resnet"
     model: ClassVar[str] = "vitrail.models.resnet:ResNet"
+    scaled_by: ClassVar[str] = "base"
 
     kind: Literal["bit", "plain"] = "bit"
     """BiT: pre-activation bottlenecks, weight-standardised convolutions, GroupNorm. Plain: two 3x3 convolutions a unit,

@@ -18,6 +18,7 @@ class ViTConfig(PatchedConfig):
 
     family: ClassVar[str] = "vit"
     model: ClassVar[str] = "vitrail.models.vit:ViT"
+    scaled_by: ClassVar[str] = "mlp"
 
     depth: int = 12
     """Number L of encoder blocks."""

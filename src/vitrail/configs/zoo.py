@@ -89,37 +89,43 @@ def _published() -> Iterator[ModelConfig]:
 def _small() -> Iterator[ModelConfig]:
     """Models for images of 8 to 32 pixels that train in minutes on two cores.
 
-    All of one size cost the same multiply-accumulates within a few per cent: 1.4 M for Pico (8 px), 2.4 M for Nano and
-    11.8 M for Micro (28 px), so that a comparison between families is fair.
+    All of one size cost the same multiply-accumulates within a few per cent, so that a comparison between families is
+    fair: 1.4 M for Pico (8 px), 2.4 M for Nano (28 px), 2.6 M for Nano/8 (32 px in colour), 11.8 M for Micro (28 px).
     """
     vit = ViTConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64, depth=4, heads=4, mlp=128)
     pico = vit.replace(name="ViT-Pico/2", resolution=8, patch=2, width=48, heads=3, mlp=96)
     nano = vit.replace(name="ViT-Nano/7")
     micro = vit.replace(name="ViT-Micro/4", patch=4, depth=6)
-    yield from (pico, nano, nano.replace(name="ViT-Nano/8", channels=3, resolution=32, patch=8), micro)
+    colour = {"channels": 3, "resolution": 32}
+    nano_32 = nano.replace(name="ViT-Nano/8", patch=8, **colour)
+    yield from (pico, nano, nano_32, micro)
 
     # The early-convolutions rule: the stem costs about one block, so one block goes. Same grid as the ViT beside it.
-    for like, layers, strides in (
-        (pico, (24, 72), (1, 2)),
-        (nano, (16, 32, 64), (2, 2, 2)),
-        (micro, (32, 96), (2, 2)),
+    for like, name, layers, strides in (
+        (pico, "Hybrid-Pico", (24, 72), (1, 2)),
+        (nano, "Hybrid-Nano", (16, 32, 64), (2, 2, 2)),
+        (nano_32, "Hybrid-Nano/8", (16, 32, 64), (2, 2, 2)),
+        (micro, "Hybrid-Micro", (32, 96), (2, 2)),
     ):
         yield HybridConfig(
-            name=like.name.replace("ViT", "Hybrid").partition("/")[0], classes=10, channels=1,
-            resolution=like.resolution, patch=(1, 1), width=like.width, depth=like.depth - 1, heads=like.heads,
-            mlp=like.mlp, stem="light", stem_layers=layers, stem_strides=strides,
+            name=name, classes=10, channels=like.channels, resolution=like.resolution, patch=(1, 1), width=like.width,
+            depth=like.depth - 1, heads=like.heads, mlp=like.mlp, stem="light", stem_layers=layers,
+            stem_strides=strides,
         )  # fmt: skip
     resnet = ResNetConfig(kind="plain", classes=10, channels=1, resolution=(28, 28), layers=(1, 1, 1))
     yield resnet.replace(name="ResNet-Pico", resolution=8, base=21)
     yield resnet.replace(name="ResNet-Nano", base=8)
+    yield resnet.replace(name="ResNet-Nano/8", base=7, **colour)
     yield resnet.replace(name="ResNet-Micro", base=18)
     mixer = MixerConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64, depth=4)
     yield mixer.replace(name="Mixer-Pico/2", resolution=8, patch=2, width=48, token_mlp=30, channel_mlp=192)
     yield mixer.replace(name="Mixer-Nano/7", token_mlp=32, channel_mlp=256)
+    yield mixer.replace(name="Mixer-Nano/8", patch=8, token_mlp=32, channel_mlp=256, **colour)
     yield mixer.replace(name="Mixer-Micro/4", patch=4, depth=6, token_mlp=56, channel_mlp=256)
     lstm = LSTMConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64)
     yield lstm.replace(name="LSTM-Pico/2", resolution=8, patch=2, width=48, hidden=76)
     yield lstm.replace(name="LSTM-Nano/7", hidden=100)
+    yield lstm.replace(name="LSTM-Nano/8", patch=8, hidden=101, **colour)
     yield lstm.replace(name="LSTM-Micro/4", patch=4, hidden=130)
     # A token for each of 14 x 14 pixels is dear: only the larger size exists.
     yield IGPTConfig(
@@ -129,6 +135,7 @@ def _small() -> Iterator[ModelConfig]:
     mlp = MLPConfig(classes=10, channels=1, resolution=(28, 28))
     yield mlp.replace(name="MLP-Pico", resolution=8, width=1132)
     yield mlp.replace(name="MLP-Nano", width=1200)
+    yield mlp.replace(name="MLP-Nano/8", width=684, **colour)
     yield mlp.replace(name="MLP-Micro", width=2240, depth=3)
 
 
@@ -149,3 +156,13 @@ def find(name: str) -> ModelConfig:
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), model_names())}"
     )
+
+
+def small(size: str, family: str) -> ModelConfig:
+    """The preset of a family that is called by this size: `small("Nano/8", "resnet")`, `small("Nano", "vit")`."""
+    size, _, patch = size.partition("/")
+    of_size = [config for config in MODELS.values() if config.family == family and f"-{size}" in config.name]
+    fitting = [config for config in of_size if config.name.endswith(f"/{patch}")] if patch == "8" else of_size
+    if not fitting:
+        raise UsageError(f"Family must have a preset of size {size!r}, got {family!r}.")
+    return fitting[0]

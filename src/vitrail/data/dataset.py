@@ -174,3 +174,11 @@ def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
         wanted = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
         held_out[members[: min(wanted, len(members) - 1)]] = True
     return held_out
+
+
+def sample_per_class(labels: np.ndarray, count: int, seed: int, *, stream: str = "per class") -> np.ndarray:
+    """Indices of `count` samples of each class (or all that it has), sorted. A larger count contains the smaller."""
+    keys = chance.bits(seed, np.arange(len(labels)), stream=stream)
+    order = np.lexsort((keys, labels))
+    first = np.searchsorted(labels[order], labels[order])
+    return np.sort(order[np.arange(len(labels)) - first < count])

@@ -1,11 +1,12 @@
 """Scores of a classifier: accuracy with its interval, top 5, calibration, each class, and who is taken for whom."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from vitrail.evaluation.student import t_quantile
 
 BINS = 15
 _LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill gigabytes
@@ -64,17 +65,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Student's 95 % interval of the mean of independent draws; none of a single one."""
     if len(values) < 2:
         return None
-    half = _student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = t_quantile(0.975, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(np.mean(values)) - half, float(np.mean(values)) + half
-
-
-@functools.cache
-def _student(freedom: int) -> float:
-    """How many standard errors 95 % of Student's distribution lie within."""
-    # With t = sqrt(freedom) tan(angle), the density of t is that of cos(angle)^(freedom - 1): summed up to its share.
-    angles = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
-    share = np.cumsum(np.cos(angles) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(angles[np.searchsorted(share, 0.95 * share[-1])])
 
 
 def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> list[tuple[int, float, float]]:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vitrail import chance
-from vitrail.data.dataset import sample_held_out
+from vitrail.data.dataset import sample_held_out, sample_per_class
 from vitrail.errors import UsageError
 from vitrail.settings import check_integer, check_number
 
@@ -223,10 +222,7 @@ def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tup
 
 def sample_shots(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
     """Indices of `shots` samples of each class (or all that it has), sorted. More shots contain the fewer."""
-    keys = chance.bits(seed, np.arange(len(labels)), stream="shots")
-    order = np.lexsort((keys, labels))
-    first = np.searchsorted(labels[order], labels[order])
-    return np.sort(order[np.arange(len(labels)) - first < shots])
+    return sample_per_class(labels, shots, seed, stream="shots")
 
 
 def _choose_logistic(features: np.ndarray, labels: np.ndarray, held_out: np.ndarray, classes: int) -> float:

@@ -17,12 +17,18 @@ from PIL import Image
 
 from vitrail.inspection.examine import Examination, join
 from vitrail.inspection.panel import Figure, Panel, rgb
-from vitrail.inspection.words import word
-from vitrail.pages.page import data_image, page, stand_alone, table
+from vitrail.inspection.words import SHARED
+from vitrail.pages.page import Html, data_image, page, stand_alone, table
+from vitrail.pages.words import word as say_in
 from vitrail.storage import atomic_folder, write_json
 
 LIMIT = 6_000_000
 """Bytes of a page, above which panels keep less (unless all is asked for)."""
+
+
+def word(name: str, tag: str = "span", **fields: Any) -> Html:
+    """A sentence of the page itself, in both languages."""
+    return say_in(name, tag, words=SHARED, **fields)
 
 
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:

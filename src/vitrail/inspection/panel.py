@@ -15,9 +15,10 @@ from torch import Tensor
 
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.images.preprocess import ImageLike
-from vitrail.inspection.words import SHARED, Words, word
+from vitrail.inspection.words import SHARED
 from vitrail.models.base import AnyModel, Layout, Seen
 from vitrail.pages.page import Html, data_image, escape
+from vitrail.pages.words import Words, word
 from vitrail.weights.bundle import Bundle
 
 Figure = np.ndarray | str

@@ -113,9 +113,13 @@ class Line(NamedTuple):
     colour: int = 0
     joined: bool = True
     """Else a cloud of points."""
+    bars: Sequence[tuple[float, float]] = ()
+    """The interval of each point, drawn as a vertical bar."""
 
 
-def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, dots: bool = False) -> str:
+def chart(
+    lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, log_x: bool = False, dots: bool = False
+) -> str:
     """Curves with axes; each is named at its end."""
     points = [
         (line, [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(y) and (y > 0 or not log)])
@@ -124,14 +128,15 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
     every = [point for _, some in points for point in some]
     if not every:
         return '<p class="quiet">Nothing was recorded.</p>'
-    scale = math.log10 if log else float
-    x_ends = _ends([x for x, _ in every], margin=0.0)
-    y_ends = _ends([scale(y) for _, y in every], margin=0.05)
+    scale, scale_x = (math.log10 if log else float), (math.log10 if log_x else float)
+    x_ends = _ends([scale_x(x) for x, _ in every], margin=0.0)
+    reached = [y for line in lines for bar in line.bars for y in bar if math.isfinite(y) and (y > 0 or not log)]
+    y_ends = _ends([scale(y) for y in [y for _, y in every] + reached], margin=0.05)
     across, down = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
-            _LEFT + across * (x - x_ends[0]) / (x_ends[1] - x_ends[0]),
+            _LEFT + across * (scale_x(x) - x_ends[0]) / (x_ends[1] - x_ends[0]),
             _TOP + down * (1 - (scale(y) - y_ends[0]) / (y_ends[1] - y_ends[0])),
         )
 
@@ -140,13 +145,14 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
     digits = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9)) if len(y_ticks) > 1 else 3
     for tick in y_ticks:
         value = 10**tick if log else tick
-        _, y = place(x_ends[0], value)
+        _, y = place(every[0][0], value)
         label = f"{value:.3g}" if log or digits > 6 or abs(value) >= 1e5 else f"{value:.{digits}f}"
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
     is_whole = all(float(x).is_integer() for x, _ in every)
-    for tick in _ticks(*x_ends, integers=is_whole):
+    marks = _decades(*x_ends) if log_x else _ticks(*x_ends, integers=is_whole)
+    for tick in marks:
         x, _ = place(tick, every[0][1])
         parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{tick:,.6g}</text>')
     parts.append(
@@ -163,6 +169,10 @@ def chart(lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = Fals
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         if dots or not line.joined:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in spots]
+        for x, bar in zip(line.xs, line.bars, strict=False):
+            (at, low), (_, high) = place(x, bar[0]), place(x, bar[1])
+            way = f'x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
+            parts.append(f'<line {way} stroke="{colour}" stroke-width="1.2"/>')
         x, y = spots[-1]
         while any(abs(y - other) < 14 for other in ends):
             y += 14
@@ -223,3 +233,9 @@ def _ticks(low: float, high: float, *, integers: bool = False) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     first = math.ceil(low / step)
     return [round(index * step, 12) for index in range(first, math.floor(high / step) + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Round numbers of a logarithmic axis between powers of ten `low` and `high`."""
+    every = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 3)]
+    return [value for value in every if 10**low * 0.999 <= value <= 10**high * 1.001] or [10**low, 10**high]

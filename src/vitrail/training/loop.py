@@ -276,7 +276,7 @@ class Trainer:
         checkpoints = folder / "checkpoints"
         self._saved = time.monotonic()
         images, since = 0, time.perf_counter()
-        for epoch, batch in self._batches():
+        for epoch, batch in self.batches():
             done = self.update(batch, stop)
             self._losses.append(done.loss if done.is_finite else math.nan)
             if not done.is_finite:
@@ -314,7 +314,7 @@ class Trainer:
                     128 + done.signal,
                 )
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
+    def batches(self) -> Iterator[tuple[int, Batch]]:
         """This rank's batches with their epoch, from where the run is to its end."""
         while self.step < self.total:
             epoch, offset = divmod(self.step, self.loader.steps)

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.inspection.panel import Context, Figure, Panel, rgb
-from vitrail.inspection.words import words_beside
 from vitrail.models.base import Seen
 from vitrail.pages.page import Html, escape, figure, table
+from vitrail.pages.words import words_beside
 
 _TOP = 5  # classes that are listed
 

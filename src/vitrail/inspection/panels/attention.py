@@ -13,10 +13,11 @@ from vitrail.inspection.attention import attention_figure
 from vitrail.inspection.colours import sequential
 from vitrail.inspection.heads import reading
 from vitrail.inspection.panel import Context, Figure, Panel, rgb
-from vitrail.inspection.words import LANGUAGES, SHARED, words_beside
+from vitrail.inspection.words import SHARED
 from vitrail.models.base import Layout, Seen
 from vitrail.models.look import count_from
 from vitrail.pages.page import data_image
+from vitrail.pages.words import LANGUAGES, words_beside
 
 _ROOM = 4_000_000_000  # bytes of attention that may be held
 _SCRIPTED = ("layer", "head", "from", "to", "on-patches", "largest", "uniform", "entropy-column", "row", "column")

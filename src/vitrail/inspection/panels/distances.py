@@ -9,9 +9,9 @@ from torch import Tensor
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.inspection.heads import Heads, measure_heads
 from vitrail.inspection.panel import Context, Figure, Panel, interval
-from vitrail.inspection.words import words_beside
 from vitrail.models.base import Seen
 from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.words import words_beside
 
 
 class Distances(Panel):

@@ -10,9 +10,9 @@ from vitrail.inspection.colours import signed
 from vitrail.inspection.evidence import evidence_grid, faith, occlusion, patch_drop, to_cells
 from vitrail.inspection.maps import maps
 from vitrail.inspection.panel import Context, Figure, Panel, interval, rounded
-from vitrail.inspection.words import words_beside
 from vitrail.models.base import Seen
 from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.words import words_beside
 
 DROPPED = (0.2, 0.5, 0.8)
 """Shares of the cells that are removed at random."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from vitrail.inspection.panel import Context, Figure, Panel, wide_image
 from vitrail.inspection.places import filters
-from vitrail.inspection.words import words_beside
 from vitrail.pages.page import Html, figure
+from vitrail.pages.words import words_beside
 
 
 class Filters(Panel):

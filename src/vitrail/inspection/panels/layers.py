@@ -9,10 +9,10 @@ from torch import Tensor
 from vitrail.inspection.colours import sequential
 from vitrail.inspection.layers import cka_table, gram, outliers, token_norms
 from vitrail.inspection.panel import Context, Figure, Panel, prepare, rounded
-from vitrail.inspection.words import words_beside
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.look import evaluating, look
 from vitrail.pages.page import Html, escape, figure, matrix, table
+from vitrail.pages.words import words_beside
 
 FEW = 16
 """Images at least for CKA: with fewer it is noise."""

@@ -10,9 +10,9 @@ from vitrail.inspection.colours import heat
 from vitrail.inspection.heads import entropy
 from vitrail.inspection.maps import maps
 from vitrail.inspection.panel import Context, Figure, Panel, rounded
-from vitrail.inspection.words import words_beside
 from vitrail.models.base import Seen
 from vitrail.pages.page import Html, figure
+from vitrail.pages.words import words_beside
 
 
 class Maps(Panel):

@@ -8,8 +8,8 @@ import numpy as np
 from vitrail.inspection.colours import sequential
 from vitrail.inspection.panel import Context, Figure, Panel, wide_image
 from vitrail.inspection.places import Structure, position_table, similarity, structure
-from vitrail.inspection.words import words_beside
 from vitrail.pages.page import figure, numbers
+from vitrail.pages.words import words_beside
 
 
 class Positions(Panel):

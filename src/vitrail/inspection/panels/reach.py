@@ -7,8 +7,8 @@ import numpy as np
 
 from vitrail.inspection.panel import Context, Figure, Panel, wide_image
 from vitrail.inspection.reach import Reach, reach_colours, reaches
-from vitrail.inspection.words import words_beside
 from vitrail.pages.page import Html, figure
+from vitrail.pages.words import words_beside
 
 HELD = (0.2, 0.5, 0.8)
 """Shares of the gradient; of each, the smallest square that holds it is reported."""

@@ -10,10 +10,10 @@ from torch import Tensor
 from vitrail.errors import UsageError
 from vitrail.inspection.colours import heat
 from vitrail.inspection.panel import Context, Figure, Panel
-from vitrail.inspection.words import words_beside
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.look import evaluating
 from vitrail.pages.page import Html, Line, chart, data_image, escape, figure
+from vitrail.pages.words import words_beside
 from vitrail.settings import Pair
 
 _NUMBERS = 6  # of each step are printed

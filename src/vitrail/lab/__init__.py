@@ -1,0 +1,1 @@
+"""The bias lab: what each architecture assumes of images, measured on the user's own."""

@@ -1,0 +1,216 @@
+"""`vitrail compare`: plan, run, answer. The same command goes on where it was, and extends when asked for more.
+
+DIR/index.html       the report
+DIR/claims.json      what the lab says of each claim
+DIR/plan.json        what was asked for, what fits the budget, and the machine
+DIR/results.jsonl    a line for each cell: its settings, its result, what was measured
+DIR/images/          the images, at one size
+DIR/cells/           a bundle for each trained cell
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail.configs.lab import FAMILIES, QUESTIONS
+from vitrail.console import Say
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, UsageError
+from vitrail.lab import plan as planning
+from vitrail.lab.cell import VERSION, Cell
+from vitrail.lab.engine import run_cells
+from vitrail.lab.images import Images, is_stored, prepare, restore, store
+from vitrail.lab.page import write_report
+from vitrail.lab.question import Lab
+from vitrail.lab.results import Results, needs_rate
+from vitrail.settings import check_integer
+from vitrail.storage import check_output, locked, read_json, write_json
+
+_SEEN = {"Pico": 10_000, "Nano": 100_000, "Nano/8": 100_000}
+
+
+def compare(
+    data: str | Path | Dataset,
+    output: Path,
+    *,
+    questions: Sequence[str] = (),
+    families: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    seeds: int = 3,
+    budget: str | None = None,
+    jobs: int | None = None,
+    backend: str = "loky",
+    command: str = "",
+    tell: Say,
+) -> dict[str, Any]:
+    """Ask the questions on these images. Returns what `claims.json` holds."""
+    check_integer("seeds", seeds, low=1, high=100)
+    jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    check_integer("jobs", jobs, low=1, high=4096)
+    names = list(dict.fromkeys(questions)) or list(QUESTIONS)
+    for name in names:
+        QUESTIONS.check(name)
+    seconds = None if budget is None else planning.parse_budget(budget)
+    dataset = open_data(data)
+    _check_folder(output)
+    with locked(output / ".lock", lambda holder: _refuse(output, holder)):
+        before = _read_plan(output)
+        images = _take_images(dataset, output, before)
+        for note in images.notes:
+            tell(f"note: {note}")
+        lab = _make_lab(images, families, sizes, seeds)
+        asked = {name: QUESTIONS[name](name, lab) for name in names}
+        smallest = lab.sizes[0] if before is None else before["smallest"]
+        results = Results(output / "results.jsonl", images.fingerprint, smallest)
+        speeds = before["speeds"] if before else {}
+        missing = [family for family in lab.families if family not in speeds]
+        if missing:
+            tell(f"measuring how fast {', '.join(missing)} train here")
+            speeds |= _measure(output, images, missing, jobs, backend)
+        request = {
+            "questions": names,
+            "families": list(lab.families),
+            "sizes": list(lab.sizes),
+            "seeds": seeds,
+            "budget": budget,
+        }
+        if before is not None and before["request"] == request:
+            made = planning.Plan(before["rounds"], before["seconds"], tuple(before["dropped"]))
+        else:
+            made = planning.make_plan(asked, results, speeds, budget=seconds, jobs=jobs)
+            write_json(output / "plan.json", planning.document(lab, request, speeds, made) | {"smallest": smallest})
+        for line in made.dropped:
+            tell(f"dropped for the budget: {line}")
+        cells = [
+            cell for name, question in asked.items() for one in question.rounds()[: made.taken[name]] for cell in one
+        ]
+        _run(output, results, cells, speeds, jobs=jobs, backend=backend, tell=tell)
+        for question in asked.values():
+            question.read(results)
+        return write_report(output, lab, asked, command=command)
+
+
+def _check_folder(output: Path) -> None:
+    """An output is new, or a lab."""
+    content = {path.name for path in output.iterdir()} - {".lock"} if output.is_dir() else set()
+    is_ours = not content or content & {"plan.json", "images"}
+    if (os.path.lexists(output) and not output.is_dir()) or not is_ours:
+        raise UsageError(f"Output must be a new folder or one that compare wrote, got {str(output)!r}.")
+    check_output(output, force=True)
+
+
+def _refuse(output: Path, holder: str) -> None:
+    raise UsageError(
+        f"Output must be written by one process at a time, got {str(output)!r}, which {holder} is writing."
+    )
+
+
+def _read_plan(output: Path) -> dict[str, Any] | None:
+    path = output / "plan.json"
+    if not path.exists():
+        return None
+    found = read_json(path)
+    keys = {"version", "data", "smallest", "request", "speeds", "rounds", "seconds", "dropped"}
+    if not isinstance(found, dict) or not keys <= found.keys():
+        raise DamagedError(path=path, cause="is not a plan as written", advice="Choose another --output.")
+    if found["version"] != VERSION:
+        raise UsageError(f"Output must be of this version of the lab ({VERSION}), got {found['version']}.")
+    return found
+
+
+def _take_images(dataset: Dataset, output: Path, before: dict[str, Any] | None) -> Images:
+    """The images of the lab, prepared once."""
+    fingerprint = dataset.fingerprint()
+    if before is not None and before["data"]["fingerprint"] != fingerprint:
+        name = before["data"]["name"]
+        raise UsageError(f"Output must be a lab on the same images, got one on {name!r}. Choose another --output.")
+    folder = output / "images"
+    if is_stored(folder):
+        with contextlib.suppress(DamagedError):
+            images = restore(folder)
+            if images.fingerprint == fingerprint:
+                return images
+    images = prepare(dataset)
+    store(images, folder)
+    return restore(folder)
+
+
+def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], seeds: int) -> Lab:
+    """What is compared, checked before anything is trained."""
+    chosen = tuple(dict.fromkeys(families)) or FAMILIES
+    if unknown := [family for family in chosen if family not in FAMILIES]:
+        raise UsageError(f"Families must be some of {', '.join(FAMILIES)}, got {unknown[0]!r}.")
+    classes = len(images.labels)
+    counts = tuple(sorted({count // classes * classes for count in sizes})) if sizes else images.sizes()
+    if counts[0] < classes or counts[-1] > images.largest:
+        raise UsageError(
+            f"Sizes must be from {classes} (an image of each class) to {images.largest:,} (the rarest class has"
+            f" {images.largest // classes:,}), got {', '.join(map(str, sizes))}."
+        )
+    for family in chosen:
+        images.matched(family)
+    return Lab(images, chosen, counts, seeds, _SEEN[images.size])
+
+
+def _measure(output: Path, images: Images, families: Iterable[str], jobs: int, backend: str) -> dict[str, float]:
+    cells = planning.speed_cells(images, list(families))
+    by_key = {cell.key(images.fingerprint): family for family, cell in cells.items()}
+    records = run_cells(output, list(cells.values()), jobs=jobs, backend=backend)
+    return {by_key[record["key"]]: record["measured"]["speed"] for record in records}
+
+
+def _run(
+    output: Path,
+    results: Results,
+    cells: Sequence[Cell],
+    speeds: dict[str, float],
+    *,
+    jobs: int,
+    backend: str,
+    tell: Say,
+) -> None:
+    """Learning rates first, then what is trained with them, then what looks at trained models."""
+    trials = [trial for cell in _trained(cells) for trial in results.trials(cell)]
+    for stage in ("learning rates", "training", "measuring"):
+        if stage == "learning rates":
+            wanted = trials
+        else:
+            some = _trained(cells) if stage == "training" else [cell for cell in cells if not needs_rate(cell)]
+            wanted = [resolved for cell in some if (resolved := results.resolve(cell)) is not None]
+        left = list({cell.key(""): cell for cell in wanted if not results.has(cell)}.values())
+        if not left:
+            continue
+        work = {cell.key(""): planning.estimate(cell, speeds) for cell in left}
+        total, done, began = sum(work.values()), 0.0, time.monotonic()
+        tell(f"{stage}: {len(left)} cells, about {_clock(total / jobs)}")
+        for number, record in enumerate(run_cells(output, left, jobs=jobs, backend=backend), 1):
+            results.add(record)
+            done += work[Cell.from_json(record["cell"]).key("")]
+            spent = time.monotonic() - began
+            tell(f"  {number}/{len(left)}  {_describe(record)}  {_clock(spent / done * (total - done))} left")
+
+
+def _trained(cells: Iterable[Cell]) -> list[Cell]:
+    """Cells that train, also those that others look at."""
+    return [part for cell in cells for part in (cell, *cell.of) if needs_rate(part)]
+
+
+def _describe(record: dict[str, Any]) -> str:
+    settings, result = record["cell"]["settings"], record["result"]
+    model = settings.get("model", {}).get("name") or record["cell"]["task"].rpartition(":")[2]
+    parts = [model] + [f"{name} {settings[name]:,}" for name in ("count", "seed") if name in settings]
+    if settings.get("learning_rate"):
+        parts.append(f"lr {settings['learning_rate']:g}")
+    if "accuracy" in result:
+        parts.append(f"{result['accuracy']:.1%}")
+    return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,107 @@
+"""Runs cells side by side with joblib: processes of one thread each, so that bits agree wherever a cell runs.
+
+A worker that dies loses its cell alone: what the others finished is kept, and the cell is run again.
+"""
+
+import contextlib
+import functools
+from collections.abc import Generator, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.errors import MissingError, UsageError, VitrailError
+from vitrail.extensions import load_object
+from vitrail.lab.cell import Cell
+from vitrail.lab.images import Images, restore
+
+BACKENDS = ("loky", "dask")
+_ATTEMPTS = 3
+
+
+def run_cells(folder: Path, cells: Sequence[Cell], *, jobs: int, backend: str) -> Iterator[dict[str, Any]]:
+    """The records of all cells, in the order in which they finish."""
+    joblib = _joblib()
+    left = {cell.key(_images(folder).fingerprint): cell for cell in cells}
+    if jobs == 1 and backend == "loky":
+        with _one_thread():
+            yield from (run_cell(str(folder), cell.to_json()) for cell in left.values())
+        return
+    with _connected(backend, jobs):
+        for attempt in range(_ATTEMPTS):
+            calls = [joblib.delayed(run_cell)(str(folder), cell.to_json()) for cell in left.values()]
+            try:
+                with joblib.parallel_config(backend, n_jobs=jobs):
+                    for record in joblib.Parallel(return_as="generator_unordered", pre_dispatch="2*n_jobs")(calls):
+                        del left[record["key"]]
+                        yield record
+                return
+            except VitrailError:
+                raise
+            except Exception as error:  # a lost worker: loky, Dask and others each have an error for it
+                if attempt == _ATTEMPTS - 1 or not _is_loss(error):
+                    raise
+
+
+def run_cell(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """One cell, in whatever process this is."""
+    cell, images = Cell.from_json(fields), _images(Path(folder))
+    cells = Path(folder) / "cells"
+    of = [cells / part.key(images.fingerprint) for part in cell.of]
+    key = cell.key(images.fingerprint)
+    with _one_thread():
+        result, measured = load_object(cell.task)(cell.settings, images, of, cells / key)
+    return {"key": key, "cell": fields, "result": result, "measured": measured}
+
+
+@functools.lru_cache(1)
+def _images(folder: Path) -> Images:
+    return restore(folder / "images")
+
+
+@contextlib.contextmanager
+def _one_thread() -> Generator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _is_loss(error: Exception) -> bool:
+    return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "KilledWorker")
+
+
+def _joblib() -> Any:
+    try:
+        import joblib
+    except ImportError:
+        raise MissingError("vitrail compare needs the 'lab' extra. Run: pip install \"vitrail[lab]\".") from None
+    return joblib
+
+
+@contextlib.contextmanager
+def _connected(backend: str, jobs: int) -> Generator[None]:
+    """Dask needs a client: of the cluster that its own configuration names, else of processes on this machine."""
+    if backend not in BACKENDS:
+        yield  # registered with joblib by another package
+        return
+    if backend == "loky":
+        yield
+        return
+    try:
+        config, client_of = import_module("dask.config"), import_module("distributed").Client
+    except ImportError:
+        raise MissingError("Backend dask needs distributed. Run: pip install distributed.") from None
+    address = config.get("scheduler-address", None)
+    try:
+        client = (
+            client_of(address) if address else client_of(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+        )
+    except OSError as error:
+        raise UsageError(f"Dask's scheduler must answer, got {address!r} ({error}).") from None
+    with client:
+        yield

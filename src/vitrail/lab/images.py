@@ -1,0 +1,162 @@
+"""The images of a lab: at one size, in memory, divided once for every experiment."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.configs import zoo
+from vitrail.configs.base import ModelConfig
+from vitrail.data.dataset import Dataset, Split, sample_held_out, sample_per_class
+from vitrail.errors import UsageError
+from vitrail.images.preprocess import Preprocess
+from vitrail.storage import MANIFEST, atomic_folder, read_json, verify, write_json
+from vitrail.training.start import channels_of
+
+_SIZES = {8: "Pico", 28: "Nano"}  # pixels that have presets of their own; others are resized
+_OTHER_SIZE, _OTHER_PIXELS = "Nano/8", 32
+_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION = 0.2, 0.1, 2000
+_TOLERANCE = 0.06  # of multiply-accumulates, between families that are compared
+_PARTS = ("training", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """What cells train and are judged on."""
+
+    name: str
+    labels: tuple[str, ...]
+    size: str
+    """Which presets fit: Pico, Nano or Nano/8."""
+    training: Split
+    validation: Split
+    """Held out of the training images, to choose learning rates by."""
+    test: Split
+    """Read once for each trained model."""
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def resolution(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        height, width = np.asarray(self.test.images).shape[1:3]
+        return height, width
+
+    @property
+    def channels(self) -> int:
+        """1 or 3."""
+        return np.asarray(self.test.images).shape[3]
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """Pixels from -1 to 1, uncropped."""
+        half = (0.5,) * self.channels
+        return Preprocess(resolution=self.resolution, mean=half, std=half, crop_fraction=1.0)
+
+    def config(self, size: str, family: str, **changes: Any) -> ModelConfig:
+        """The preset of a family for these images."""
+        settings = {"resolution": list(self.resolution), **changes}
+        return zoo.small(size, family).for_data(
+            classes=len(self.labels), channels=self.channels, resolution=self.resolution, settings=settings
+        )
+
+    def matched(self, family: str, size: str | None = None, **changes: Any) -> ModelConfig:
+        """The preset of a family, scaled where it would cost more or less than the ViT of its size by over 6 %. What is
+        changed of a model on purpose may change its cost."""
+        size = size or self.size
+        config, wanted = self.config(size, family), self.config(size, "vit").macs
+        if abs(config.macs / wanted - 1) > _TOLERANCE:
+            config = config.with_macs(wanted)
+        if abs(config.macs / wanted - 1) > _TOLERANCE:
+            raise UsageError(f"Family must cost what ViT costs at {self.resolution} px within 6 %, got {family!r}.")
+        return config.replace(**changes)
+
+    @property
+    def largest(self) -> int:
+        """How many training images there are if every class has as many as the rarest."""
+        return len(self.labels) * int(np.bincount(self.training.labels, minlength=len(self.labels)).min())
+
+    def subset(self, count: int, seed: int = 0) -> Split:
+        """So many training images, equally many of each class; a larger subset contains the smaller ones."""
+        chosen = sample_per_class(self.training.labels, count // len(self.labels), seed)
+        return self.training.take(chosen)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of training images to compare: 10, 30, 100, ... of each class, from some 300 images on, and all."""
+        classes = len(self.labels)
+        ladder = [factor * 10**power * classes for power in range(1, 6) for factor in (1, 3)]
+        return (*(n for n in ladder if min(300, self.largest // 4) <= n < 0.7 * self.largest), self.largest)
+
+
+def prepare(dataset: Dataset, seed: int = 0) -> Images:
+    """Divide a data set, and bring its images to one size."""
+    notes = []
+    splits = dict(dataset.splits)
+    training = splits.get("train", splits.get("all"))
+    if training is None:
+        raise UsageError(f"Data to compare on must have a train split, got only {', '.join(splits)}.")
+    if len(dataset.labels) < 2:
+        raise UsageError(f"Data to compare on must have at least 2 classes, got {len(dataset.labels)}.")
+    test = splits.get("test", splits.get("val"))
+    if test is None:
+        held_out = sample_held_out(training.labels, _TEST_SHARE, seed)
+        test, training = training.take(np.flatnonzero(held_out), "test"), training.take(np.flatnonzero(~held_out))
+        notes.append(f"{len(test):,} images were held out for the test: DATA has no such split")
+    share = min(_VALIDATION_SHARE, _MOST_VALIDATION / len(training))
+    held_out = sample_held_out(training.labels, share, seed)
+    validation = training.take(np.flatnonzero(held_out), "validation")
+    training = training.take(np.flatnonzero(~held_out), "training")
+    if dataset.missing(training) or not len(test) or not len(validation):
+        raise UsageError("Data to compare on must have at least 4 images of each class.")
+    pixels = dataset.first.in_memory
+    side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0
+    size, side = (_SIZES[side], side) if side in _SIZES else (_OTHER_SIZE, _OTHER_PIXELS)
+    channels = channels_of(dataset.first)
+    if channels not in (1, 3):
+        raise UsageError(f"Data to compare on must have 1 or 3 channels, got {channels}.")
+    half = (0.5,) * channels
+    preprocess = Preprocess(resolution=(side, side), mean=half, std=half, crop_fraction=1.0)
+    if pixels is None or pixels.shape[1:3] != (side, side):
+        notes.append(f"images were resized to {side} x {side} px")
+    parts = [_at_size(split, preprocess) for split in (training, validation, test)]
+    return Images(dataset.name, dataset.labels, size, *parts, dataset.fingerprint(), tuple(notes))
+
+
+def _at_size(split: Split, preprocess: Preprocess) -> Split:
+    pixels = split.in_memory
+    if pixels is None or pixels.shape[1:] != (*preprocess.resolution, preprocess.channels):
+        pixels = preprocess.crop_all(split.images)
+    return dataclasses.replace(split, images=pixels)
+
+
+def store(images: Images, folder: Path) -> None:
+    """Write them where every process of the lab finds them."""
+    with atomic_folder(folder) as aside:
+        for part in _PARTS:
+            split: Split = getattr(images, part)
+            np.save(aside / f"{part}.npy", np.ascontiguousarray(split.images))
+            np.save(aside / f"{part}-labels.npy", split.labels)
+        about = {"name": images.name, "labels": list(images.labels), "size": images.size, "notes": list(images.notes)}
+        write_json(aside / "about.json", {**about, "fingerprint": images.fingerprint})
+
+
+def restore(folder: Path) -> Images:
+    """The inverse of `store`. Pixels stay on disk until they are needed."""
+    verify(folder, [f"{part}{end}.npy" for part in _PARTS for end in ("", "-labels")] + ["about.json"])
+    about = read_json(folder / "about.json")
+    parts = [
+        Split(
+            part,
+            np.load(folder / f"{part}.npy", mmap_mode="r", allow_pickle=False),
+            np.load(folder / f"{part}-labels.npy", allow_pickle=False),
+        )
+        for part in _PARTS
+    ]
+    labels, notes = tuple(about["labels"]), tuple(about["notes"])
+    return Images(about["name"], labels, about["size"], *parts, about["fingerprint"], notes)
+
+
+def is_stored(folder: Path) -> bool:
+    """Whether there are such images."""
+    return (folder / MANIFEST).is_file()

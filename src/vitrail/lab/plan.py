@@ -1,0 +1,145 @@
+"""What fits a budget: speeds are measured once, rounds of questions are taken from the most informative on."""
+
+import dataclasses
+import os
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail import __version__
+from vitrail.configs.base import read_model
+from vitrail.errors import UsageError
+from vitrail.lab.cell import VERSION, Cell, Outcome
+from vitrail.lab.images import Images
+from vitrail.lab.question import Lab, Question
+from vitrail.lab.results import Results
+from vitrail.lab.training import training_cell
+from vitrail.models.create import build
+
+_OVERHEAD = 0.4  # seconds of a cell besides its work
+_MEASURED = 1.0  # seconds of training that tell a family's speed
+
+
+def parse_budget(text: str) -> float:
+    """Seconds from words like 20m, 90s, 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text.strip())
+    if not found or not float(found[1]):
+        raise UsageError(f"Budget must be a time such as 20m, 90s or 2h, got {text!r}.")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def speed_cells(images: Images, families: Sequence[str]) -> dict[str, Cell]:
+    """Cells that measure how much work a second each family gets done here."""
+    found = {}
+    for family in families:
+        cell = training_cell(images, family, count=images.largest, seed=0, seen=10**6, learning_rate=1e-3)
+        found[family] = dataclasses.replace(cell, task="vitrail.lab.plan:measure_speed")
+    return found
+
+
+def measure_speed(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """Multiply-accumulates a second of training steps, one thread."""
+    config = read_model(settings["model"])
+    model = build(config).train()
+    batch = torch.zeros(128, config.channels, *config.resolution)
+    labels = torch.zeros(128, dtype=torch.long)
+    steps, began = -2, time.perf_counter()
+    while steps < 3 or time.perf_counter() - began < _MEASURED:
+        if steps == 0:
+            began = time.perf_counter()
+        model.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(batch), labels).backward()
+        steps += 1
+    return Outcome({}, {"speed": 3 * config.macs * 128 * steps / (time.perf_counter() - began)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which rounds of which questions are run."""
+
+    taken: dict[str, int]
+    """For each question, how many of its rounds."""
+    seconds: float
+    """How long they should take."""
+    dropped: tuple[str, ...]
+    """What does not fit, in words."""
+
+
+def make_plan(
+    questions: Mapping[str, Question],
+    results: Results,
+    speeds: Mapping[str, float],
+    *,
+    budget: float | None,
+    jobs: int,
+) -> Plan:
+    """Take rounds in turns, the first of every question first, while they fit; a round is taken whole or dropped."""
+    taken, dropped, spent = dict.fromkeys(questions, 0), [], 0.0
+    planned: set[str] = set()
+    rounds = {name: question.rounds() for name, question in questions.items()}
+    least = None
+    for turn in range(max(map(len, rounds.values()), default=0)):
+        for name, some in rounds.items():
+            if turn >= len(some) or taken[name] < turn:
+                continue
+            cost, keys = 0.0, set()
+            for cell in some[turn]:
+                for one in (*results.trials(cell), cell):
+                    key = one.key("")
+                    if key not in planned and key not in keys and results.get(one) is None:
+                        cost += estimate(one, speeds) / jobs
+                    keys.add(key)
+            if budget is not None and spent + cost > budget:
+                dropped.append(f"{name}: round {turn + 1} of {len(some)} and what follows ({cost / 60:.0f} min)")
+                least = min(least or cost, cost) if not any(taken.values()) else least
+                continue
+            taken[name], spent = turn + 1, spent + cost
+            planned |= keys
+    if not any(taken.values()):
+        raise UsageError(f"Budget must be at least {(least or 0) / 60 + 0.5:.0f}m for these questions.")
+    return Plan(taken, spent, tuple(dropped))
+
+
+def estimate(cell: Cell, speeds: Mapping[str, float]) -> float:
+    """Seconds that a cell should take on one core."""
+    return cell.work / speeds.get(cell.family, min(speeds.values())) + _OVERHEAD
+
+
+def machine() -> dict[str, Any]:
+    """What times depend on."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "features": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "vitrail": __version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], plan: Plan) -> dict[str, Any]:
+    """What `plan.json` holds."""
+    return {
+        "version": VERSION,
+        "data": {"name": lab.images.name, "fingerprint": lab.images.fingerprint, "size": lab.images.size},
+        "smallest": lab.sizes[0],
+        "request": request,
+        "speeds": dict(speeds),
+        "machine": machine(),
+        "rounds": plan.taken,
+        "seconds": round(plan.seconds),
+        "dropped": list(plan.dropped),
+    }

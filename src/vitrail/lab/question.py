@@ -1,0 +1,156 @@
+"""What a question of the lab is: one class that says what to run, reads the results, and answers claims.
+
+A question lives in one file, with its sentences in the TOML file beside it, and has one line in `configs.lab.QUESTIONS`
+(or one entry point `question.NAME` in another package).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from vitrail.lab.cell import Cell
+from vitrail.lab.images import Images
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, difference, pool
+from vitrail.lab.training import training_cell
+from vitrail.pages.page import Html
+from vitrail.pages.words import Words, word
+
+State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
+
+COLOURS = {"vit": 0, "resnet": 1, "hybrid": 2, "mixer": 3, "lstm": 4, "mlp": 5, "igpt": 6}
+"""Every family keeps its colour in all figures; others share the last one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lab:
+    """What every question may know of the lab it is asked in."""
+
+    images: Images
+    families: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Numbers of training images, ascending."""
+    seeds: int
+    seen: int
+    """Images that every trained model sees."""
+
+    def train(self, family: str, *, count: int, seed: int, **settings: Any) -> Cell:
+        """A trained cell by the lab's protocol."""
+        settings.setdefault("seen", self.seen)
+        return training_cell(self.images, family, count=count, seed=seed, **settings)
+
+    def seeds_for(self, count: int) -> range:
+        """Large training sets get one seed less: their accuracies differ less."""
+        return range(self.seeds if count <= 10_000 else max(self.seeds - 1, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the lab says of a claim. `estimate` is the deciding quantity, above zero if the claim is right."""
+
+    claim: str
+    kind: Literal["exact", "trained", "reported"]
+    estimate: Estimate | None = None
+    holds: bool | None = None
+    """Of an exact claim: whether it was proved."""
+    is_one_sided: bool = False
+    """Whether it can be supported, but never contradicted: what it says may lie beyond the range."""
+    words: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What fills in the sentence of its result, `claim-result` in the question's words."""
+
+    def state(self, level: float) -> State:
+        """The verdict, at the level that Holm's rule leaves for it."""
+        if self.kind == "reported":
+            return "reported"
+        if self.kind == "exact":
+            return "cannot tell" if self.holds is None else ("true" if self.holds else "false")
+        if self.estimate is None or math.isnan(self.estimate.error):
+            return "cannot tell"
+        low, high = self.estimate.interval(level)
+        if low > 0:
+            return "supported"
+        return "contradicted" if high < 0 and not self.is_one_sided else "cannot tell"
+
+
+class Question:
+    """One question. Whatever a subclass leaves out is empty."""
+
+    words: ClassVar[Words] = {}
+    """Its sentences: `title`, `about`, for each claim `C1` (what the notes say) and `C1-rule` (what decides)."""
+    claims: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, name: str, lab: Lab) -> None:
+        self.name, self.lab = name, lab
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        """Cells to run, the most informative round first; each round makes sense with those before it."""
+        return ()
+
+    def read(self, results: Results) -> None:
+        """Take what is needed from the results; some cells may be missing."""
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """What it says of each of its claims."""
+        yield from ()
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        """Its figures, SVG, by the names of their files."""
+        yield from ()
+
+    def html(self, figures: dict[str, str]) -> str:
+        """Its section below the heading."""
+        return ""
+
+    def numbers(self) -> dict[str, Any]:
+        """Its numbers, for `claims.json`."""
+        return {}
+
+    # What questions build from
+
+    def word(self, name: str, tag: str = "span", **fields: Any) -> Html:
+        """One of its sentences, in both languages."""
+        return word(name, tag, words=self.words, **fields)
+
+
+class Accuracies:
+    """Right answers of many variants under several seeds, to the same test images, and their common seed noise."""
+
+    def __init__(self, results: Results, groups: dict[Any, list[Cell]]) -> None:
+        self.right: dict[Any, np.ndarray] = {}
+        for name, cells in groups.items():
+            if (right := results.right(cells)) is not None:
+                self.right[name] = right
+        self.noise: SeedNoise = pool(right.mean(axis=1).tolist() for right in self.right.values())
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self.right
+
+    def estimate(self, name: Any) -> Estimate:
+        """The accuracy of a variant."""
+        return accuracy(self.right[name], self.noise)
+
+    def difference(self, one: Any, other: Any) -> Estimate | None:
+        """Of two variants, on the same images; None if one of them was not run."""
+        if one not in self.right or other not in self.right:
+            return None
+        return difference(self.right[one], self.right[other], self.noise)
+
+
+def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """Of claims about several things at once the one that is least in favour; None if one is missing."""
+    known = [one for one in estimates if one is not None]
+    return min(known, key=lambda one: one.value) if known and len(known) == len(estimates) else None
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{100 * value:+.1f}"
+
+
+def bar(one: Estimate) -> tuple[float, float]:
+    """The ends of an interval in per cent, for a figure; a point where it is not known."""
+    low, high = (one.value, one.value) if math.isnan(one.error) else one.interval()
+    return 100 * low, 100 * high

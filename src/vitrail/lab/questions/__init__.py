@@ -1,0 +1,1 @@
+"""The questions of the lab, one file each."""

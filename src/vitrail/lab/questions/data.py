@@ -1,0 +1,212 @@
+"""How much data does each architecture need? Accuracy and train-test gap against the number of training images."""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.lab.cell import Cell, Outcome, pack
+from vitrail.lab.images import Images
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, smallest
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import Estimate, combine, crossover, fit_power_law, sample_efficiency
+from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.words import words_beside
+
+FLOORS = ("neighbours", "linear", "tree", "bayes")
+_FLOOR_IMAGES = 3000  # beyond, trees and neighbours on raw pixels take longer than the models
+
+
+class Data(Question):
+    """Nested, class-balanced subsets; every family at equal cost and equal images seen."""
+
+    words = words_beside(__file__)
+    claims = ("C1", "C2", "C3", "C7", "C8", "C34b")
+
+    @functools.cached_property
+    def cells(self) -> dict[tuple[str, int], list[Cell]]:
+        """The cells of every family and size, a seed each."""
+        return {
+            (family, count): [self.lab.train(family, count=count, seed=seed) for seed in self.lab.seeds_for(count)]
+            for family in self.lab.families
+            for count in self.lab.sizes
+        }
+
+    @functools.cached_property
+    def floors(self) -> dict[tuple[str, int], Cell]:
+        """Classical learners on raw pixels."""
+        sizes = [count for count in self.lab.sizes if count <= _FLOOR_IMAGES] or self.lab.sizes[:1]
+        return {
+            (name, count): Cell("vitrail.lab.questions.data:floor", {"learner": name, "count": count}, work=5e9)
+            for name in FLOORS
+            for count in sizes
+        }
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        first, ends = ("vit", "resnet"), {*self.lab.sizes[:2], self.lab.sizes[-1]}
+        at_ends = [key for key in self.cells if key[1] in ends]
+        leading = [key for key in at_ends if key[0] in first]
+        return (
+            [cell for key in leading for cell in self.cells[key][:2]],
+            [cell for key in at_ends for cell in self.cells[key][:2]] + list(self.floors.values()),
+            [cell for key in self.cells for cell in self.cells[key][:2]],
+            [cell for key in self.cells for cell in self.cells[key]],
+        )
+
+    def read(self, results: Results) -> None:
+        self.found = Accuracies(results, self.cells)
+        self.gaps: dict[tuple[str, int], np.ndarray] = {}
+        for key, cells in self.cells.items():
+            known = [one for cell in cells if (one := results.get(cell)) is not None]
+            if known:
+                self.gaps[key] = np.array([one["training_accuracy"] - one["accuracy"] for one in known])
+        self.floor = {
+            key: found["accuracy"] for key, cell in self.floors.items() if (found := results.get(cell)) is not None
+        }
+
+    def _known(self, family: str) -> list[int]:
+        return [count for count in self.lab.sizes if (family, count) in self.found]
+
+    def _lead(self, one: str, other: str, count: int) -> Estimate | None:
+        return self.found.difference((one, count), (other, count))
+
+    def verdicts(self) -> Iterator[Verdict]:
+        sizes = self.lab.sizes
+        yield Verdict("C1", "trained", smallest([self._lead("resnet", "vit", count) for count in sizes[:2]]))
+        yield self._overtakes()
+        yield Verdict("C3", "trained", self._narrowing())
+        yield Verdict("C7", "trained", smallest([self._gap_shrinks(family) for family in self.lab.families]))
+        yield Verdict("C8", "reported", words={"floors": self._floor_words()})
+        if "mixer" in self.lab.families:
+            leads = [self._lead("vit", "mixer", count) for count in self._known("mixer") if count in self._known("vit")]
+            yield Verdict("C34b", "trained", smallest(leads) if leads else None)
+
+    def _overtakes(self) -> Verdict:
+        largest = self.lab.sizes[-1]
+        counts = [count for count in self._known("vit") if count in self._known("resnet")]
+        curves = [[self.found.estimate((family, count)).value for count in counts] for family in ("vit", "resnet")]
+        at = crossover(counts, *curves) if counts else None
+        return Verdict(
+            "C2",
+            "trained",
+            self._lead("vit", "resnet", largest),
+            is_one_sided=True,
+            words={"largest": f"{largest:,}", "crossover": "none in range" if at is None else f"{at:,.0f}"},
+        )
+
+    def _narrowing(self) -> Estimate | None:
+        """Lead of the CNN in log error at the smallest less at the largest size, by the delta method."""
+        parts = []
+        for count, sign in ((self.lab.sizes[0], 1.0), (self.lab.sizes[-1], -1.0)):
+            for family, lead in (("vit", 1.0), ("resnet", -1.0)):
+                if (family, count) not in self.found:
+                    return None
+                one = self.found.estimate((family, count))
+                wrong = max(1 - one.value, 1e-4)
+                parts.append((sign * lead, Estimate(math.log(wrong), one.error / wrong, one.freedom)))
+        return combine(*parts)
+
+    def _gap_shrinks(self, family: str) -> Estimate | None:
+        ends = [(family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1])]
+        if not all(key in self.gaps for key in ends):
+            return None
+        noise = np.concatenate([gaps - gaps.mean() for gaps in self.gaps.values() if len(gaps) > 1] or [np.zeros(0)])
+        freedom = sum(len(gaps) - 1 for gaps in self.gaps.values())
+        if not freedom:
+            return Estimate(float(self.gaps[ends[0]].mean() - self.gaps[ends[1]].mean()), math.nan, 0)
+        error = math.sqrt(float(np.square(noise).sum()) / freedom * sum(1 / len(self.gaps[key]) for key in ends))
+        return Estimate(float(self.gaps[ends[0]].mean() - self.gaps[ends[1]].mean()), error, freedom)
+
+    def _floor_words(self) -> str:
+        largest = max((count for _, count in self.floor), default=0)
+        known = [f"{name} {self.floor[name, largest]:.1%}" for name in FLOORS if (name, largest) in self.floor]
+        return f"{', '.join(known)} (n = {largest:,})" if known else "-"
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        lines, gaps = [], []
+        for family in self.lab.families:
+            if counts := self._known(family):
+                estimates = [self.found.estimate((family, count)) for count in counts]
+                colour = COLOURS.get(family, 7)
+                lines.append(
+                    Line(
+                        family,
+                        counts,
+                        [100 * one.value for one in estimates],
+                        colour,
+                        bars=[bar(one) for one in estimates],
+                    )
+                )
+                gaps.append(
+                    Line(family, counts, [100 * float(self.gaps[family, count].mean()) for count in counts], colour)
+                )
+        if lines:
+            yield (
+                "data-accuracy",
+                chart(lines, self.word("images", "tspan"), self.word("accuracy", "tspan"), log_x=True, dots=True),
+            )
+            yield (
+                "data-gap",
+                chart(gaps, self.word("images", "tspan"), self.word("gap", "tspan"), log_x=True, dots=True),
+            )
+
+    def html(self, figures: dict[str, str]) -> str:
+        if "data-accuracy" not in figures:
+            return str(self.word("nothing", "p"))
+        panes = "".join(
+            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), figures[name])
+            for name in ("data-accuracy", "data-gap")
+        )
+        rows = []
+        for family in self.lab.families:
+            counts = self._known(family)
+            if not counts:
+                continue
+            values = [self.found.estimate((family, count)).value for count in counts]
+            law = fit_power_law(counts, [1 - value for value in values])
+            base = [self.found.estimate(("vit", count)).value for count in counts if ("vit", count) in self.found]
+            ratio = sample_efficiency(counts, values, base) if len(base) == len(values) and family != "vit" else None
+            fitted = "-" if law is None else f"{law.floor:.3f} + {law.scale:.2f} n^-{law.exponent:.2f}"
+            rows.append(
+                [family, *(f"{value:.1%}" for value in values), fitted, "-" if ratio is None else f"{ratio:.1f}x"]
+            )
+        heads = [
+            "",
+            *(f"n = {count:,}" for count in self._known(self.lab.families[0])),
+            self.word("fit"),
+            self.word("ratio"),
+        ]
+        listed = table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
+        return f'<div class="panes">{panes}</div>{listed}{self.word("floors", "p", floors=self._floor_words())}'
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "accuracy": {
+                f"{family} {count}": list(self.found.estimate((family, count))[:2])
+                for family, count in self.found.right
+            },
+            "floors": {f"{name} {count}": value for (name, count), value in self.floor.items()},
+        }
+
+
+def floor(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """A classical learner on raw pixels, as scikit-learn has it."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import GaussianNB
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.tree import DecisionTreeClassifier
+
+    learners = {
+        "neighbours": lambda: KNeighborsClassifier(5),
+        "linear": lambda: LogisticRegression(C=0.01, max_iter=1000, tol=1e-3),
+        "tree": lambda: DecisionTreeClassifier(random_state=0),
+        "bayes": lambda: GaussianNB(var_smoothing=0.01),
+    }
+    split = images.subset(settings["count"])
+    flat = [np.asarray(part.images, np.float32).reshape(len(part), -1) / 255 for part in (split, images.test)]
+    learner = learners[settings["learner"]]().fit(flat[0], split.labels)
+    right = learner.predict(flat[1]) == images.test.labels
+    return Outcome({"accuracy": float(right.mean()), "right": pack(right), "count": len(right)}, {})

@@ -1,0 +1,97 @@
+"""What a lab knows so far: `results.jsonl`, a line for each cell, and the learning rates that follow from it."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import VitrailError
+from vitrail.lab.cell import Cell, unpack
+from vitrail.lab.training import RATES
+
+
+class Results:
+    """Finished cells by their key. Lines that a killed process tore are left out, and their cells run again."""
+
+    def __init__(self, path: Path, fingerprint: str, smallest: int) -> None:
+        self._path, self._fingerprint, self._smallest = path, fingerprint, smallest
+        self._records: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    record = json.loads(line)
+                    self._records[record["key"]] = record
+                except (ValueError, TypeError, KeyError):
+                    continue
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Remember a finished cell, on disk before all."""
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            with self._path.open("ab+") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    line = line if file.read(1) == b"\n" else b"\n" + line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise VitrailError(f"Writing {str(self._path)!r} failed ({error.strerror}).") from None
+        self._records[record["key"]] = record
+
+    # Learning rates: each variant of a model has its own, chosen by validation images at the smallest size
+
+    def trials(self, cell: Cell) -> list[Cell]:
+        """The cells that decide the learning rate of a trained cell: the same at the smallest size, under one seed."""
+        if not needs_rate(cell):
+            return []
+        return [cell.changed(learning_rate=rate, count=self._smallest, seed=0) for rate in RATES]
+
+    def rate(self, cell: Cell) -> float | None:
+        """The chosen learning rate; None while a trial is missing."""
+        found = [self._records.get(trial.key(self._fingerprint)) for trial in self.trials(cell)]
+        scores = [record["result"]["validation_accuracy"] for record in found if record is not None]
+        return RATES[int(np.argmax(scores))] if len(scores) == len(RATES) else None
+
+    def resolve(self, cell: Cell) -> Cell | None:
+        """The cell with its learning rate, and those of what it looks at; None while one is not known."""
+        if needs_rate(cell):
+            rate = self.rate(cell)
+            return None if rate is None else cell.changed(learning_rate=rate)
+        of = [self.resolve(part) for part in cell.of]
+        known = tuple(part for part in of if part is not None)
+        return dataclasses.replace(cell, of=known) if len(known) == len(of) else None
+
+    # What questions read
+
+    def get(self, cell: Cell) -> dict[str, Any] | None:
+        """What a cell found; None if it was not run."""
+        resolved = self.resolve(cell)
+        record = None if resolved is None else self._records.get(resolved.key(self._fingerprint))
+        return None if record is None else record["result"]
+
+    def measured(self, cell: Cell) -> dict[str, Any] | None:
+        """Times and memory of a cell."""
+        resolved = self.resolve(cell)
+        record = None if resolved is None else self._records.get(resolved.key(self._fingerprint))
+        return None if record is None else record["measured"]
+
+    def has(self, cell: Cell) -> bool:
+        """Whether a resolved cell was run."""
+        return cell.key(self._fingerprint) in self._records
+
+    def right(self, cells: list[Cell]) -> np.ndarray | None:
+        """Right answers to the test images (seeds, images) of those cells that were run; None if there are none."""
+        found = [record for cell in cells if (record := self.get(cell)) is not None]
+        return np.stack([unpack(one["right"], one["count"]) for one in found]) if found else None
+
+
+def needs_rate(cell: Cell) -> bool:
+    """Whether the cell trains with a learning rate that is still to be chosen."""
+    return cell.settings.get("learning_rate", 0) is None

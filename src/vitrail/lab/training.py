@@ -1,0 +1,134 @@
+"""Cells that train: one model, by the protocol that is the same for all.
+
+AdamW, a cosine schedule after a warm-up of a tenth, clipped gradients, smoothed labels, equal images seen. The model
+reads the test images once, at the end; its course is told by validation images.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.configs.base import ModelConfig, read_model
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Loader
+from vitrail.evaluation.classify import answer
+from vitrail.lab.cell import Cell, Outcome, pack
+from vitrail.lab.images import Images
+from vitrail.lab.permute import permute_input
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.settings import Pair
+from vitrail.training.loop import Trainer
+from vitrail.training.ranks import Ranks
+from vitrail.weights.bundle import Bundle, save
+
+BATCH = 128
+RATES = (3e-4, 1e-3, 3e-3)
+AUGMENT = {"crop": "pad", "padding": 2}
+_JUDGED = 2000  # training images whose answers are compared with those of the test images
+_LOOKS = 8  # evaluations on validation images, at log-spaced steps
+
+
+def training_cell(
+    images: Images,
+    family: str,
+    *,
+    count: int,
+    seed: int,
+    seen: int,
+    size: str | None = None,
+    changes: dict[str, Any] | None = None,
+    recipe: dict[str, Any] | None = None,
+    augment: bool = False,
+    permutation: tuple[str, Pair, int] | None = None,
+    learning_rate: float | None = None,
+) -> Cell:
+    """A model of a family, trained on `count` images until it has seen `seen`.
+
+    `changes` are of the model, `recipe` of the protocol; `permutation` is a level, a patch and a seed (see `permute`).
+    """
+    config = images.matched(family, size, **(changes or {}))
+    settings = {
+        "model": config.to_document(),
+        "count": count,
+        "seed": seed,
+        "seen": seen,
+        "recipe": recipe or {},
+        "augment": augment,
+        "permutation": list(permutation) if permutation else None,
+        "learning_rate": learning_rate,
+    }
+    judged = len(images.test) + min(count, _JUDGED) + _LOOKS * len(images.validation)
+    work = config.macs * (3.0 * seen + judged)
+    return Cell("vitrail.lab.training:train", settings, family=family, work=work)
+
+
+def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path) -> Outcome:
+    """Train one model. Its bundle is left in `folder`."""
+    began = time.perf_counter()
+    split = images.subset(settings["count"])
+    recipe = Recipe.from_json(
+        {
+            "steps": math.ceil(settings["seen"] / BATCH),
+            "batch": BATCH,
+            "learning_rate": settings["learning_rate"],
+            "warmup": 0.1,
+            "clip": 1.0,
+            "label_smoothing": 0.1,
+            "on_nonfinite": "skip",
+            "augment": AUGMENT if settings["augment"] else {},
+            **settings["recipe"],
+        }
+    )
+    torch.manual_seed(settings["seed"])
+    model = build(read_config(settings))
+    if settings["permutation"]:
+        permute_input(model, *settings["permutation"])
+    options = Options(seed=settings["seed"], workers=0, device="cpu")
+    trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)
+    trainer.total = recipe.steps or 0
+    looks = set(np.unique(np.geomspace(1, trainer.total, _LOOKS).round().astype(int)).tolist())
+    curve, seconds, losses = [], [], []
+    for _, batch in trainer.batches():
+        losses.append(trainer.update(batch).loss)
+        trainer.step += 1
+        if trainer.step in looks:
+            spent = time.perf_counter() - began
+            curve.append([trainer.step, float(_right(model, images, images.validation).mean())])
+            seconds.append([trainer.step, round(spent, 3)])
+            began += time.perf_counter() - began - spent  # evaluations do not count as training
+    spent = time.perf_counter() - began
+    right = _right(model, images, images.test)
+    fitted = _right(model, images, split.spread(_JUDGED))
+    bundle = Bundle(
+        model=model.eval(), preprocess=images.preprocess, labels=images.labels, provenance={"lab": settings}
+    )
+    save(bundle, folder, force=True)
+    result = {
+        "accuracy": float(right.mean()),
+        "right": pack(right),
+        "count": len(right),
+        "training_accuracy": float(fitted.mean()),
+        "validation_accuracy": curve[-1][1],
+        "curve": curve,
+        "loss": float(np.mean(losses[-50:])),
+    }
+    return Outcome(result, {"seconds": round(spent, 2), "curve_seconds": seconds})
+
+
+def read_config(settings: dict[str, Any]) -> ModelConfig:
+    """The configuration of a trained cell's model."""
+    return read_model(settings["model"])
+
+
+def _right(model: AnyModel, images: Images, split: Split) -> np.ndarray:
+    """Whether each image of a split is named rightly."""
+    loader = Loader(split, images.preprocess, batch=500, shuffle=False, workers=0)
+    answers = answer(model, loader)
+    return answers.probabilities.argmax(axis=1) == answers.labels
