@@ -1,0 +1,416 @@
+"""The bias lab: cells and their keys, statistics against SciPy, plans, and the same results however they are run."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import vitrail
+from vitrail.configs import zoo
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError
+from vitrail.evaluation.student import t_quantile, t_tail
+from vitrail.lab.cell import Cell, pack, unpack
+from vitrail.lab.compare import compare
+from vitrail.lab.images import prepare, restore, store
+from vitrail.lab.permute import LEVELS, permutation, permute_input
+from vitrail.lab.plan import make_plan, parse_budget
+from vitrail.lab.question import Lab, Question, Verdict
+from vitrail.lab.questions.data import Data
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import (
+    Estimate,
+    PowerLaw,
+    SeedNoise,
+    combine,
+    crossover,
+    difference,
+    fit_power_law,
+    holm,
+    pool,
+    sample_efficiency,
+)
+from vitrail.models.create import build
+
+DIGITS = prepare(open_data("digits"))
+
+
+# Images
+
+
+def test_images_are_divided_once_without_overlap_and_subsets_are_nested():
+    digits = open_data("digits").splits["train"].images
+    assert len(DIGITS.training) + len(DIGITS.validation) == len(digits)
+    seen = {one.tobytes() for one in np.asarray(DIGITS.training.images)}
+    assert not seen & {one.tobytes() for one in np.asarray(DIGITS.validation.images)}
+    small, large = (DIGITS.subset(count) for count in (100, 300))
+    assert np.bincount(small.labels).tolist() == [10] * 10
+    assert {one.tobytes() for one in small.images} <= {one.tobytes() for one in large.images}
+    assert (DIGITS.size, DIGITS.sizes()) == ("Pico", (300, 1240))
+
+
+def test_other_images_are_resized_and_models_cost_the_same_there():
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (80, 40, 24, 3), np.uint8)
+    dataset = Dataset("noise", ("a", "b"), {"all": Split("all", pixels, np.arange(80) % 2)})
+    images = prepare(dataset)
+    assert (images.size, images.resolution, images.channels) == ("Nano/8", (32, 32), 3)
+    assert any("held out for the test" in note for note in images.notes)
+    for channels, data in ((1, DIGITS), (3, images)):
+        cost = data.matched("vit").macs
+        for family in ("hybrid", "resnet", "mixer", "lstm", "mlp"):
+            config = data.matched(family)
+            assert abs(config.macs / cost - 1) < 0.06
+            assert (config.channels, config.resolution) == (channels, data.resolution)
+
+
+def test_small_presets_cost_the_same():
+    for size in ("Pico", "Nano", "Nano/8", "Micro"):
+        cost = zoo.small(size, "vit").macs
+        for family in ("hybrid", "resnet", "mixer", "lstm", "mlp"):
+            assert abs(zoo.small(size, family).macs / cost - 1) < 0.06
+    assert zoo.find("MLP-Nano").with_macs(5_000_000).macs == pytest.approx(5_000_000, rel=0.01)
+
+
+def test_images_come_back_as_they_were_stored(tmp_path):
+    store(DIGITS, tmp_path / "images")
+    back = restore(tmp_path / "images")
+    assert (back.labels, back.size, back.fingerprint) == (DIGITS.labels, DIGITS.size, DIGITS.fingerprint)
+    for part in ("training", "validation", "test"):
+        np.testing.assert_array_equal(getattr(back, part).images, getattr(DIGITS, part).images)
+        np.testing.assert_array_equal(getattr(back, part).labels, getattr(DIGITS, part).labels)
+
+
+# Permutations
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_permutations_move_what_they_say(level):
+    order = permutation(level, (8, 8), (2, 2), 0)
+    assert sorted(order.tolist()) == list(range(64))
+    cells = torch.arange(64).view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
+    moved = order.view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
+    same_patch = [set(row.tolist()) in [set(cell.tolist()) for cell in cells] for row in moved]
+    assert all(same_patch) == (level != "pixels")
+    if level == "within":
+        assert [set(row.tolist()) for row in moved] == [set(cell.tolist()) for cell in cells]
+        assert len({tuple((row - row.min()).tolist()) for row in moved}) == 1
+
+
+def test_a_permuted_model_sees_permuted_images():
+    model = build(DIGITS.matched("vit")).eval()
+    torch.nn.init.normal_(model.head.weight)
+    images = torch.rand(3, 1, 8, 8)
+    order = permutation("pixels", (8, 8), (2, 2), 3)
+    wanted = model(images.flatten(2)[..., order].view(images.shape))
+    permute_input(model, "pixels", (2, 2), 3)
+    torch.testing.assert_close(model(images), wanted)
+
+
+# Statistics
+
+
+def test_students_distribution_is_scipys():
+    for freedom in (1, 2.5, 7, 40, 1e5):
+        for t in (0.0, 0.3, 2.0, 9.0):
+            assert t_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
+        assert t_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    assert t_quantile(0.975, math.inf) == pytest.approx(1.959964, rel=1e-6)
+
+
+def test_intervals_cover_what_they_should():
+    """Accuracies with known seed and image noise: 95 % of the intervals of their difference contain the truth."""
+    generator = np.random.default_rng(0)
+    hits, trials = 0, 400
+    for _ in range(trials):
+        ease = generator.normal(0, 1, 400)
+        groups = [
+            np.stack([(ease + generator.normal(0, 0.2) + generator.normal(0, 1, 400) > cut) for _ in range(3)])
+            for cut in (-1.0, -0.8, -0.6)
+        ]
+        noise = pool(group.mean(axis=1) for group in groups)
+        found = difference(groups[0].astype(float), groups[1].astype(float), noise)
+        low, high = found.interval()
+        wide = math.sqrt(2 + 0.04)
+        truth = stats.norm.sf(-1.0 / wide) - stats.norm.sf(-0.8 / wide)
+        hits += low < truth < high
+    assert 0.92 < hits / trials <= 1
+
+
+def test_estimates_combine_as_welch_does():
+    one, other = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
+    parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (one, other)]
+    together = combine((1.0, parts[0]), (-1.0, parts[1]))
+    expected = stats.ttest_ind(one, other, equal_var=False)
+    assert together.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert together.freedom == pytest.approx(expected.df, rel=1e-9)
+    assert together.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
+
+
+def test_holm_is_strictest_with_the_smallest():
+    levels = holm({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
+    assert levels == pytest.approx({"a": 0.0125, "b": 0.05 / 3, "c": 0.05 / 3, "d": 0.05 / 3})
+
+
+def test_seed_noise_is_pooled():
+    assert pool([[0.1, 0.3], [0.5, 0.5, 0.8]]) == pytest.approx(SeedNoise((0.02 + 0.06) / 3, 3))
+    assert math.isnan(pool([[0.1]]).variance)
+
+
+def test_curves_are_fitted_inverted_and_crossed():
+    counts = [300, 1000, 3000, 10000, 30000]
+    law = PowerLaw(0.07, 5, 0.5)
+    found = fit_power_law(counts, law(np.array(counts)).tolist())
+    assert found == pytest.approx(law, rel=0.03)
+    assert fit_power_law(counts[:2], [0.5, 0.4]) is None
+    ahead, behind = [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.8]
+    assert sample_efficiency(counts, ahead, behind) == pytest.approx(math.sqrt(10), rel=0.05)
+    assert crossover(counts, ahead, behind) is None
+    assert crossover([1, 100], [0.2, 0.0], [0.1, 0.1]) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "state"),
+    [
+        (0.1, 0.01, "supported"),
+        (-0.1, 0.01, "contradicted"),
+        (0.01, 0.01, "cannot tell"),
+        (0.1, math.nan, "cannot tell"),
+    ],
+)
+def test_a_verdict_needs_more_than_noise(value, error, state):
+    assert Verdict("C1", "trained", Estimate(value, error, 10)).state(0.05) == state
+    one_sided = Verdict("C2", "trained", Estimate(value, error, 10), is_one_sided=True)
+    assert one_sided.state(0.05) == ("supported" if state == "supported" else "cannot tell")
+
+
+# Cells and plans
+
+
+def test_right_answers_survive_packing():
+    right = np.random.default_rng(0).random(37) < 0.7
+    np.testing.assert_array_equal(unpack(pack(right), 37), right)
+
+
+def test_a_key_is_of_all_that_matters_and_of_nothing_else():
+    cell = Cell("a:b", {"x": 1, "y": [2]}, work=3.0)
+    assert cell.key("images") == Cell("a:b", {"y": [2], "x": 1}, work=9.0).key("images")
+    others = [Cell("a:c", cell.settings), Cell("a:b", {"x": 2, "y": [2]}), Cell("a:b", cell.settings, of=(cell,))]
+    assert len({cell.key("images"), cell.key("others"), *(one.key("images") for one in others)}) == 5
+    assert Cell.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
+
+
+class Turns(Question):
+    """Three rounds of one cell each, of 10, 20 and 40 units of work."""
+
+    def rounds(self):
+        return [[Cell("a:b", {"round": number, "of": self.name}, work=10.0 * 2**number)] for number in range(3)]
+
+
+def test_a_budget_takes_rounds_in_turns(tmp_path):
+    lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
+    questions = {name: Turns(name, lab) for name in ("one", "two")}
+    results = Results(tmp_path / "results.jsonl", "x", 300)
+    everything = make_plan(questions, results, {"vit": 1.0}, budget=None, jobs=1)
+    assert (everything.taken, everything.dropped) == ({"one": 3, "two": 3}, ())
+    assert everything.seconds == pytest.approx(140, rel=0.05)
+    some = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
+    assert some.taken == {"one": 2, "two": 2}
+    assert [line.partition(" (")[0] for line in some.dropped] == [
+        "one: round 3 of 3 and what follows",
+        "two: round 3 of 3 and what follows",
+    ]
+    with pytest.raises(UsageError, match="at least"):
+        make_plan(questions, results, {"vit": 1.0}, budget=5.0, jobs=1)
+
+
+def test_budgets_are_times():
+    assert [parse_budget(text) for text in ("90s", "20m", "1.5h")] == [90, 1200, 5400]
+    for wrong in ("", "20", "m", "0m", "-3m", "1d"):
+        with pytest.raises(UsageError, match="Budget"):
+            parse_budget(wrong)
+
+
+# The lab as a whole
+
+
+TINY = {"families": ("vit", "resnet"), "sizes": (20, 100), "seeds": 2, "questions": ("data",)}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setitem(sys.modules["vitrail.lab.compare"]._SEEN, "Pico", 256)
+
+
+def results_of(folder):
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return {one["key"]: one["result"] for one in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A lab of seconds, in this process."""
+    seen = sys.modules["vitrail.lab.compare"]._SEEN
+    before, seen["Pico"] = seen["Pico"], 256
+    folder = tmp_path_factory.mktemp("lab") / "digits"
+    said = []
+    found = compare("digits", folder, **TINY, jobs=1, tell=said.append)
+    seen["Pico"] = before
+    return folder, found, said
+
+
+def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
+    folder, found, _ = tiny
+    assert {one["id"] for one in found["claims"]} == {"C1", "C2", "C3", "C7", "C8"}
+    assert json.loads((folder / "claims.json").read_text()) == found
+    page = (folder / "index.html").read_text()
+    assert "The bias lab on digits" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["request"]["sizes"] == [20, 100]
+    trained = [
+        one for one in map(json.loads, (folder / "results.jsonl").read_text().splitlines()) if "curve" in one["result"]
+    ]
+    assert len(trained) == 2 * 3 + 2 * 4 - 2  # trials of two models, cells, of which two are trials
+    bundle = vitrail.load(folder / "cells" / trained[0]["key"])
+    images = restore(folder / "images")
+    with torch.no_grad():
+        answers = bundle.model(bundle.preprocess(list(images.test.images))).argmax(1).numpy()
+    right = unpack(trained[0]["result"]["right"], trained[0]["result"]["count"])
+    np.testing.assert_array_equal(answers == images.test.labels, right)
+
+
+def test_the_same_command_again_runs_nothing(tiny, quick):
+    folder, found, _ = tiny
+    before = (folder / "results.jsonl").read_bytes()
+    said = []
+    assert compare("digits", folder, **TINY, jobs=1, tell=said.append) == found
+    assert (folder / "results.jsonl").read_bytes() == before
+    assert said == []
+
+
+def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
+    folder, _, _ = tiny
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = results_of(copy)
+    compare("digits", copy, **{**TINY, "sizes": (20, 50, 100)}, jobs=1, tell=lambda _: None)
+    after = results_of(copy)
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 2 * 2 + 4  # two models, two seeds, and the floors
+
+
+def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick):
+    folder, _, _ = tiny
+    for words, match in (
+        ({"sizes": (5,)}, "Sizes must be from 10"),
+        ({"sizes": (10_000,)}, "Sizes must be"),
+        ({"families": ("swin",)}, "Families must be some of"),
+        ({"questions": ("dat",)}, "Did you mean 'data'"),
+        ({"budget": "1s"}, "Budget must be at least"),
+        ({"seeds": 0}, "Seeds must be"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            compare("digits", tmp_path / "new", **{**TINY, **words}, jobs=1, tell=lambda _: None)
+    with pytest.raises(UsageError, match="on the same images"):
+        compare("fashion-40", folder, **TINY, jobs=1, tell=lambda _: None)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").touch()
+    with pytest.raises(UsageError, match="new folder or one that compare wrote"):
+        compare("digits", tmp_path / "photos", **TINY, jobs=1, tell=lambda _: None)
+    one = Dataset("one", ("a",), {"train": Split("train", np.zeros((9, 8, 8, 1), np.uint8), np.zeros(9, np.int64))})
+    with pytest.raises(UsageError, match="at least 2 classes"):
+        compare(one, tmp_path / "one", **TINY, jobs=1, tell=lambda _: None)
+
+
+SCRIPT = """
+import sys
+from vitrail.lab import compare as lab
+if __name__ == "__main__":
+    lab._SEEN["Pico"] = 256
+    lab.compare("digits", Path(sys.argv[1]), families=("vit", "resnet"), sizes=(20, 100), seeds=2, questions=("data",),
+                jobs=int(sys.argv[2]), tell=print)
+"""
+
+
+def start(folder, jobs):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(jobs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_find_the_same(tiny, tmp_path):
+    process = start(tmp_path / "lab", 2)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert results_of(tmp_path / "lab") == results_of(tiny[0])
+
+
+@pytest.mark.slow
+def test_killed_ten_times_and_resumed_it_finds_the_same(tiny, tmp_path):
+    generator, kills = np.random.default_rng(0), 0
+    for _ in range(40):
+        process = start(tmp_path / "lab", 2)
+        try:
+            process.communicate(timeout=float(generator.uniform(4, 9)) if kills < 10 else 300)
+            assert process.returncode == 0
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            time.sleep(0.2)
+    assert results_of(tmp_path / "lab") == results_of(tiny[0])
+
+
+def test_the_data_question_says_what_the_numbers_say(tmp_path):
+    """Made-up answers: the CNN leads by 20 points at 300 images and by 6 at 1,000, or the other way round."""
+    lab = Lab(DIGITS, ("vit", "resnet"), (300, 1000), 3, 1000)
+    for sign, state in ((1, "supported"), (-1, "contradicted")):
+        results = Results(tmp_path / f"{sign}.jsonl", "x", 300)
+        question = Data("data", lab)
+        generator = np.random.default_rng(0)
+        for (family, count), cells in question.cells.items():
+            lead = sign * (0.10 if count == 300 else 0.03) * (1 if family == "resnet" else -1)
+            for cell in cells:
+                right = generator.random(2000) < 0.7 + lead + generator.normal(0, 0.005)
+                result = {
+                    "accuracy": float(right.mean()),
+                    "right": pack(right),
+                    "count": 2000,
+                    "training_accuracy": 0.9,
+                    "validation_accuracy": 0.5,
+                    "curve": [],
+                }
+                for one in (*results.trials(cell), cell.changed(learning_rate=3e-4)):
+                    if results.has(one):
+                        continue
+                    results.add({"key": one.key("x"), "cell": one.to_json(), "result": result, "measured": {}})
+        question.read(results)
+        states = {one.claim: one.state(0.01) for one in question.verdicts()}
+        assert (states["C1"], states["C3"]) == (state, state)
+        assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
+
+
+def test_a_question_without_results_cannot_tell(tmp_path):
+    lab = Lab(DIGITS, ("vit", "resnet", "mixer"), (300, 1000), 3, 1000)
+    question = Data("data", lab)
+    question.read(Results(tmp_path / "none.jsonl", "x", 300))
+    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell", "reported"}
+    assert dict(question.figures()) == {}
+    assert "Nothing was run" in question.html({})
