@@ -25,6 +25,8 @@ class Cell:
     """Whose speed tells how long it takes."""
     work: float = dataclasses.field(default=0.0, compare=False)
     """Multiply-accumulates, forward and backward."""
+    alone: bool = dataclasses.field(default=False, compare=False)
+    """Whether nothing else may run beside it, because it measures times."""
 
     def to_json(self) -> dict[str, Any]:
         """All that the result depends on, besides the images."""

@@ -173,21 +173,25 @@ def _run(
     backend: str,
     tell: Say,
 ) -> None:
-    """Learning rates first, then what is trained with them, then what looks at trained models."""
-    trials = [trial for cell in _trained(cells) for trial in results.trials(cell)]
-    for stage in ("learning rates", "training", "measuring"):
-        if stage == "learning rates":
-            wanted = trials
-        else:
-            some = _trained(cells) if stage == "training" else [cell for cell in cells if not needs_rate(cell)]
-            wanted = [resolved for cell in some if (resolved := results.resolve(cell)) is not None]
+    """Learning rates first, then what is trained with them, then what looks at trained models, then what must not be
+    disturbed, one at a time."""
+    looking = [cell for cell in cells if not needs_rate(cell)]
+    stages = {
+        "learning rates": [trial for cell in _trained(cells) for trial in results.trials(cell)],
+        "training": _trained(cells),
+        "measuring": [cell for cell in looking if not cell.alone],
+        "timing": [cell for cell in looking if cell.alone],
+    }
+    for stage, some in stages.items():
+        wanted = [resolved for cell in some if (resolved := results.resolve(cell)) is not None]
+        at_once = 1 if stage == "timing" else jobs
         left = list({cell.key(""): cell for cell in wanted if not results.has(cell)}.values())
         if not left:
             continue
         work = {cell.key(""): planning.estimate(cell, speeds) for cell in left}
         total, done, began = sum(work.values()), 0.0, time.monotonic()
-        tell(f"{stage}: {len(left)} cells, about {_clock(total / jobs)}")
-        for number, record in enumerate(run_cells(output, left, jobs=jobs, backend=backend), 1):
+        tell(f"{stage}: {len(left)} cells, about {_clock(total / at_once)}")
+        for number, record in enumerate(run_cells(output, left, jobs=at_once, backend=backend), 1):
             results.add(record)
             done += work[Cell.from_json(record["cell"]).key("")]
             spent = time.monotonic() - began

@@ -92,7 +92,7 @@ def make_plan(
                 for one in (*results.trials(cell), cell):
                     key = one.key("")
                     if key not in planned and key not in keys and results.get(one) is None:
-                        cost += estimate(one, speeds) / jobs
+                        cost += estimate(one, speeds) / (1 if one.alone else jobs)
                     keys.add(key)
             if budget is not None and spent + cost > budget:
                 dropped.append(f"{name}: round {turn + 1} of {len(some)} and what follows ({cost / 60:.0f} min)")

@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, difference, pool
+from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, pool
 from vitrail.lab.training import training_cell
 from vitrail.pages.page import Html
 from vitrail.pages.words import Words, word
@@ -134,9 +134,13 @@ class Accuracies:
 
     def difference(self, one: Any, other: Any) -> Estimate | None:
         """Of two variants, on the same images; None if one of them was not run."""
-        if one not in self.right or other not in self.right:
+        return self.contrast((1.0, one), (-1.0, other))
+
+    def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
+        """A weighted sum of the accuracies of variants, on the same images; None if one of them was not run."""
+        if any(name not in self.right for _, name in terms):
             return None
-        return difference(self.right[one], self.right[other], self.noise)
+        return contrast([(weight, self.right[name]) for weight, name in terms], self.noise)
 
 
 def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:

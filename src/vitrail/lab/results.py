@@ -51,7 +51,8 @@ class Results:
         """The cells that decide the learning rate of a trained cell: the same at the smallest size, under one seed."""
         if not needs_rate(cell):
             return []
-        return [cell.changed(learning_rate=rate, count=self._smallest, seed=0) for rate in RATES]
+        smallest = {"count": self._smallest} if "count" in cell.settings else {}
+        return [cell.changed(learning_rate=rate, seed=0, **smallest) for rate in RATES]
 
     def rate(self, cell: Cell) -> float | None:
         """The chosen learning rate; None while a trial is missing."""

@@ -67,9 +67,14 @@ def pool(groups: Iterable[Sequence[float]]) -> SeedNoise:
 
 def difference(one: np.ndarray, other: np.ndarray, noise: SeedNoise) -> Estimate:
     """Mean accuracy of one model less that of another, from their right answers (seeds, images) to the same images."""
-    per_image = one.mean(axis=0) - other.mean(axis=0)
+    return contrast([(1.0, one), (-1.0, other)], noise)
+
+
+def contrast(terms: Sequence[tuple[float, np.ndarray]], noise: SeedNoise) -> Estimate:
+    """A weighted sum of mean accuracies, from right answers (seeds, images) to the same images."""
+    per_image = sum(weight * right.mean(axis=0) for weight, right in terms)
     images = float(per_image.var(ddof=1)) / per_image.size
-    seeds = noise.variance * (1 / len(one) + 1 / len(other))
+    seeds = noise.variance * sum(weight**2 / len(right) for weight, right in terms)
     if math.isnan(seeds):
         return Estimate(float(per_image.mean()), math.nan, 0)
     # Images are many: their variance is as good as known.

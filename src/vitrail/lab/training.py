@@ -75,7 +75,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
     split = images.subset(settings["count"])
     recipe = Recipe.from_json(
         {
-            "steps": math.ceil(settings["seen"] / BATCH),
+            "steps": math.ceil(settings["seen"] / settings["recipe"].get("batch", BATCH)),
             "batch": BATCH,
             "learning_rate": settings["learning_rate"],
             "warmup": 0.1,
