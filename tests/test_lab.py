@@ -335,6 +335,7 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
 
 SCRIPT = """
 import sys
+from pathlib import Path
 from vitrail.lab import compare as lab
 if __name__ == "__main__":
     lab._SEEN["Pico"] = 256
