@@ -360,7 +360,7 @@ def workers_of(process):
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
-def test_r6_a_signal_ends_after_a_whole_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
+def test_r6_a_signal_ends_after_a_complete_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
     output = tmp_path / "run"
     process = start(output, ranks=ranks)
     wait_for_step(process, output, 30)
