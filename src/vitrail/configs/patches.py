@@ -9,7 +9,7 @@ from vitrail.settings import Pair
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PatchedConfig(ModelConfig):
-    """A model that reads patches: how they are cut, how many there are, what embedding them costs."""
+    """A model of patches: their size and number, and the cost of embedding them."""
 
     patch: Pair = (16, 16)
     """Height and width of a patch in pixels."""
@@ -35,12 +35,12 @@ class PatchedConfig(ModelConfig):
 
     @property
     def canvas(self) -> tuple[int, int, int]:
-        """Channels, height and width of what is cut into patches: the image, unless something comes before."""
+        """Channels, height and width of what is cut into patches: the image, or the feature map of a stem."""
         return self.channels, *self.resolution
 
     @property
     def canvas_scale(self) -> int:
-        """Pixels of the image for one of the canvas, in each direction."""
+        """Image pixels per canvas pixel, vertically and horizontally."""
         return 1
 
     @property

@@ -1,4 +1,4 @@
-"""Arrays of images and labels to data sets with one table of classes."""
+"""Data sets from arrays of images and labels."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ _MOST_CLASSES = 10_000_000
 
 
 def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
-    """`images` and `labels`, or `train_images` ... `test_labels`, are the splits; `classes` names labels that are
-    numbers. Messages call it `name`."""
+    """A data set of the arrays `images` and `labels`, or `train_images` ... `test_labels`; `classes` are the names of
+    integer labels. Messages call it `name`."""
     keys = {split: (f"{split}_images", f"{split}_labels") for split in SPLITS}
     if "images" in arrays:
         if mixed := [name for pair in keys.values() for name in pair if name in arrays]:
@@ -59,7 +59,7 @@ def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
 def _class_table(
     labels: list[np.ndarray], classes: np.ndarray | None, name: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Names sorted (numbers by value), and every label as an index into them."""
+    """Sorted class names (numbers by value), and every label as an index into them."""
     # Each split's own values first: all labels in one array would be a copy of them.
     distinct = [np.unique(part) for part in labels]
     distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]

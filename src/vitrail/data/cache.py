@@ -1,10 +1,10 @@
-"""Decoded images on disk, so that a second epoch, and a second run, need no JPEG work.
+"""Cache of decoded images on disk, so that later epochs and runs decode no JPEG files.
 
 Pixels are keyed by the bytes of the image file, by what `Preprocess.read` depends on, and by the decoder's version: a
-changed file or setting is another key, and a cached image is exactly the one that would be decoded. Entries are only
-appended, under a lock, so that threads and processes may share a cache; a torn or damaged entry, or one whose pixels
-are damaged, fails its checksum, and the image is decoded and stored anew. When the size limit is reached, what is
-there stays: every epoch reads every image once, and replacing would lose each image just before its next use.
+changed file or setting has another key, and a cached image equals the decoded one exactly. Entries are only appended,
+under a lock, so that threads and processes may share a cache; an incomplete or damaged entry fails its checksum, and
+the image is decoded and stored again. When the size limit is reached, entries are kept: every epoch reads every image
+once, so replacing would remove each image just before its next use.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _ENTRY = struct.Struct("<16sQIIII")
 
 
 class ImageCache:
-    """`read(path, preprocess)` is `preprocess.read(path)`, remembered."""
+    """`read(path, preprocess)` is a cached `preprocess.read(path)`."""
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
@@ -54,12 +54,12 @@ class ImageCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the files."""
+        """Close the files."""
         os.close(self._index)
         os.close(self._pixels)
 
     def read(self, path: str, preprocess: Preprocess) -> Image.Image | np.ndarray:
-        """The uncropped image in the model's channels: from the cache as an array, else decoded."""
+        """The uncropped image in the model's channels: an array from the cache, otherwise decoded."""
         settings = _what_matters(preprocess)
         content = None
         try:
@@ -104,7 +104,7 @@ class ImageCache:
         return np.frombuffer(content, np.uint8).reshape(shape)
 
     def _refresh(self) -> None:
-        """Learn of entries that others have appended, except for those that cannot be true."""
+        """Read the entries that other processes have appended, except for invalid ones."""
         with contextlib.suppress(OSError):
             while count := len(records := os.pread(self._index, 4096 * _ENTRY.size, self._indexed)) // _ENTRY.size:
                 self._indexed += count * _ENTRY.size
@@ -116,7 +116,7 @@ class ImageCache:
                         self._intact.discard(key)
 
     def _store(self, key: bytes, pixels: np.ndarray) -> None:
-        """Append an image, unless the cache is full or another process was faster."""
+        """Append an image, unless the cache is full or another process has stored it."""
         fcntl.flock(self._index, fcntl.LOCK_EX)
         try:
             self._refresh()
@@ -152,7 +152,7 @@ def _write(file: int, content: bytes, offset: int) -> None:
 
 
 def _what_matters(preprocess: Preprocess) -> str:
-    """The settings that change what `Preprocess.read` returns."""
+    """The settings that `Preprocess.read` depends on."""
     settings = preprocess.to_json()
     names = ("background", "jpeg") + (("resolution", "resize", "crop_fraction") if preprocess.jpeg == "double" else ())
     return json.dumps([PIL.__version__, preprocess.channels, *(settings[name] for name in names)])

@@ -1,7 +1,7 @@
-"""Features of images: what a frozen model makes of them, computed once and remembered.
+"""Features of images from a frozen model, computed once and cached.
 
-By default the features are what the head reads (before a representation layer). Of a layer they are what leaves it, not
-normalised, pooled: the [CLS] token if the model has one, else the mean over patches, pixels or places.
+By default the features are the input of the head (before a representation layer). Features of a layer are its output
+without normalisation, pooled: the [CLS] token if the model has one, otherwise the mean over positions.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ def extract(
     on_damage: Literal["error", "skip"] = "error",
     damaged: dict[str, str] | None = None,
 ) -> np.ndarray:
-    """Features (n, d) of every image of a split, in their order, as 32-bit reals. Any family, any layer. Those of a
-    damaged image, if it is to be skipped, are not numbers, and `damaged` gets its name and the reason."""
+    """Features (n, d) of all images of a split in order, float32, for any family and layer. With on_damage skip, those
+    of a damaged image are NaN, and `damaged` gets its name and the reason."""
     if layer is not None:
         layer = count_from("Layer", layer, model.config.depth)
     weight = next(model.parameters())
@@ -65,17 +65,17 @@ def extract(
 
 
 def pooling(model: AnyModel, layer: int | None) -> str:
-    """How the outputs of a layer become the features of an image, in a word."""
+    """How the output of a layer is pooled to the features of an image, in a word."""
     if layer is None:
         return "as the head reads"
     return model.layer_pooling
 
 
 class FeatureStore:
-    """`of(split)` is `extract(...)`, remembered in a folder between runs.
+    """`of(split)` is `extract(...)`, cached in a folder.
 
     Entries are keyed by a SHA-256 of the bundle's manifest, the preprocessing, the images and the layer. They are
-    written atomically; one that is damaged is computed anew.
+    written atomically; a damaged one is computed again.
     """
 
     def __init__(
@@ -87,20 +87,19 @@ class FeatureStore:
         folder: str | Path | None = None,
         workers: int = 2,
     ) -> None:
-        """`path` is where `bundle` was loaded from; `folder`, where features are kept, is by default the user's cache
-        folder."""
+        """`path` is where `bundle` was loaded from; `folder` is the cache, by default in the user's cache folder."""
         self.bundle, self.workers = bundle, workers
         self.layer = None if layer is None else count_from("Layer", layer, bundle.model.config.depth)
         self.folder = user_folder() / "features" if folder is None else Path(folder)
         self.hits = 0
         self.notes: list[str] = []
-        """What a user should know: features that were damaged or could not be kept."""
+        """Notes for the user: features that were damaged or could not be stored."""
         self._manifest = hashlib.sha256((check_folder(path) / MANIFEST).read_bytes()).hexdigest()
         if folder is not None:
             _check_writable(self.folder)
 
     def of(self, split: Split) -> np.ndarray:
-        """The features of a split, remembered if they were computed before."""
+        """The features of a split, from the cache if possible."""
         key = self._key(split)
         entry = self.folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         if os.path.lexists(entry):
@@ -122,7 +121,7 @@ class FeatureStore:
         return features
 
     def _key(self, split: Split) -> dict[str, Any]:
-        """Everything that features depend on."""
+        """Hash of everything that features depend on."""
         device = next(self.bundle.model.parameters()).device.type
         return {
             "format": 1,
@@ -137,7 +136,7 @@ class FeatureStore:
 
 
 def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
-    """The features of an entry; anything that is not as written is a DamagedError."""
+    """The features of a cache entry; raises DamagedError if it is not as it was written."""
     if not entry.is_dir():
         raise DamagedError(path=entry, cause="is damaged: it is no folder")
     verify(entry, _FILES)

@@ -8,7 +8,7 @@ from typing import Any
 from vitrail.pages.page import Html, escape
 
 Words = Mapping[str, Mapping[str, str]]
-"""Sentences by name and language; {fields} in them are filled in."""
+"""Sentences by name and language, with {placeholders}."""
 
 LANGUAGES = ("en", "ko")
 
@@ -22,7 +22,7 @@ SHARED = words_beside(__file__)
 
 
 def word(name: str, tag: str = "span", *, words: Words = SHARED, **fields: Any) -> Html:
-    """A sentence in both languages, of which the page shows one; English where there is no other."""
+    """A sentence in both languages, of which the page shows one; English if there is no Korean."""
     texts = {language: words[name].get(language, words[name]["en"]) for language in LANGUAGES}
     return Html(
         "".join(
