@@ -64,6 +64,12 @@ class PatchedConfig(ModelConfig):
         return self.patches * self.canvas[0] * self.patch[0] * self.patch[1] * self.width
 
     def _check_grid(self) -> None:
+        # Also a limit: without it, some settings of a few bytes would ask for millions of patches.
+        if any(pad >= patch for pad, patch in zip(self.padding, self.patch, strict=True)):
+            raise UsageError(
+                f"Padding must be smaller than the patch {self.patch}, got {self.padding}: some patches would hold"
+                " nothing of the image."
+            )
         scale = self.canvas_scale
         for side, given, size, pad, patch, step in zip(
             ("height", "width"), self.resolution, self.canvas[1:], self.padding, self.patch, self.step, strict=True

@@ -23,7 +23,7 @@ import PIL
 from PIL import Image
 
 from vitrail.errors import UsageError
-from vitrail.images.decode import read_file
+from vitrail.images.decode import MAX_PIXELS, read_file
 from vitrail.images.preprocess import Preprocess
 
 # key, offset, height, width, channels, checksum of all these and of the pixels
@@ -73,7 +73,7 @@ class ImageCache:
             key = hashlib.blake2b(settings.encode() + content, digest_size=16).digest()
         with self._lock:
             self._keys[memo] = key
-            pixels = self._load(key)
+            pixels = self._load(key, preprocess.channels)
             self.hits, self.misses = self.hits + (pixels is not None), self.misses + (pixels is None)
         if pixels is not None:
             return pixels
@@ -86,7 +86,8 @@ class ImageCache:
             self._store(key, np.ascontiguousarray(np.atleast_3d(np.asarray(image))))
         return image
 
-    def _load(self, key: bytes) -> np.ndarray | None:
+    def _load(self, key: bytes, wanted: int) -> np.ndarray | None:
+        """The image of a key, if it is there, intact and of as many channels as are wanted."""
         if key not in self._entries:
             self._refresh()
         if key not in self._entries:
@@ -94,7 +95,7 @@ class ImageCache:
         offset, height, width, channels, checksum = self._entries[key]
         shape, size = (height, width, channels), height * width * channels
         try:
-            content = os.pread(self._pixels, size, offset)
+            content = os.pread(self._pixels, size, offset) if channels == wanted else b""
         except OSError:
             content = b""
         if len(content) != size or (key not in self._intact and _checksum(key, offset, shape, content) != checksum):
@@ -111,7 +112,7 @@ class ImageCache:
                 end = os.fstat(self._pixels).st_size  # asked after the entries, which are written after the pixels
                 for key, *place in _ENTRY.iter_unpack(records[: count * _ENTRY.size]):
                     offset, height, width, channels, checksum = place
-                    if 0 < height * width * channels <= end - offset:
+                    if 0 < height * width * channels <= end - offset and height * width <= MAX_PIXELS:
                         self._entries[key] = offset, height, width, channels, checksum
                         self._intact.discard(key)
 
@@ -120,7 +121,7 @@ class ImageCache:
         fcntl.flock(self._index, fcntl.LOCK_EX)
         try:
             self._refresh()
-            if self._load(key) is not None:
+            if self._load(key, pixels.shape[2]) is not None:
                 return
             offset = os.fstat(self._pixels).st_size
             # An index that a crash cut off in the middle of an entry goes back to the last complete one.

@@ -75,7 +75,7 @@ def _flaw(folder: Path, key: str) -> str:
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
-        verify(folder, proof["files"])
+        verify(folder, {MODEL, *proof["files"]})
     except (DamagedError, KeyError, TypeError):
         return "is damaged"
     return ""

@@ -4,6 +4,7 @@ By default the features are the input of the head (before a representation layer
 without normalisation, pooled: the [CLS] token if the model has one, otherwise the mean over positions.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import PIL
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
 from vitrail.configs.bundle import check_folder
 from vitrail.data.dataset import Split
@@ -49,11 +51,7 @@ def extract(
     loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
     for part in loader.epoch():
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
-        seen = look(model, images, [] if layer is None else [layer], attention=False)
-        output = seen.steps["pooled"] if layer is None else model.pool_layer(seen.steps[f"blocks.{layer}"])
-        if output.ndim == 3:  # a model that predicts pixels reads every one of them
-            output = output.mean(dim=1)
-        found.append(output.float().cpu().numpy())
+        found.append(_compute(model, images, layer).float().cpu().numpy())
         is_whole.append(part.weights.numpy() > 0)
     features, known = np.concatenate(found), np.concatenate(is_whole)
     if not np.isfinite(features[known]).all():
@@ -62,6 +60,14 @@ def extract(
     if damaged is not None:
         damaged |= loader.damaged
     return features
+
+
+def _compute(model: AnyModel, images: Tensor, layer: int | None) -> Tensor:
+    """Features (B, d) of preprocessed images."""
+    seen = look(model, images, [] if layer is None else [layer], attention=False)
+    output = seen.steps["pooled"] if layer is None else model.pool_layer(seen.steps[f"blocks.{layer}"])
+    # A model that predicts pixels reads every one of them.
+    return output.mean(dim=1) if output.ndim == 3 else output
 
 
 def pooling(model: AnyModel, layer: int | None) -> str:
@@ -104,7 +110,7 @@ class FeatureStore:
         entry = self.folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         if os.path.lexists(entry):
             try:
-                features = _read(entry, key, len(split))
+                features = _read(entry, key, (len(split), self._width))
             except DamagedError as error:
                 self.notes.append(f"features are computed anew: {error}")
             else:
@@ -119,6 +125,13 @@ class FeatureStore:
         except (VitrailError, SafetensorError) as error:
             self.notes.append(f"features are not kept: {error}")
         return features
+
+    @functools.cached_property
+    def _width(self) -> int:
+        """Number of features of an image: asked of a blank one."""
+        model = self.bundle.model
+        blank = next(model.parameters()).new_zeros(1, model.config.channels, *model.config.resolution)
+        return _compute(model, blank, self.layer).shape[1]
 
     def _key(self, split: Split) -> dict[str, Any]:
         """Hash of everything that features depend on."""
@@ -135,7 +148,7 @@ class FeatureStore:
         }
 
 
-def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
+def _read(entry: Path, key: dict[str, Any], shape: tuple[int, int]) -> np.ndarray:
     """The features of a cache entry; raises DamagedError if it is not as it was written."""
     if not entry.is_dir():
         raise DamagedError(path=entry, cause="is damaged: it is no folder")
@@ -146,8 +159,9 @@ def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
         features = load_file(entry / "features.safetensors").get("features")
     except (SafetensorError, OSError) as error:
         raise DamagedError(path=entry, cause=f"cannot be read ({error})") from None
-    if features is None or features.ndim != 2 or len(features) != count or features.dtype != np.float32:
-        raise DamagedError(path=entry, cause=f"is damaged: it does not hold features of {count:,} images")
+    if features is None or features.shape != shape or features.dtype != np.float32 or not np.isfinite(features).all():
+        count, width = shape
+        raise DamagedError(path=entry, cause=f"is damaged: it does not hold {width:,} features of {count:,} images")
     return features
 
 

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import io
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Generator
@@ -48,7 +49,7 @@ _ORIENTATION = 0x0112
 
 def read_file(path: str | Path) -> bytes:
     """The bytes of a regular file; pipes and folders are refused."""
-    if not Path(path).is_file():
+    if not _is_file(path):
         raise UsageError(f"Image must be a file that exists, got {str(path)!r}.")
     try:
         content = Path(path).read_bytes()
@@ -57,6 +58,10 @@ def read_file(path: str | Path) -> bytes:
     if not content:
         raise DamagedError(path=path, cause="cannot be read (it is empty)")
     return content
+
+
+def _is_file(path: str | Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for names that no file can have
 
 
 def open_image(
@@ -106,7 +111,7 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     file."""
     if not isinstance(source, bytes):
         name = str(source)
-        if not Path(source).is_file():
+        if not _is_file(source):
             raise UsageError(f"Image must be a file that exists, got {name!r}.")
     try:
         # By its path, Pillow would map some files into memory: their pixels would change, or be gone, with the file.

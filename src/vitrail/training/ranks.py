@@ -21,6 +21,10 @@ from vitrail.errors import VitrailError
 from vitrail.models.device import find_device
 
 _COLLECTIVE = timedelta(minutes=5)  # how long ranks wait for each other: the first one may be writing a checkpoint
+# Seconds before a rank may end. After the last collective, threads of gloo let go of its tensors, for which they need
+# Python's lock; an interpreter that ends meanwhile aborts the process (until CPython 3.14): 4 of 42 runs on a busy
+# machine did.
+_LETTING_GO = 0.5
 _LEAVING = 25.0  # seconds that a rank may take to leave after SIGTERM; torchrun kills it after 30
 
 
@@ -105,6 +109,7 @@ def join(device: str) -> Generator[Ranks]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            time.sleep(_LETTING_GO)
 
 
 def _connect(backend: str) -> None:
