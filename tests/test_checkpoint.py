@@ -54,7 +54,7 @@ def crash_points(tmp_path, every):
 
 
 @pytest.mark.parametrize("every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
-def test_r2_a_kill_at_any_system_call_of_a_save_leaves_a_whole_checkpoint(tmp_path, every, capsys):
+def test_r2_a_kill_at_any_system_call_of_a_save_leaves_an_intact_checkpoint(tmp_path, every, capsys):
     if not can_trace(tmp_path):
         pytest.skip("needs strace and the right to trace processes")
     points = crash_points(tmp_path, every)

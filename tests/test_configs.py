@@ -266,6 +266,7 @@ WRONG = [
     ({"wrap": True}, "Wrap must go with position relative or rope-2d"),
     ({"wrap": True, "position": "relative", "attention": "strided"}, "Wrap must go with attention global or local"),
     ({"wrap": True, "position": "relative", "padding": 8}, "the others know where the edge is"),
+    ({"padding": 16}, "Padding must be smaller than the patch (16, 16), got (16, 16)"),
     ({"attention_span": 3}, "Attention span must go with attention local or strided"),
     ({"dropout": 1.0}, "Dropout must be a number of at least 0 and below 1, got 1.0."),
     ({"norm_epsilon": float("nan")}, "Norm epsilon must be a number"),

@@ -172,6 +172,7 @@ def test_npz_files(tmp_path):
             "differ",
         ),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2, int), "classes": np.array([b"a"])}, "names"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([1, 2**64 - 1], np.uint64)}, "integers up to"),
         (
             {"images": np.array([{}, {}]), "labels": np.zeros(2, int)},
             r"cannot be read as npz \(images: it holds",
@@ -183,6 +184,17 @@ def test_impossible_npz_files_are_one_line(tmp_path, arrays, complaint):
     with pytest.raises(VitrailError, match=complaint) as caught:
         open_data(tmp_path / "x.npz")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("point", [0, 0xD800, 0x7FFFFFFF])
+def test_names_in_arrays_are_texts(tmp_path, point):
+    """As a character, numpy keeps any 32 bits. A bundle could not be saved with such a name, after all the training."""
+    names, images = np.array(["a", "b"]), np.zeros((2, 4, 4), np.uint8)
+    names.view(np.uint32)[1] = point
+    for labels in ({"labels": names}, {"labels": np.arange(2), "classes": names}):
+        np.savez(tmp_path / "x.npz", images=images, **labels)
+        with pytest.raises(DamagedError, match="texts in Unicode, and not empty"):
+            open_data(tmp_path / "x.npz")
 
 
 def test_csv_files(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.configs.augment import Augment
-from vitrail.data.cache import _ENTRY, ImageCache
+from vitrail.data.cache import _ENTRY, ImageCache, _checksum
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
 from vitrail.errors import DamagedError, UsageError
@@ -353,6 +354,29 @@ def test_an_entry_of_the_cache_that_cannot_be_true_is_decoded_anew(cached, chang
     assert [read_all(), read_all()] == [7, 8]
 
 
+@pytest.mark.parametrize(("width", "channels"), [(90, 1), (45, 2), (18, 5)])
+def test_an_entry_of_other_channels_is_decoded_anew_though_its_checksum_is_right(cached, width, channels):
+    folder, read_all = cached
+    content, pixels = (folder / "index").read_bytes(), (folder / "pixels").read_bytes()
+    key, offset, height, *_ = _ENTRY.unpack(content[: _ENTRY.size])
+    shape = (height, width, channels)
+    checksum = _checksum(key, offset, shape, pixels[offset : offset + height * width * channels])
+    (folder / "index").write_bytes(_ENTRY.pack(key, offset, *shape, checksum) + content[_ENTRY.size :])
+    assert [read_all(), read_all()] == [7, 8]
+
+
+def test_a_large_cache_that_promises_a_larger_image_than_is_read_fills_no_memory(cached):
+    folder, read_all = cached
+    os.truncate(folder / "pixels", 2**36)  # a sparse file
+    content = (folder / "index").read_bytes()
+    key = content[:16]
+    (folder / "index").write_bytes(_ENTRY.pack(key, 0, 2**16, 2**16, 3, 0) + content[_ENTRY.size :])
+    tracemalloc.start()
+    assert read_all() == 7
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
 def test_an_index_of_the_cache_with_any_bytes_changes_no_pixels(cached):
     folder, read_all = cached
     index, pixels = (folder / "index").read_bytes(), (folder / "pixels").read_bytes()
@@ -379,8 +403,8 @@ def test_an_index_of_the_cache_with_any_bytes_changes_no_pixels(cached):
 
 def test_processes_share_a_cache_without_storing_twice(files, tmp_path):
     script = (
-        "import sys\nfrom vitrail.data.cache import PictureCache\nfrom vitrail.images.preprocess import Preprocess\n"
-        "with PictureCache(sys.argv[1], 10**8) as cache:\n"
+        "import sys\nfrom vitrail.data.cache import ImageCache\nfrom vitrail.images.preprocess import Preprocess\n"
+        "with ImageCache(sys.argv[1], 10**8) as cache:\n"
         "    for path in sys.argv[2:]:\n        cache.read(path, Preprocess(resolution=(24, 24)))\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path), *files.images]

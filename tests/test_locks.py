@@ -180,7 +180,8 @@ def export(bundle, place, key):
         file.write("made\\n")
     time.sleep(0.5)
     with atomic_folder(place, force=True) as folder:
-        write_json(folder / cache.PROOF, {"format": cache.FORMAT, "bundle": key, "files": []})
+        (folder / cache.MODEL).touch()
+        write_json(folder / cache.PROOF, {"format": cache.FORMAT, "bundle": key, "files": [cache.MODEL]})
 sys.modules["vitrail.engines.export"] = types.SimpleNamespace(export=export)
 print(cache.ready(sys.argv[1]))
 """

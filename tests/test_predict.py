@@ -28,7 +28,7 @@ from vitrail.engines.export import prove, sample
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.models.convolutions import bake_
 from vitrail.models.look import look
-from vitrail.storage import atomic_file, atomic_folder, user_folder
+from vitrail.storage import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +284,15 @@ def flip(path):
     path.write_bytes(content)
 
 
+def forge_proof(folder, change, without="nothing"):
+    """Change a proof, remove a file, and make the manifest agree."""
+    proof = json.loads((folder / cache.PROOF).read_text())
+    (folder / cache.PROOF).write_text(json.dumps(proof | change))
+    (folder / without).unlink(missing_ok=True)
+    (folder / MANIFEST).unlink()
+    _write_manifest(folder)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -293,8 +302,21 @@ def flip(path):
         lambda folder: (folder / cache.MODEL).unlink(),
         lambda folder: (folder / cache.PROOF).unlink(),
         lambda folder: (folder / cache.PROOF).write_text("[]"),
+        lambda folder: forge_proof(folder, {"files": []}, without=cache.MODEL),
+        lambda folder: forge_proof(folder, {"files": [None]}),
+        lambda folder: forge_proof(folder, {"files": 3}),
     ],
-    ids=["model", "proof", "manifest", "no model", "no proof", "another proof"],
+    ids=[
+        "model",
+        "proof",
+        "manifest",
+        "no model",
+        "no proof",
+        "another proof",
+        "proof of nothing",
+        "proof of null",
+        "proof of a number",
+    ],
 )
 def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, capsys):
     beside = copied.with_name("pico.onnx")
@@ -425,6 +447,15 @@ def test_files_folders_patterns_and_stdin(bundle, images, monkeypatch, capsys):
     assert code == 1
     assert "must be a file that exists" in rows[2]["error"]
     assert [len(row.get("predictions", ())) for row in rows].count(1) == len(rows) - 1
+
+
+def test_names_that_no_file_can_have_cost_one_answer_each(bundle, images, monkeypatch, capsys):
+    strange = [f"{images}/{'x' * 5000}.png", f"{images}/\0.png", "/".join("x" * 3000)]
+    listed = "\n".join([f"{images}/01.png", *strange, f"{images}/02.png"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
+    code, rows, _ = predict(capsys, bundle, "-")
+    assert code == 1
+    assert ["must be a file that exists" in row.get("error", "") for row in rows] == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -33,7 +34,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.training.checkpoint import load_newest, steps_of
 from vitrail.training.loop import Trainer
-from vitrail.training.ranks import Ranks
+from vitrail.training.ranks import Ranks, join
 from vitrail.training.report import read_events
 from vitrail.training.resume import resume
 from vitrail.training.run import train
@@ -198,10 +199,33 @@ def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys)
 
 def test_a_torn_line_stays_alone(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"event": "step", "step": 1, "loss": 2.0}\n5\n\xff\n{"event": "st')
+    step = {"event": "step", "step": 1, "loss": 2.0, "learning_rate": 1e-3, "images_per_second": 9.5}
+    path.write_bytes(json.dumps(step).encode() + b'\n5\n\xff\n{"event": "st')
     with RunLog(tmp_path, 3, writes=True) as log:
         log.write("resume", step=1, exact=True)
     assert [event["event"] for event in read_events(path)] == ["step", "resume"]
+
+
+def test_events_that_no_run_writes_are_left_out_of_the_report(tmp_path):
+    events = [
+        {"event": "step", "step": 1, "loss": None, "learning_rate": 1e-3, "images_per_second": 9.5},
+        {"event": "evaluate", "step": 1, "loss": 1.0, "accuracy": 0.5, "count": 3},
+        {"event": "probe", "step": 0, "accuracy": 0.5, "count": 3},
+        {"event": "resume"},
+    ]
+    hostile = (None, "x", True, [], {}, 10**400, float("nan"))
+    shown = {
+        "step": ("step", "learning_rate", "images_per_second", "loss"),
+        "evaluate": ("step", "count", "loss"),
+        "probe": ("accuracy", "count"),
+    }
+    path = tmp_path / "metrics.jsonl"
+    for event in events[:3]:
+        for name in shown[event["event"]]:
+            forged = [{**event, name: value} for value in hostile if value is not None or name in ("step", "count")]
+            forged.append({other: event[other] for other in event if other != name})
+            path.write_text("".join(json.dumps(line) + "\n" for line in (*events, *forged, {"event": []}, [], None)))
+            assert read_events(path) == events
 
 
 # R4
@@ -360,7 +384,7 @@ def workers_of(process):
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
-def test_r6_a_signal_ends_after_a_whole_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
+def test_r6_a_signal_ends_after_a_complete_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
     output = tmp_path / "run"
     process = start(output, ranks=ranks)
     wait_for_step(process, output, 30)
@@ -386,6 +410,7 @@ def test_r6_a_signal_ends_after_a_whole_step_with_a_checkpoint(undisturbed, tmp_
 
 ALONE = """
 import sys
+import threading
 from vitrail.cli import main
 from vitrail.training import ranks
 ranks._LEAVING = float(sys.argv[1])
@@ -410,6 +435,18 @@ def test_a_rank_that_waits_for_others_ends_soon_after_sigterm(tmp_path, patience
     assert process.returncode == 143
     assert err.splitlines()[-1] == ("vitrail: stopped by SIGTERM while waiting for other ranks; --resume auto goes on")
     assert patience <= time.monotonic() - sent < min(patience + 5, 30)
+
+
+def test_threads_of_a_collective_have_time_to_let_go_before_the_process_ends(monkeypatch):
+    """gloo's own need Python's lock once more after the last collective; a Python that ends meanwhile aborts."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("vitrail.training.ranks._connect", lambda backend: None)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    late = threading.Thread(target=time.sleep, args=(0.3,))
+    with join("cpu"):
+        late.start()
+    assert not late.is_alive()
 
 
 def free_port():

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 import vitrail
@@ -30,7 +31,7 @@ from vitrail.evaluation.transfer import (
 )
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.models.look import look
-from vitrail.storage import user_folder
+from vitrail.storage import MANIFEST, _write_manifest, user_folder
 
 FAMILIES = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]
 SIZES = [(40, 12), (15, 60), (30, 30), (31, 30)]
@@ -307,7 +308,9 @@ def test_a_changed_file_is_another_image(bundle, tmp_path):
     assert (after[1] == before[1]).all()
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "key", "manifest", "swap"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "cut", "remove", "key", "manifest", "swap", "not numbers", "narrow", "empty", "double"]
+)
 def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path, damage):
     splits = open_data(digits).splits
     loaded = vitrail.load(bundle)
@@ -331,6 +334,16 @@ def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path
             (other,) = set(tmp_path.iterdir()) - {entry}
             shutil.rmtree(entry)
             other.rename(entry)
+        case _:  # forged: the checksum is right
+            forged = {
+                "not numbers": np.full_like(features, np.nan),
+                "narrow": features[:, :3].copy(),
+                "empty": features[:, :0],
+                "double": features.astype(np.float64),
+            }
+            save_file({"features": forged[damage]}, path)
+            (entry / MANIFEST).unlink()
+            _write_manifest(entry)
     store = FeatureStore(loaded, bundle, folder=tmp_path)
     assert (store.of(splits["test"]) == features).all()
     assert store.hits == 0

@@ -1,11 +1,11 @@
-"""Vitrail: the Vision Transformer, whole.
+"""Vitrail: the complete Vision Transformer.
 
     vitrail.create("ViT-B/16", classes=10)      a model by its published name
     vitrail.load(path), vitrail.save(bundle, path)
     vitrail.Classifier(path).predict(images)
-    vitrail.look(model, images)                 what passes by inside, attention included
+    vitrail.look(model, images)                 intermediate results and attention
 
-`import vitrail` is instant: torch is imported by the first of these that is used.
+`import vitrail` is instant: torch is imported when one of these is first used.
 """
 
 import importlib

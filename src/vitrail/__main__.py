@@ -1,4 +1,4 @@
-"""The entry point: small, so that Ctrl-C during the imports is an answer and not a traceback."""
+"""The entry point. It imports little, so that Ctrl-C during the other imports gives no traceback."""
 
 import sys
 

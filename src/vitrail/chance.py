@@ -1,6 +1,6 @@
-"""Chance as a pure function of counters: no generator, no state, nothing that depends on what ran before.
+"""Random numbers as a pure function of counters: no generator, no state, independent of what ran before.
 
-`uniform(seed, epoch, index, stream="flip")` is the same number for ever, in any process and in any order of calls.
+`uniform(seed, epoch, index, stream="flip")` is always the same number, in any process and in any order of calls.
 Arrays of counters broadcast: a batch costs one call.
 """
 
@@ -16,7 +16,7 @@ _STEP, _FIRST, _SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1
 
 
 def bits(*counters: Counter, stream: str) -> np.ndarray:
-    """64 random bits for each combination of counters; `stream` names the purpose, so that purposes are independent."""
+    """64 random bits for each combination of counters. Different names of `stream` give independent numbers."""
     state = np.array([zlib.crc32(stream.encode())], np.uint64)
     for counter in counters:
         state = _mix(state * _STEP + np.asarray(counter).astype(np.uint64))
@@ -24,17 +24,17 @@ def bits(*counters: Counter, stream: str) -> np.ndarray:
 
 
 def uniform(*counters: Counter, stream: str) -> np.ndarray:
-    """Real numbers in [0, 1), all 53 bits of them random."""
+    """Floats in [0, 1) with 53 random bits."""
     return (bits(*counters, stream=stream) >> np.uint64(11)) * 2.0**-53
 
 
 def integers(high: Counter, *counters: Counter, stream: str) -> np.ndarray:
-    """Integers from 0 to below `high` (up to 2^32; the bias is below 2^-21)."""
+    """Integers in [0, high), where high is at most 2^32; the bias is below 2^-21."""
     return np.minimum(uniform(*counters, stream=stream) * high, np.asarray(high) - 1).astype(np.int64)
 
 
 def beta(alpha: float, *counters: Counter, stream: str) -> np.ndarray:
-    """Shares from the distribution Beta(alpha, alpha), 0 < alpha <= 1, by Jöhnk's rejection (half or more pass)."""
+    """Samples of Beta(alpha, alpha), 0 < alpha <= 1, by Jöhnk's rejection method (at least half are accepted)."""
     share = None
     for attempt in range(64):
         one, other = (uniform(*counters, attempt, stream=stream + side) ** (1 / alpha) for side in "ab")
@@ -53,31 +53,31 @@ def permutation(count: int, *counters: int, stream: str) -> np.ndarray:
 
 
 class Stream(NamedTuple):
-    """The random numbers of some samples in an epoch. A name tells independent numbers of one sample apart."""
+    """Random numbers for some samples of an epoch. Different names give independent numbers for the same sample."""
 
     seed: int
     epoch: int
     index: np.ndarray
-    """Which samples of the data these are (B)."""
+    """Indices of the samples in the data (B)."""
 
     def uniform(self, name: str) -> np.ndarray:
-        """A real number in [0, 1) for each sample."""
+        """A float in [0, 1) for each sample."""
         return uniform(self.seed, self.epoch, self.index, stream=name)
 
     def uniforms(self, count: int, name: str) -> np.ndarray:
-        """So many real numbers in [0, 1) for each sample (B, count)."""
+        """`count` floats in [0, 1) for each sample (B, count)."""
         return uniform(self.seed, self.epoch, self.index[:, None], np.arange(count), stream=name)
 
     def integers(self, high: Counter, name: str) -> np.ndarray:
-        """An integer from 0 to below `high` for each sample."""
+        """An integer in [0, high) for each sample."""
         return integers(high, self.seed, self.epoch, self.index, stream=name)
 
     def beta(self, alpha: float, name: str) -> np.ndarray:
-        """A share from Beta(alpha, alpha) for each sample."""
+        """A sample of Beta(alpha, alpha) for each sample."""
         return beta(alpha, self.seed, self.epoch, self.index, stream=name)
 
     def take(self, chosen: np.ndarray) -> "Stream":
-        """The numbers of some of these samples."""
+        """The stream of some of these samples."""
         return self._replace(index=self.index[chosen])
 
 

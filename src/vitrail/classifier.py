@@ -1,4 +1,4 @@
-"""The shortest way from a bundle to answers."""
+"""`Classifier`: a bundle that predicts the classes of images."""
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 Named = list[dict[str, str | float]]
 Answer = tuple[Named, np.ndarray] | VitrailError
-"""The classes of an image and what the head read, or why there are none."""
+"""Predictions and features of an image, or the error that prevented them."""
 
 
 class Classifier:
     """`Classifier("path/to/bundle").predict(["a.jpg", "b.jpg"])`, or with a `Bundle` that is already loaded.
 
-    Engine `onnx` runs a bundle on disk by ONNX Runtime: its ONNX file is made and checked when first asked for; from
-    then on torch is not even imported. `threads` may compute (default: every core); `jpeg` overrides how the bundle's
-    preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or where the model is).
+    Engine `onnx` runs a bundle on disk with ONNX Runtime: its ONNX file is made and verified on first use; after that,
+    torch is not imported. `threads` is the number of computing threads (default: every core); `jpeg` overrides how the
+    bundle's preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or the device of the
+    model).
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Classifier:
     def stream(
         self, files: Sequence[str], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """For each image file, in order, as soon as it is known: `{"file", "predictions"}`, with `features` also what
-        the head read; or `{"file", "error"}`. A model that does not classify has features and no predictions."""
+        """Yield for each image file, in order and as soon as it is ready, `{"file", "predictions"}`, with
+        `features=True` also `"features"`, the input of the head; or `{"file", "error"}`. A model that does not classify
+        has features and no predictions."""
         if not features:
             self.parts.check_classifies()
         with contextlib.closing(self._answers(files, top_k, batch_size)) as answers:
@@ -88,10 +90,9 @@ class Classifier:
                 yield {"file": file, "predictions": named, **({"features": row} if features else {})}
 
     def _answers(self, images: Iterable[ImageLike], top_k: int, batch_size: int | None) -> Generator[Answer]:
-        """For each image, in order, its classes and what the head read, or the error that it met.
-
-        Every thread takes some images, decodes them and computes their answers alone, so that no core ever waits for
-        another; one that has a single image to itself is helped by the others in computing.
+        """Yield for each image, in order, its predictions and features, or its error. Every thread decodes and
+        classifies its own images, so that no core waits for another. If there are fewer images than threads, each image
+        is computed with several threads.
         """
         check_integer("top_k", top_k, low=1, high=10_000_000)
         size = batch_for(self.config) if batch_size is None else batch_size
@@ -137,7 +138,7 @@ class Classifier:
 
 
 def check_features_file(path: Path, *, force: bool) -> None:
-    """Refuse what `write_features` could not write, before any work is done for it."""
+    """Refuse a path that `write_features` could not write, before any work is done."""
     if path.suffix != ".npz" or path.is_dir():
         raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
     refuse_existing(path, force=force)

@@ -1,6 +1,6 @@
-"""The command line: words to a call, mistakes to one line, every way out to its exit code.
+"""The command line: parses arguments, prints errors in one line and sets exit codes.
 
-Data goes to stdout, words about it to stderr.
+Results go to stdout, messages to stderr.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Errors are one line; add --debug for the traceback. --version prints the version
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and leave with the contract's exit code."""
+    """Run one command and exit with its exit code (0, 1, 2, 130 or 143)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     given_words.set(tuple(words))
     debug = "--debug" in words
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Closed streams swallow what is written; a terminal that lacks a character shows a substitute."""
+    """Discard output to closed streams, and replace characters that the terminal's encoding lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -75,7 +75,7 @@ def _prepare_streams() -> None:
 
 
 def _parse(words: list[str]) -> Callable[[], None]:
-    """Turn words into a call. tyro explains mistakes in a box; we say them in one line."""
+    """Parse the arguments into a function call. tyro prints errors in a box; they become one line here."""
     if not words[0].startswith("-") and words[0] not in COMMANDS:
         near = did_you_mean(words[0], [*COMMANDS, "--help"])
         _leave(f"Command must be one of {', '.join(COMMANDS)}, got {words[0]!r}.{near}", 2)
@@ -126,7 +126,8 @@ def _flags(command: str) -> list[str]:
 
 
 def _delayed(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-    """The same signature, but the call comes later: what the command prints must not be caught as a complaint."""
+    """A function of the same signature that returns the call instead of making it, so that output of the command is not
+    captured as tyro's error message."""
 
     @functools.wraps(command)
     def parsed(*positional: Any, **named: Any) -> Callable[[], None]:
@@ -137,8 +138,8 @@ def _delayed(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 
 def _in_one_line(box: str) -> str:
-    """The message inside one of tyro's boxes (of dashes, in a terminal without the others), without frame, title, rules
-    and pointers to the help."""
+    """The message in one of tyro's boxes, without frame, title, rules and hints to the help. The frame is of dashes in
+    terminals without box characters."""
     lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
     rules = [bool(re.search(r"─{3,}|^-{3,}$", line)) for line in lines]
     first = rules.index(True) + 1 if any(rules) else 0

@@ -1,4 +1,4 @@
-"""What commands print: one JSON document, or tables for people. Data goes to stdout, words about it to stderr.
+"""What commands print: one JSON document, or tables. Results go to stdout, messages to stderr.
 
 Text from outside (names of files and classes, other libraries' messages) reaches a terminal through `printable`, and
 JSON through `json_text`, which escapes it but changes nothing.
@@ -23,8 +23,8 @@ def print_json(document: object) -> None:
 
 
 def json_text(document: object, *, default: Callable[[Any], Any] | None = None) -> str:
-    """JSON in one line, readable (Korean stays Korean) and safe to show: what is not printable is escaped. What JSON
-    has no word for, NaN and infinities, becomes null."""
+    """JSON in one line. Printable characters of any language stay as they are, others are escaped; NaN and infinities
+    become null."""
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=default)
     except ValueError:
@@ -51,23 +51,23 @@ Say = Callable[[str], None]
 
 
 def say(line: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line to stderr."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
 def say_nothing(_line: str) -> None:
-    """What is used instead of `say` where nobody should be told."""
+    """Replaces `say` where nothing should be printed."""
 
 
 def print_run(sentence: str | None, folder: Path) -> None:
-    """What a finished run made: its scores in words, and where they are."""
+    """Print the scores of a finished run and its folder."""
     lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]
     sys.stdout.write("".join(f"{printable(line)}\n" for line in ([sentence] if sentence else []) + lines))
 
 
 def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
-    """Rows of text; on a terminal they are broken to fit, in a pipe they are not."""
+    """Print rows of text; wrapped to the width of a terminal, but not in a pipe."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -83,7 +83,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
 
 
 def print_scores(scores: dict[str, Any]) -> None:
-    """What people want of a protocol's scores, the worst classes first."""
+    """Print the main scores of a protocol, and the classes, worst first."""
     matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
     rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} images{matched})"]]
     if "features" in scores:
@@ -121,7 +121,7 @@ def _mean_cells(row: dict[str, Any]) -> list[str]:
 
 
 def print_conversion(report: dict[str, Any]) -> None:
-    """What was converted, and the proofs."""
+    """Print what was converted, and the proofs."""
     rows = [
         ["model", f"{report['model']}, {report['parameters']:,} parameters"],
         ["from", f"{report['from']}, {report['tensors']} tensors, each in its place"],
@@ -143,7 +143,7 @@ def _spoken_proof(proof: dict[str, Any]) -> str:
 
 
 def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
-    """A function that prints a line of the table. Widths are known before the first answer is."""
+    """Return a function that prints a row. Column widths follow from the names, so rows can be printed one by one."""
     first = max(_columns(printable(path)) for path in paths)
     second = min(max(_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
@@ -162,13 +162,13 @@ def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[d
 
 
 def _columns(text: str) -> int:
-    """How wide a text is on a terminal."""
+    """Width of a text on a terminal, in columns."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def printable(text: str) -> str:
-    """Text from outside as one short line for people. Control, direction and invisible characters are escaped, and so
-    are floods of combining marks; a line that is too long loses its middle."""
+    """Untrusted text as one short line. Control, direction and invisible characters and long runs of combining marks
+    are escaped; a line that is too long is shortened in the middle."""
     if not text.isascii() or not text.isprintable():
         text = "".join(_escaped(text))
     if len(text) <= _LONGEST:
@@ -187,7 +187,7 @@ def _escaped(text: str) -> Iterator[str]:
 
 
 def setting_cell(value: Any) -> str:
-    """A setting as recipes and `--set` have it."""
+    """A setting in the notation of recipes and `--set`."""
     match value:
         case None:
             return "-"
@@ -201,7 +201,7 @@ def setting_cell(value: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """A setting as people write it."""
+    """A setting as a table shows it."""
     match value:
         case None:
             return "-"

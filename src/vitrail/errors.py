@@ -1,4 +1,4 @@
-"""Errors that a user meets: one line that says the rule, the value and what to do."""
+"""Errors for users: one line with the rule, the value and what to do."""
 
 import difflib
 import re
@@ -7,32 +7,32 @@ from pathlib import Path
 
 
 class VitrailError(Exception):
-    """Something that exists is damaged or failed."""
+    """Base class of all errors. By itself: something is damaged or failed (exit code 1)."""
 
     exit_code = 1  # of the command line
 
 
 class UsageError(VitrailError, ValueError):
-    """Wrong use: an unknown name, a path that does not exist, an impossible setting."""
+    """Wrong use (exit code 2): an unknown name, a path that does not exist, an impossible setting."""
 
     exit_code = 2
 
 
 class MissingError(UsageError, ImportError):
-    """A part of the package needs another package, which is not installed."""
+    """An optional package that is needed is not installed."""
 
 
 class DamagedError(VitrailError):
-    """A file that exists does not hold what it should.
+    """A file is damaged or has unexpected content.
 
     `DamagedError(path="a.png", cause="cannot be decoded (it is cut off)")` reads "'a.png' cannot be decoded (it is cut
     off)."; a `message` replaces that sentence.
     """
 
     path: str | None
-    """The file, or what else messages call it; None where no single one is to blame."""
+    """The file, or another name for it in messages; None if no single file is the cause."""
     cause: str
-    """What is wrong with it, without its name and the full stop; the entire message where no other cause is given."""
+    """What is wrong, without the file's name and the full stop; the entire message if no cause is given."""
 
     def __init__(self, message: str = "", *, path: str | Path | None = None, cause: str = "", advice: str = "") -> None:
         self.path = None if path is None else str(path)
@@ -43,13 +43,13 @@ class DamagedError(VitrailError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line; its class where it says nothing."""
+    """The first line of another library's error; its class if it has no message."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def did_you_mean(given: str, known: Iterable[str] | Mapping[str, str]) -> str:
-    """`" Did you mean 'ViT-B/16'?"`, or an empty string where nothing is near. A mapping has what to suggest for each
-    name that may have been meant."""
+    """`" Did you mean 'ViT-B/16'?"`, or an empty string if no name is similar. If `known` is a mapping, its values are
+    suggested for its keys."""
     meant = known if isinstance(known, Mapping) else {name: name for name in known}
     plain = {_plain(name): name for name in meant}
     near = [plain[name] for name in difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)]
@@ -62,7 +62,8 @@ _SIZE_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h
 
 
 def _plain(name: str) -> str:
-    """A spelling without case, separators and others' words, to compare names by."""
+    """A name in lower case, without separators and without parts such as "in21k", "patch" or a resolution, for
+    comparison."""
     name = re.sub(r"\bG\b", "gg", name)  # ViT-G is not ViT-g
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if not re.fullmatch(r"\d{3}|in21k|in1k", word)]
     return "".join(_SIZE_WORDS.get(word, word.removeprefix("patch")) for word in words)

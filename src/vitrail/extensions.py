@@ -1,8 +1,8 @@
-"""Kinds by name: our own, and those that installed packages add.
+"""Registries of kinds by name: built-in ones and those of installed packages.
 
-A package adds a kind by an entry point of the group `vitrail.extensions` called `KIND.NAME`: `family.swin`,
+A package adds a kind through an entry point of the group `vitrail.extensions` called `KIND.NAME`: `family.swin`,
 `position.spiral`, `format.flax`, `panel.saliency`, `objective.triplet`. Names are read from the packages' metadata,
-which imports nothing; the code behind a name is imported when that name is asked for.
+which imports nothing; the code of a kind is imported when it is first used.
 """
 
 import functools
@@ -19,7 +19,8 @@ Kind = TypeVar("Kind")
 
 
 class Registry(Generic[Kind]):
-    """Everything of one sort, by name. `own` maps a name to `module:attribute`; ours win over extensions."""
+    """All kinds of one sort, by name. `own` maps the built-in names to `module:attribute`; they take precedence over
+    extensions."""
 
     def __init__(self, sort: str, own: Mapping[str, str]) -> None:
         self.sort, self._own = sort, dict(own)
@@ -32,7 +33,7 @@ class Registry(Generic[Kind]):
         return isinstance(name, str) and (name in self._own or name in _added(self.sort))
 
     def __getitem__(self, name: str) -> Kind:
-        """What is registered under a name. Only this one is imported."""
+        """The object registered under a name. Only this one is imported."""
         self.check(name)
         if name in self._own:
             return cast(Kind, load_object(self._own[name]))
@@ -45,7 +46,7 @@ class Registry(Generic[Kind]):
             ) from None
 
     def check(self, name: object) -> None:
-        """Refuse a name that nothing has. Nothing is imported."""
+        """Refuse an unknown name. Nothing is imported."""
         if name not in self:
             near = did_you_mean(str(name), self)
             raise UsageError(f"{self.sort.capitalize()} must be one of {', '.join(self)}, got {name!r}.{near}")
@@ -56,7 +57,7 @@ class Registry(Generic[Kind]):
         return [name for name in self if name not in self._own]
 
     def provider(self, name: str) -> str | None:
-        """The package that adds a name, with its version; None for our own."""
+        """The package that adds a name, with its version; None for built-in names."""
         if name in self._own or name not in self:
             return None
         package = _added(self.sort)[name].dist

@@ -1,4 +1,4 @@
-"""How much memory there is, so that nothing larger is begun."""
+"""Available memory, to refuse what would not fit into it."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from vitrail.errors import DamagedError
 
 
 def available() -> int:
-    """Bytes that can be had without swapping, where Linux tells; else all of the machine's."""
+    """Bytes available without swapping (Linux); elsewhere the machine's total memory."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -16,7 +16,8 @@ def available() -> int:
 
 
 def refuse_more(size: int, path: Path) -> None:
-    """Refuse a file whose content would take more than there is: a small compressed file may promise any size."""
+    """Refuse a file whose content would take more than the available memory: a small compressed file may state any
+    size."""
     free = available()
     if size > free:
         raise DamagedError(path=path, cause=f"would fill {size:,} bytes of memory; {free:,} are available")

@@ -1,4 +1,4 @@
-"""Settings that check themselves: the base of every configuration, and its way to and from JSON."""
+"""The base class of every configuration: fields that are checked, and conversion from and to JSON."""
 
 import ast
 import dataclasses
@@ -20,10 +20,10 @@ class Settings:
     """A frozen group of settings. Subclasses list fields with a docstring each and check them in `__post_init__`."""
 
     title: ClassVar[str] = "Settings"
-    """What error messages call this group."""
+    """Name of this group in error messages."""
 
     def replace(self, **changes: Any) -> Self:
-        """These settings with some of them changed, checked anew."""
+        """A copy with some settings changed and all checked."""
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
@@ -31,12 +31,12 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, in JSON's types."""
+        """All fields, in JSON types."""
         return jsonable(dataclasses.asdict(self))
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """What the docstring under each field says, and before it the words that the field may hold."""
+        """The docstring of each field, preceded by its allowed values if it has a `Literal` type."""
         found: dict[str, str] = {}
         hints = typing.get_type_hints(cls)
         for kind in reversed([kind for kind in cls.__mro__ if issubclass(kind, Settings)]):
@@ -49,7 +49,7 @@ class Settings:
         return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
 
     def describe(self) -> list[dict[str, Any]]:
-        """For each setting its name, value, default (null where it has none) and meaning, as JSON."""
+        """Name, value, default (null if there is none) and meaning of each setting, as JSON."""
         defaults = {
             field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             for field in dataclasses.fields(self)
@@ -62,10 +62,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, fields: object) -> Self:
-        """The inverse of `to_json`. An unknown field is refused: ignoring it would give another thing.
+        """The inverse of `to_json`. An unknown field is refused, because ignoring it would change the meaning.
 
-        A missing one takes its default. A field that is added later must therefore default to what was built in before,
-        and old files load for ever.
+        A missing one takes its default. So a field that is added later must default to the earlier behaviour, and old
+        files can still be loaded.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict):
@@ -75,7 +75,7 @@ class Settings:
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
     def _set_pair(self, name: str, *, low: int, high: int) -> None:
-        """The field holds two integers; one alone stands for both."""
+        """Check that the field holds two integers; a single one stands for both."""
         value = getattr(self, name)
         sides = (value, value) if isinstance(value, int) else value
         if not isinstance(sides, list | tuple) or len(sides) != 2:
@@ -85,7 +85,7 @@ class Settings:
         object.__setattr__(self, name, tuple(sides))
 
     def _check_choices(self, names: Iterable[str]) -> None:
-        """The named fields hold one of the words that their `Literal` type lists."""
+        """Check that the named fields hold a value of their `Literal` type."""
         hints = typing.get_type_hints(type(self))
         for name in names:
             words = _literal_words(hints[name])
@@ -96,42 +96,42 @@ class Settings:
                 raise UsageError(f"{spoken(name)} must be one of {listed}, got {value!r}.{suggestion}")
 
     def _check_flags(self, names: Iterable[str]) -> None:
-        """The named fields are true or false."""
+        """Check that the named fields are booleans."""
         for name in names:
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{spoken(name)} must be true or false, got {getattr(self, name)!r}.")
 
 
 def check_integer(name: str, value: object, *, low: int, high: int) -> None:
-    """`value` is an integer between `low` and `high`, both included."""
+    """Check that `value` is an integer between `low` and `high`, both included."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise UsageError(f"{spoken(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
 
 
 def check_number(name: str, value: object, *, low: float, below: float) -> None:
-    """`value` is a number with `low <= value < below`."""
+    """Check that `value` is a number with `low <= value < below`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < below:
         raise UsageError(f"{spoken(name)} must be a number of at least {low:g} and below {below:g}, got {value!r}.")
 
 
 def check_share(name: str, value: object, high: float) -> None:
-    """`value` is a number from 0 to `high`, both included."""
+    """Check that `value` is a number from 0 to `high`, both included."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
         raise UsageError(f"{spoken(name)} must be a number from 0 to {high:g}, got {value!r}.")
 
 
 def jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists where Python has tuples."""
+    """The fields with lists in place of tuples, as JSON has them."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 
 
 def spoken(name: str) -> str:
-    """A field's name as a sentence begins with it."""
+    """A field's name as the first word of a sentence: `crop_fraction` becomes "Crop fraction"."""
     return name.replace("_", " ").capitalize()
 
 
 def _literal_words(hint: Any) -> tuple[Any, ...]:
-    """The words of `Literal[...]` or of `Literal[...] | None`."""
+    """The values of `Literal[...]` or of `Literal[...] | None`."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return tuple(word for part in typing.get_args(hint) for word in _literal_words(part))
     return (None,) if hint is type(None) else typing.get_args(hint)

@@ -1,4 +1,5 @@
-"""Atomic folders, complete or absent: written aside, flushed to disk, named in a manifest of checksums, then renamed.
+"""Atomic folders and files: written under a temporary name, flushed to disk, listed in a manifest of checksums, then
+renamed.
 
 A reader trusts a folder only if its manifest, written last, agrees with every byte of every file it names.
 """
@@ -80,10 +81,11 @@ def atomic_file(path: Path, *, force: bool = False) -> Generator[BinaryIO]:
 
 @contextlib.contextmanager
 def locked(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
-    """Hold the lock file `path`, which one process at a time can; its folder is made if there is none.
+    """Hold the lock file `path`, which only one process at a time can; its folder is created if necessary.
 
-    If another process holds it, `on_busy` is told which one; it may raise, else we wait. Yields false where the file
-    system has no locks. The file stays: if it were deleted, two processes could lock two files of the same name.
+    If another process holds it, `on_busy` is called with its description and may raise; otherwise we wait. Yields False
+    if the file system has no locks. The file is not deleted: otherwise two processes could lock two files of the same
+    name.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ def _lock(file: int, on_busy: Callable[[str], None]) -> bool:
 
 
 def user_folder() -> Path:
-    """Where we may keep what can be made again: $VITRAIL_HOME, else vitrail in the user's cache folder."""
+    """Folder for caches: $VITRAIL_HOME, otherwise `vitrail` in the user's cache folder."""
     if home := os.environ.get("VITRAIL_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
@@ -152,7 +154,7 @@ def check_output(path: Path, *, force: bool) -> None:
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """An output that exists is never overwritten by accident."""
+    """Refuse an output that exists, unless `force`."""
     if os.path.lexists(path) and not force:
         raise UsageError(
             f"Output must not exist yet, got {str(path)!r}. Choose another path, or overwrite it with --force"
@@ -161,7 +163,8 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Even by force, only what we wrote is replaced: a folder with a manifest, or an empty one."""
+    """Refuse to replace, even with `force`, what vitrail did not write: only a folder with a manifest or an empty one
+    is replaced."""
     if not os.path.lexists(path):
         return
     if not _is_ours(path):
@@ -176,14 +179,15 @@ def _is_ours(path: Path) -> bool:
 
 
 def can_replace(path: Path) -> bool:
-    """Whether `atomic_folder` by force may write there: nothing foreign is in the way, and the folder above lets us."""
+    """Whether `atomic_folder(path, force=True)` may write there: nothing of others would be replaced, and the parent
+    folder is writable."""
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     return (not os.path.lexists(path) or _is_ours(path)) and os.access(above, os.W_OK | os.X_OK)
 
 
 def read_document(path: Path) -> bytes:
-    """The bytes of a file that holds settings, names or a table: a regular one (a pipe would wait for ever), of at most
-    64 MB. Anything else is an OSError."""
+    """The bytes of a regular file of at most 64 MB, such as settings or a table; anything else raises OSError (reading
+    a pipe could block)."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a pipe is opened at once
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -209,23 +213,24 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, document: object) -> None:
-    """The one way in which we write JSON, so that equal content is equal bytes."""
+    """Write JSON in a canonical form, so that equal content gives equal bytes."""
     write_text(path, _canonical(document))  # an escape of `writable` is one of JSON: the text is read back as it was
 
 
 def write_text(path: Path, text: str) -> None:
-    """The text in UTF-8, whatever names of files it holds."""
+    """Write text in UTF-8; bytes of file names that are not UTF-8 are escaped."""
     path.write_bytes(writable(text).encode())
 
 
 def writable(text: str) -> str:
-    """Text that UTF-8 can hold. Python keeps bytes of a name that is no UTF-8 as half characters; they are escaped."""
+    """Text that can be encoded in UTF-8. Python keeps bytes of a file name that are not UTF-8 as surrogates; these are
+    escaped."""
     return text.encode(errors="backslashreplace").decode()
 
 
 @contextlib.contextmanager
 def named_in_utf8(path: Path) -> Generator[Path]:
-    """A name of the file that libraries which know only UTF-8 can open for the time of the block (safetensors)."""
+    """A path of the file that is valid UTF-8 within the block, for libraries that need it (safetensors)."""
     if writable(str(path)) == str(path):
         yield path
     else:
@@ -281,8 +286,8 @@ def _checksum(path: Path) -> str:
 
 
 def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
-    """Rename `aside` to `path`. What `force` replaces is exchanged for it in one step, so that no moment has neither;
-    it is then removed under the name `aside`."""
+    """Rename `aside` to `path`. What `force` replaces is exchanged with it atomically, so that `path` always exists,
+    and is then removed under the name `aside`."""
     if not force or not os.path.lexists(path):
         aside.rename(path)  # refused by the system if a folder with content has appeared there meanwhile
     elif _exchange(aside, path):
@@ -320,7 +325,8 @@ def _remove(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Everything onto the disk, with the rights a new file has: temporary folders and some writers are private."""
+    """Flush everything to disk, with the permissions of a new file: temporary folders and some writers create private
+    ones."""
     umask = _umask()
     for path in folder.rglob("*"):
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)

@@ -1,6 +1,6 @@
-"""Optional packages are imported here, after what they report to their makers has been switched off.
+"""Optional packages are imported here, with their telemetry switched off.
 
-No network unless the user names a remote source: that holds for the packages we import, too.
+Vitrail uses no network unless the user names a remote source; this holds for the packages it imports, too.
 """
 
 import importlib
@@ -17,8 +17,8 @@ _REPORT_AT_IMPORT = ("onnxruntime",)
 
 
 def import_quietly(package: str) -> ModuleType:
-    """Import an optional package with reports to any maker switched off, here and in child processes. A switch that the
-    user has set stays as it is; that a package was imported too early for its switch is said."""
+    """Import an optional package with its telemetry switched off, here and in child processes. Environment variables
+    that the user has set are kept; a note is printed if the package was imported too early."""
     for reporter, variable in _SWITCHES.items():
         if variable in os.environ:
             continue

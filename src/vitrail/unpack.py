@@ -1,4 +1,5 @@
-"""Arrays out of files that strangers made: nothing is unpacked before it is known to fit, and nothing is copied."""
+"""Arrays from untrusted files: sizes are checked against the available memory before anything is unpacked, and nothing
+is copied."""
 
 import contextlib
 import gzip
@@ -19,13 +20,13 @@ _CHUNK = 2**18
 
 
 class _Header(NamedTuple):
-    """What an array in an archive says of itself."""
+    """Header of an array in an archive."""
 
     shape: tuple[int, ...]
     is_fortran: bool
     dtype: np.dtype
     offset: int
-    """Where its numbers begin."""
+    """Where its data begin."""
 
     @property
     def numbers(self) -> int:
@@ -35,9 +36,8 @@ class _Header(NamedTuple):
 def read_npz(
     path: Path, takes: Callable[[np.dtype], bool] = lambda dtype: True, *, beside: int = 0
 ) -> dict[str, np.ndarray | None]:
-    """The arrays of an npz file by name; None for those of a type that the caller does not take.
-
-    `beside` are bytes that the caller will need for each number, beside the arrays themselves.
+    """The arrays of an npz file by name; None for those of a dtype that the caller does not take. `beside` is how many
+    more bytes the caller will need for each element.
     """
     try:
         if not path.is_file():
@@ -57,7 +57,7 @@ def read_npz(
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array of bytes in an idx file, perhaps compressed (`.gz`)."""
+    """The uint8 array in an idx file, compressed (`.gz`) or not."""
     try:
         if not path.is_file():
             raise ValueError("it is no regular file")
@@ -79,13 +79,13 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 class Readable(Protocol):
-    """A file of bytes, perhaps compressed."""
+    """A file of bytes, compressed or not."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def fill(array: np.ndarray, file: Readable) -> None:
-    """Read all bytes of an array from a file, piece by piece."""
+    """Fill an array from a file, in chunks."""
     levels = array.reshape(-1).view(np.uint8)
     for start in range(0, len(levels), _CHUNK):
         piece = file.read(min(_CHUNK, len(levels) - start))
@@ -96,7 +96,7 @@ def fill(array: np.ndarray, file: Readable) -> None:
 
 @contextlib.contextmanager
 def _member(archive: zipfile.ZipFile, name: str) -> Generator[IO[bytes]]:
-    """One file of an archive; whatever goes wrong with it names it."""
+    """Open a file of an archive; any error names it."""
     try:
         with archive.open(name) as file:
             yield file

@@ -1,1 +1,1 @@
-"""What a model is, in numbers: frozen dataclasses that check themselves and count without torch."""
+"""Configurations: frozen dataclasses that check their values and count parameters and MACs without torch."""

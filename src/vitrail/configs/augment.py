@@ -1,4 +1,4 @@
-"""What training may do to an image, in numbers; `images.augment` does it."""
+"""Settings of augmentation; `images.augment` applies them."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -14,20 +14,20 @@ class Augment(Settings):
     title: ClassVar[str] = "Augmentation"
 
     crop: Literal["none", "pad", "resized"] = "none"
-    """None: as in evaluation. Pad: add a rim, take a random window. Resized: a random part of random shape."""
+    """none: as in evaluation. pad: pad the image, then crop a random window. resized: RandomResizedCrop."""
     padding: int = 4
-    """Width of the rim of crop = pad, in pixels."""
+    """Padding of crop = pad, in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest share of the area that crop = resized keeps."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Smallest and largest width over height of crop = resized."""
     flip: Literal["none", "random", "alternate"] = "none"
-    """Mirror at random, or each image in every other epoch (the first time at random)."""
+    """Flip left-right at random, or each image in every other epoch (starting at random)."""
     randaugment: int = 0
-    """How many random operations (RandAugment, arXiv 1909.13719)."""
+    """Number of random operations (RandAugment, arXiv 1909.13719)."""
     operations: Literal["torchvision", "google"] = "torchvision"
-    """Whose list of operations and scale of strength: torchvision's, or that of Google's code (AugReg used it), where
-    some operations grow weaker with the magnitude."""
+    """Operations and strengths: those of torchvision, or of Google's code (used by AugReg), where some operations get
+    weaker with a higher magnitude."""
     magnitude: int = 9
     """Strength of RandAugment, up to 30 on torchvision's scale; 10 is usual on Google's."""
     brightness: float = 0.0
@@ -37,15 +37,15 @@ class Augment(Settings):
     saturation: float = 0.0
     """Colour jitter: factors from 1 - x to 1 + x."""
     hue: float = 0.0
-    """Colour jitter: turn from -x to x, up to half a circle (0.5)."""
+    """Colour jitter: rotation of the hue from -x to x, where 0.5 is half a circle."""
     erasing: float = 0.0
-    """Probability of painting over a random box with the mean colour (arXiv 1708.04896)."""
+    """Probability of erasing a random box with the mean colour (arXiv 1708.04896)."""
     mixup: float = 0.0
     """Alpha of Mixup (arXiv 1710.09412), up to 1; 0 is off."""
     cutmix: float = 0.0
     """Alpha of CutMix (arXiv 1905.04899), up to 1; with Mixup, each image gets one of the two at random."""
     fill: int = 0
-    """Level of rims and of what rotation and the like uncover."""
+    """Value of padded pixels and of those that rotation and shear uncover."""
 
     def __post_init__(self) -> None:
         self._check_choices(("crop", "flip", "operations"))

@@ -1,4 +1,4 @@
-"""What every model configuration shares: a name, the input, the classes, and what `vitrail info` tells."""
+"""The base class of model configurations: name, input, classes, and the rows of `vitrail info`."""
 
 import bisect
 import dataclasses
@@ -34,32 +34,32 @@ _MOST_TABLES = 2**29  # bytes
 
 
 class Table(NamedTuple):
-    """A table that follows from the configuration alone: fixed positions, indices, masks, orders."""
+    """Shape and dtype of a fixed table that follows from the configuration: positions, indices, masks, orders."""
 
     shape: tuple[int, ...]
     dtype: Literal["bool", "int64", "float64"]
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * (1 if self.dtype == "bool" else 8)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
-    """A model in numbers. Families add their own fields; all of them count themselves without torch."""
+    """Configuration of a model. Families add fields; parameters and MACs are counted without torch."""
 
     title: ClassVar[str] = "Model configuration"
     family: ClassVar[str]
     model: ClassVar[str]
-    """Where the family's module is: `package.module:Class`."""
+    """The family's module, as `package.module:Class`."""
     scaled_by: ClassVar[str] = "width"
     """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
 
     name: str = ""
-    """The name that `vitrail models` lists; it stays when settings change."""
+    """Name in `vitrail models`; it is kept when settings change."""
     classes: int = 1000
-    """Number of classes of the head. 0: no head, the model returns the features that a head would read."""
+    """Number of classes. 0: no head, the model returns its features."""
     channels: int = 3
     """Input channels: 3 for colour, 1 for grey, any number of bands."""
     resolution: Pair = (224, 224)
@@ -80,12 +80,12 @@ class ModelConfig(Settings):
 
     @property
     def parameters(self) -> int:
-        """Trainable numbers of the model."""
+        """Number of trainable parameters."""
         raise NotImplementedError
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one image, counted as the literature does: matrix products and convolutions."""
+        """Multiply-accumulates for one image, counted as in the literature: matrix products and convolutions."""
         raise NotImplementedError
 
     # What a family may have: a field or a property of its own takes the place of these.
@@ -97,7 +97,7 @@ class ModelConfig(Settings):
 
     @property
     def grid(self) -> Pair | None:
-        """Rows and columns of places in what leaves the last layer."""
+        """Rows and columns of the last layer's output."""
         return None
 
     @property
@@ -112,12 +112,12 @@ class ModelConfig(Settings):
 
     @property
     def width(self) -> int | None:
-        """Features of a token, or those that the head reads."""
+        """Width of a token, or of the input of the head."""
         return None
 
     @property
     def depth(self) -> int:
-        """Number of layers that `look` can watch."""
+        """Number of layers that `look` can record."""
         return 1
 
     @property
@@ -127,12 +127,12 @@ class ModelConfig(Settings):
 
     @property
     def prefix(self) -> int:
-        """Tokens that stand before those of places: [CLS] and registers."""
+        """Number of tokens before the patches: [CLS] and registers."""
         return 0
 
     @property
     def predicts(self) -> Output:
-        """What the model's output is: logits of classes, logits of each pixel's colour, or features."""
+        """Output of the model: logits of classes, logits of each pixel's colour, or features."""
         return "classes" if self.classes else "features"
 
     @property
@@ -141,21 +141,21 @@ class ModelConfig(Settings):
         return self.predicts == "classes"
 
     def predicting(self, what: Output) -> Self:
-        """The same model with another output; refused where the family cannot have it."""
+        """The same model with another output; refused if the family does not have it."""
         if what == "pixels":
             raise UsageError(f"Model must be of a family that predicts pixels (igpt), got family {self.family}.")
         return self
 
     @property
     def can_mask_patches(self) -> bool:
-        """Whether the family has `encode_patches`: patches of pixels that can be replaced before the first block."""
+        """Whether the family has `encode_patches`, that is, embedded patches can be replaced before the first block."""
         return False
 
     def for_data(
         self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
     ) -> Self:
-        """The model for a data set. Presets for small images take the resolution of the data, if all of it has one.
-        `settings` win over what comes from the data."""
+        """The model for a data set. Presets for small images take the resolution of the data, if all images have the
+        same. `settings` override what comes from the data."""
         changes: dict[str, Any] = {"classes": classes, "channels": channels}
         if resolution is not None and max(self.resolution) <= _SMALL:
             changes["resolution"] = resolution
@@ -177,17 +177,17 @@ class ModelConfig(Settings):
 
     @property
     def extensions(self) -> dict[str, str]:
-        """What of this model other packages provide: `family.NAME` and the package with its version."""
+        """Extensions that this model needs: `family.NAME` mapped to the package with its version."""
         package = FAMILIES.provider(self.family)
         return {} if package is None else {f"family.{self.family}": package}
 
     @property
     def tables(self) -> dict[str, Table | None]:
-        """The tables of the family by name; None where the settings leave one out."""
+        """The family's fixed tables by name; None for those that the settings do not need."""
         return {}
 
     def _check_tables(self) -> None:
-        """Refuse tables that would fill the memory: they may be large in a model whose weights are few."""
+        """Refuse tables that would fill the memory: they can be large even if the model has few weights."""
         size = sum(table.size for table in self.tables.values() if table is not None)
         if size > _MOST_TABLES:
             raise UsageError(
@@ -196,7 +196,7 @@ class ModelConfig(Settings):
             )
 
     def info(self) -> dict[str, Any]:
-        """The row of `vitrail info`, in the contract's keys and order; what a family lacks is null."""
+        """The row of `vitrail info`; what a family does not have is null."""
         return jsonable({key: getattr(self, key) for key in INFO_KEYS})
 
 
@@ -215,7 +215,7 @@ FAMILIES: Registry[type[ModelConfig]] = Registry(
 
 
 def read_model(document: object) -> ModelConfig:
-    """The configuration that `ModelConfig.to_document` wrote."""
+    """The configuration in a document of `ModelConfig.to_document`."""
     if not isinstance(document, dict):
         raise UsageError(f"Model must be a JSON object, got {type(document).__name__}.")
     settings = dict(document)

@@ -1,4 +1,4 @@
-"""What can be known of a bundle without torch: whether it is one, and which model it holds."""
+"""Reading a bundle's configuration without torch."""
 
 import os
 from importlib import resources
@@ -20,7 +20,7 @@ _OTHERS = {"architecture", "architectures", "model_type"}  # in the config.json 
 
 
 def check_folder(bundle: str | Path) -> Path:
-    """The folder of a bundle that is there to be read. The name of an embedded one wins over a path of that name."""
+    """The folder of an existing bundle. The name of an embedded bundle takes precedence over a path of that name."""
     if isinstance(bundle, str) and bundle in EMBEDDED:
         return Path(str(resources.files("vitrail").joinpath("embedded", bundle)))
     path = Path(bundle)
@@ -38,7 +38,8 @@ def check_folder(bundle: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model's configuration, verified. A format newer than ours is refused before anything else is read."""
+    """The model's configuration, verified against the manifest. A newer format is refused before anything else is
+    read."""
     path = folder / "config.json"
     fields = read_json(path)
     version = fields.pop("format", None) if isinstance(fields, dict) else None
@@ -65,7 +66,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _check_extensions(folder: Path, needed: object) -> None:
-    """Refuse a bundle whose family or position is another package's that is not installed here; nothing is imported."""
+    """Refuse a bundle that needs an extension which is not installed; nothing is imported."""
     if not isinstance(needed, dict):
         raise DamagedError(path=folder / "config.json", cause="is damaged: extensions must be an object")
     registries: dict[str, Registry] = {registry.sort: registry for registry in (FAMILIES, POSITIONS)}

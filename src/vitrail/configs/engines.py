@@ -1,4 +1,4 @@
-"""The engines by name. What an engine is, `engines.base` says."""
+"""The engines by name; their interface is `engines.base.Engine`."""
 
 from typing import TYPE_CHECKING
 
@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 ENGINES: "Registry[type[Engine]]" = Registry(
     "engine", {"torch": "vitrail.engines.eager:TorchEngine", "onnx": "vitrail.engines.runtime:OnnxEngine"}
 )
-"""The first one is always there, and the others are proved against it."""
+"""The first one is always available, and the others are verified against it."""

@@ -1,4 +1,4 @@
-"""The formats of weights by name: which are recognised, in that order, and which can be written."""
+"""The weight formats by name, in the order in which they are tried when reading."""
 
 from typing import TYPE_CHECKING
 
@@ -18,18 +18,18 @@ FORMATS: "Registry[type[Vocabulary]]" = Registry(
         "timm": "vitrail.weights.timm:Timm",
     },
 )
-"""Other libraries' formats. Another package adds one as `format.NAME`; it is asked after ours."""
+"""Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
 
 _READ_ONLY = ("dino",)
 
 
 def written_formats() -> list[str]:
-    """What `convert` can write: vitrail's own format, and other libraries'."""
+    """Names of the formats that `convert` can write: vitrail's own and those of other libraries."""
     return ["vitrail", *(name for name in FORMATS if name not in _READ_ONLY)]
 
 
 def check_written_format(name: str) -> None:
-    """Refuse what `convert` cannot write."""
+    """Refuse a format that `convert` cannot write."""
     known = written_formats()
     if name not in known:
         raise UsageError(f"Format must be one of {', '.join(known)}, got {name!r}.{did_you_mean(name, known)}")

@@ -1,4 +1,4 @@
-"""The hybrid in numbers: a Vision Transformer on the feature map of a convolutional stem."""
+"""Configuration of the hybrid: a Vision Transformer on the feature map of a convolutional stem."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The Transformer on pixels in numbers: iGPT ("Generative Pretraining from Pixels", Chen et al. 2020)."""
+"""Configuration of the Transformer on pixels: iGPT ("Generative Pretraining from Pixels", Chen et al. 2020)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ class IGPTConfig(ModelConfig):
     mlp: int = 2048
     """Width of the hidden layer of the MLP in each block."""
     causal: bool = True
-    """Whether a pixel may look only at itself and at those before it."""
+    """Whether a pixel attends only to itself and earlier ones."""
     output: Literal["pixels", "classes"] = "pixels"
-    """What the head predicts: each pixel's colour from those before it, or the class from the mean of all tokens."""
+    """What the head predicts: each pixel's colour from the earlier ones, or the class from the mean of all tokens."""
     bias: bool = False
     """Whether linear layers have a bias; Hugging Face's port has them, the published code does not."""
     norm_epsilon: float = 1e-5
@@ -75,7 +75,7 @@ class IGPTConfig(ModelConfig):
     def for_data(
         self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
     ) -> Self:
-        """Every pixel is a token, and tokens are dear: the resolution stays the model's own."""
+        """The model's resolution is kept: every pixel is a token, so a larger one would be expensive."""
         classes = self.palette if self.predicts == "pixels" else classes
         return super().for_data(classes=classes, channels=channels, resolution=None, settings=settings)
 

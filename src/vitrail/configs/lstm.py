@@ -1,4 +1,4 @@
-"""An LSTM over patches in numbers: the sequential bias that the notes set against attention."""
+"""Configuration of an LSTM over patches, whose sequential bias contrasts with attention."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -10,7 +10,7 @@ from vitrail.settings import check_integer, check_number
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSTMConfig(PatchedConfig):
-    """Patches one after the other into a recurrent network; the head reads its last state."""
+    """A recurrent network over the sequence of patches; its last state is the input of the head."""
 
     family: ClassVar[str] = "lstm"
     model: ClassVar[str] = "vitrail.models.lstm:LSTM"
@@ -23,7 +23,7 @@ class LSTMConfig(PatchedConfig):
     bidirectional: bool = False
     """Whether a second network reads the sequence from its end."""
     order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
-    """In which order the patches come."""
+    """Order in which the patches are read."""
     order_seed: int = 0
     """Seed of the random order."""
     dropout: float = 0.0

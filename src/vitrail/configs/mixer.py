@@ -1,4 +1,4 @@
-"""MLP-Mixer in numbers (arXiv 2105.01601)."""
+"""Configuration of MLP-Mixer (arXiv 2105.01601)."""
 
 import dataclasses
 from typing import ClassVar, Literal

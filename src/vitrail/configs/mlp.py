@@ -1,4 +1,4 @@
-"""Fully connected layers on pixels in numbers: no bias about images at all."""
+"""Configuration of an MLP on pixels: no inductive bias for images."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -9,7 +9,7 @@ from vitrail.settings import check_integer, check_number
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLPConfig(ModelConfig):
-    """All pixels into one vector, some hidden layers, a linear head."""
+    """All pixels as one vector, some hidden layers, a linear head."""
 
     family: ClassVar[str] = "mlp"
     model: ClassVar[str] = "vitrail.models.mlp:PixelMLP"

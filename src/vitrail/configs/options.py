@@ -1,4 +1,4 @@
-"""Where and how a run computes: what the result does not depend on, but for its last bits and the seed."""
+"""Options of a run that are not part of its recipe: seed, threads, device, cache, checkpoints."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,7 +13,7 @@ class Options(Settings):
     title: ClassVar[str] = "Options"
 
     seed: int = 0
-    """Same seed, machine and threads: same weights."""
+    """The same seed, machine and threads give the same weights."""
     workers: int = 2
     """Threads that prepare images."""
     threads: int | None = None
@@ -21,17 +21,17 @@ class Options(Settings):
     device: str = "auto"
     """cpu, cuda, mps, ...; auto takes a GPU if there is one."""
     amp: bool = False
-    """Compute in bfloat16 where that is safe. Slow on CPUs without it."""
+    """Compute in bfloat16 where that is safe. Slow on CPUs without bfloat16."""
     compile: bool = False
     """Compile the model first: a minute or so, then faster steps on some machines."""
     cache: str | None = None
-    """Folder for decoded images, so that later epochs need no JPEG work."""
+    """Folder for decoded images, so that later epochs decode no JPEG files."""
     cache_gigabytes: float = 10.0
-    """How large the cache may grow."""
+    """Maximum size of the cache."""
     checkpoint_seconds: float = 30.0
-    """A checkpoint is written after so many seconds or at the end of an epoch, whichever comes first."""
+    """Seconds between checkpoints; one is also written at the end of an epoch, if that comes first."""
     keep: int = 2
-    """How many checkpoints stay, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
 
     def __post_init__(self) -> None:
         check_integer("seed", self.seed, low=0, high=2**63 - 1)

@@ -9,7 +9,7 @@ from vitrail.settings import Pair
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PatchedConfig(ModelConfig):
-    """A model that reads patches: how they are cut, how many there are, what embedding them costs."""
+    """A model of patches: their size and number, and the cost of embedding them."""
 
     patch: Pair = (16, 16)
     """Height and width of a patch in pixels."""
@@ -35,12 +35,12 @@ class PatchedConfig(ModelConfig):
 
     @property
     def canvas(self) -> tuple[int, int, int]:
-        """Channels, height and width of what is cut into patches: the image, unless something comes before."""
+        """Channels, height and width of what is cut into patches: the image, or the feature map of a stem."""
         return self.channels, *self.resolution
 
     @property
     def canvas_scale(self) -> int:
-        """Pixels of the image for one of the canvas, in each direction."""
+        """Image pixels per canvas pixel, vertically and horizontally."""
         return 1
 
     @property
@@ -64,6 +64,12 @@ class PatchedConfig(ModelConfig):
         return self.patches * self.canvas[0] * self.patch[0] * self.patch[1] * self.width
 
     def _check_grid(self) -> None:
+        # Also a limit: without it, some settings of a few bytes would ask for millions of patches.
+        if any(pad >= patch for pad, patch in zip(self.padding, self.patch, strict=True)):
+            raise UsageError(
+                f"Padding must be smaller than the patch {self.patch}, got {self.padding}: some patches would hold"
+                " nothing of the image."
+            )
         scale = self.canvas_scale
         for side, given, size, pad, patch, step in zip(
             ("height", "width"), self.resolution, self.canvas[1:], self.padding, self.patch, self.step, strict=True

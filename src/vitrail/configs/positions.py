@@ -1,6 +1,6 @@
-"""How a token knows where its patch was, in numbers: the rules of each kind of position and what it costs.
+"""Rules and costs of each kind of position embedding, without torch.
 
-The modules are in `models.positions`. A kind is one class here, one there, and a line of the registry.
+The modules are in `models.positions`. A kind is a class here, one there, and a line of `POSITIONS`.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -16,22 +16,22 @@ Placement = Literal["once", "every", "shared"]
 
 
 class PositionRules:
-    """What a kind of position asks of a ViT's configuration. These are the rules of a table that is added to tokens."""
+    """Rules of one kind of position embedding. The defaults are those of a table that is added to the tokens."""
 
     model: ClassVar[str]
-    """Where the kind's class for models is: `package.module:Class`."""
+    """The class of its module, as `package.module:Class`."""
     placements: ClassVar[tuple[Placement, ...]] = ("once", "every", "shared")
-    """Where position may enter (Table 8), the usual place first."""
+    """Allowed values of `position_at` (Table 8), the default first."""
     can_wrap: ClassVar[bool] = False
-    """Whether places may wrap around the edges."""
+    """Whether positions may wrap around the edges."""
     width_multiple: ClassVar[int] = 1
-    """What the width of a token must be a multiple of."""
+    """The width must be a multiple of this."""
 
     def __init__(self, config: "ViTConfig") -> None:
         self.config = config
 
     def check(self) -> None:
-        """Refuse a configuration that this kind cannot serve."""
+        """Refuse a configuration that this kind does not support."""
         if self.config.width % self.width_multiple:
             raise UsageError(
                 f"Width must be a multiple of {self.width_multiple} for position {self.config.position},"
@@ -45,17 +45,17 @@ class PositionRules:
 
     @property
     def parameters(self) -> int:
-        """Learned numbers of all tables."""
+        """Number of learned parameters."""
         return 0
 
     @property
     def fixed_tables(self) -> dict[str, Table]:
-        """What the kind computes from the configuration alone, by the names of `models.positions`."""
+        """Fixed tables that follow from the configuration, by their names in `models.positions`."""
         return {}
 
 
 class NoPosition(PositionRules):
-    """Tokens are a set: their order changes nothing."""
+    """No position: the order of tokens does not matter."""
 
     model = "vitrail.models.positions:Position"
     placements = ("once",)
@@ -114,8 +114,8 @@ class Relative(PositionRules):
 
     @property
     def offsets(self) -> int:
-        """Entries of a table per head: every offset between two patches, and three for the prefix tokens (from a patch
-        to them, from them to a patch, among them)."""
+        """Entries of the table per head: one for each offset between two patches, and three for prefix tokens (patch to
+        prefix, prefix to patch, prefix to prefix)."""
         rows, columns = self.config.grid
         offsets = rows * columns if self.config.wrap else (2 * rows - 1) * (2 * columns - 1)
         return offsets + (3 if self.config.prefix else 0)
@@ -126,7 +126,7 @@ class Relative(PositionRules):
 
 
 class Rope2D(PositionRules):
-    """Queries and keys are turned by angles, half of them by row and half by column (arXiv 2403.13298)."""
+    """Queries and keys are rotated, half of the angles by row and half by column (arXiv 2403.13298)."""
 
     model = "vitrail.models.positions:Rope2D"
     placements = ("every",)

@@ -1,4 +1,4 @@
-"""How a model is trained, in numbers. A recipe is a short TOML file of these settings; flags override it.
+"""Recipes: how a model is trained. A recipe is a short TOML file of these settings; flags override it.
 
 A file's keys are the fields below; `[augment]`, `[preprocess]` and `[model]` are tables with settings of
 `configs.augment`, of `Preprocess` and of the model's family.
@@ -28,7 +28,7 @@ OBJECTIVES: Registry[Any] = Registry(
         "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
     },
 )
-"""What a model can be trained to do: names, and the classes behind them (see `training.objectives.base`)."""
+"""Training objectives by name (see `training.objectives.base`)."""
 
 OPTIMISERS: Registry[Any] = Registry(
     "optimiser",
@@ -38,81 +38,83 @@ OPTIMISERS: Registry[Any] = Registry(
         "muon": "vitrail.training.optimise:MUON",
     },
 )
-"""How weights are updated: names, and the `Optimiser` behind them."""
+"""Optimisers by name (see `training.optimise`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
-    """What happens to a model between its first weights and its last. Exactly one of epochs, steps, minutes is set."""
+    """Settings of training. Exactly one of epochs, steps and minutes is set."""
 
     title: ClassVar[str] = "Recipe"
 
     objective: str = "classify"
-    """Classes; or the paper's masked patches (ViT); or the next pixel (iGPT); or what another package adds."""
+    """Classification, the paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another
+    package."""
     epochs: int | None = None
-    """How often every training image is seen."""
+    """Number of passes over the training images."""
     steps: int | None = None
     """Number of updates."""
     minutes: float | None = None
-    """Time to spend: measured once, then a fixed number of steps."""
+    """Time limit: the speed is measured at the start, which fixes the number of steps."""
     batch: int = 128
-    """Images of one update, over all ranks."""
+    """The global batch: images of one update, over all ranks."""
     accumulate: int = 1
-    """Parts that each rank computes one after the other, to save memory."""
+    """Number of parts into which each rank splits its batch, computed one after the other to save memory."""
     optimiser: str = "adamw"
-    """Muon turns momentum of the blocks' matrices into steps of equal size in all directions; AdamW does the rest."""
+    """Muon updates the matrices of the blocks with orthogonalised momentum, and AdamW the other parameters."""
     learning_rate: float = 1e-3
-    """Highest learning rate."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Memory of AdamW's two averages."""
+    """Decay rates of AdamW's two moments."""
     momentum: float = 0.9
-    """Of SGD; of Muon, with Nesterov's correction."""
+    """Momentum of SGD, and of Muon (Nesterov)."""
     weight_decay: float = 0.05
-    """Pull of weight matrices towards 0; biases, norms, tokens and positions feel none. Times the learning rate."""
+    """Decay of weight matrices, multiplied by the learning rate; biases, norms, tokens and position embeddings have
+    none."""
     schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup: float = 0.05
-    """Steps in which the learning rate rises from 0; below 1, the share of all steps."""
+    """Steps in which the learning rate rises from 0; a value below 1 is a share of all steps."""
     cooldown: float = 0.1
-    """Share of all steps in which an rsqrt schedule falls to its end in a line."""
+    """Share of all steps in which an rsqrt schedule falls linearly to its end."""
     final: float = 0.0
-    """The last learning rate as a share of the highest."""
+    """The last learning rate as a share of the peak."""
     clip: float = 0.0
-    """Longest gradient (norm over all parameters); 0 is off."""
+    """Maximum norm of the gradient over all parameters; 0 is off."""
     average: float = 0.0
-    """Decay of a running average of the weights, which is then what is evaluated and kept; 0 is off."""
+    """Decay of an exponential moving average of the weights, which is then evaluated and saved; 0 is off."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """Cross-entropy over classes, or one yes or no for each (arXiv 2006.07159, AugReg)."""
+    """Cross-entropy over classes, or binary cross-entropy for each class (arXiv 2006.07159, AugReg)."""
     label_smoothing: float = 0.0
     """Share of the label that is spread over all classes."""
     head_bias: float = 0.0
-    """First bias of the head; about -log(classes) suits the sigmoid loss."""
+    """Initial bias of the head; about -log(classes) suits the sigmoid loss."""
     layer_decay: float = 1.0
-    """Factor of the learning rate from each block to the one before it."""
+    """Factor of the learning rate from each block to the previous one."""
     freeze: bool = False
-    """Train the head alone."""
+    """Train only the head."""
     head: Literal["zero", "probe"] = "zero"
-    """In fine-tuning, a head for new classes begins at zero, or with what least squares makes of the frozen model's
-    features; after that, no step at all may be enough."""
+    """In fine-tuning, a head for new classes starts at zero, or (probe) from least squares on the frozen model's
+    features."""
     least_steps: int = 0
-    """If fewer steps than these fit into the minutes, a head by least squares stays alone and no step is made; but 20
-    steps are enough if they are 5 epochs."""
+    """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made; 20 steps are
+    enough if they make 5 epochs."""
     activation_checkpointing: bool = False
-    """Compute each block again in the backward pass instead of remembering it: less memory, more time."""
+    """Recompute each block in the backward pass instead of storing its activations: less memory, more time."""
     holdout: float = 0.1
-    """Share of the training images held out to watch progress, if DATA has no val split; 0 is off."""
+    """Share of the training images held out for validation, if DATA has no val split; 0 is off."""
     evaluate_every: int = 1
     """Epochs between evaluations on the held-out images; the last epoch is always evaluated."""
     on_damage: Literal["error", "skip", "substitute"] = "error"
-    """An image that cannot be read stops the run, is left out, or is replaced by the next one."""
+    """If an image cannot be read: stop the run, skip the image, or substitute the next one."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """A loss or gradient that is not a number stops the run, or its step is left out."""
+    """If a loss or gradient is not finite: stop the run, or skip the step."""
     augment: Augment = dataclasses.field(default_factory=Augment)
-    """What happens to images in training."""
+    """Augmentation of training images."""
     preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings of `Preprocess` that differ from its defaults."""
+    """Settings of `Preprocess` that differ from the defaults."""
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings of the model that differ from its name's."""
+    """Settings of the model that differ from those of its name."""
 
     def __post_init__(self) -> None:
         OBJECTIVES.check(self.objective)
@@ -152,14 +154,14 @@ class Recipe(Settings):
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """What each setting means; of those that a registry knows, with their names before it."""
+        """The docstring of each setting, preceded by its allowed values, also for those with a registry."""
         found = super().meanings()
         for registry in (OBJECTIVES, OPTIMISERS):
             found[registry.sort] = f"{', '.join(registry)}. {found[registry.sort]}"
         return found
 
     def with_length(self, *, epochs: int | None, steps: int | None, minutes: float | None) -> Self:
-        """The same recipe for another length; the given one of three replaces the recipe's."""
+        """The recipe with another length: the one that is given replaces the recipe's."""
         given = {"epochs": epochs, "steps": steps, "minutes": minutes}
         if sum(value is not None for value in given.values()) > 1:
             raise UsageError("Length must be one of --epochs, --steps and --minutes, got more than one.")
@@ -175,12 +177,12 @@ class Recipe(Settings):
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe that ships with the package, by its name, or else a TOML file."""
+    """The recipe of the package with this name, otherwise the recipe in a TOML file."""
     return read_recipe(recipe_text(name), name)
 
 
 def recipe_text(name: str) -> str:
-    """The TOML document of a recipe, with the comments that explain it."""
+    """The TOML document of a recipe, with its comments."""
     known = recipe_names()
     if name in known:
         return resources.files("vitrail").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
@@ -198,7 +200,7 @@ def recipe_text(name: str) -> str:
 
 
 def purpose(text: str) -> str:
-    """What a recipe is for: the first sentence of the comment that its document begins with."""
+    """The purpose of a recipe: the first sentence of the comment at the top of its document."""
     comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())
     return re.split(r"(?<=\.)\s", " ".join(line[2:].strip() for line in comment), maxsplit=1)[0]
 
@@ -234,14 +236,14 @@ _OTHER_WORDS = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch", "ema
 
 
 def _keys(fields: dict[str, Any]) -> dict[str, str]:
-    """The key of every setting that may be meant, by its name without the table."""
+    """The full key of every setting, by its name without the table."""
     in_model = {field.name: f"model.{field.name}" for field in dataclasses.fields(ViTConfig)}
     in_augment = {name: f"augment.{name}" for name in fields["augment"]}
     return in_model | in_augment | {name: name for name in fields} | _OTHER_WORDS
 
 
 def recipe_names() -> list[str]:
-    """Recipes that ship with the package."""
+    """Names of the recipes in the package."""
     folder = resources.files("vitrail").joinpath("recipes")
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
@@ -259,7 +261,7 @@ def read_recipe(text: str, name: str) -> Recipe:
 
 
 def write_toml(fields: dict[str, Any]) -> str:
-    """A TOML document of plain values and tables, for the settings that a run leaves behind; none is left out."""
+    """A TOML document of plain values and tables, used for the config.toml of a run. None values are omitted."""
     tables = {key: value for key, value in fields.items() if isinstance(value, dict)}
     lines = [
         f"{key} = {_toml_value(value)}" for key, value in fields.items() if key not in tables and value is not None

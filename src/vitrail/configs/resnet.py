@@ -1,4 +1,4 @@
-"""Residual convolutional networks in numbers: BiT (arXiv 1912.11370), and a plain one for small images."""
+"""Configuration of residual networks: BiT (arXiv 1912.11370), and a plain one for small images."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -19,7 +19,7 @@ class ResNetConfig(ModelConfig):
 
     kind: Literal["bit", "plain"] = "bit"
     """BiT: pre-activation bottlenecks, weight-standardised convolutions, GroupNorm. Plain: two 3x3 convolutions a unit,
-    BatchNorm, no shrinking before the first stage."""
+    BatchNorm, full resolution in the first stage."""
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Units in each stage; each stage after the first has twice the channels."""
     base: int = 64
@@ -27,8 +27,7 @@ class ResNetConfig(ModelConfig):
     strides: tuple[int, ...] | None = None
     """Stride of each stage of a plain network; none means 1, then 2 for each later stage."""
     edges: Literal["zeros", "circular"] = "zeros"
-    """What a plain network's convolutions see beyond the rim: zeros, or the other side, which makes them exactly
-    shift-equivariant."""
+    """Padding of a plain network's convolutions: zeros, or circular, which makes them exactly shift-equivariant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +59,7 @@ class ResNetConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Features that the head reads."""
+        """Width of the input of the head."""
         return self.base * 2 ** (len(self.layers) - 1) * (4 if self.kind == "bit" else 1)
 
     @property

@@ -1,21 +1,21 @@
-"""Counting convolutional networks: walk the layers once, and have their parameters and multiply-accumulates."""
+"""Counting parameters and multiply-accumulates of convolutional networks, layer by layer."""
 
 from vitrail.settings import Pair
 
 
 class Tally:
-    """What the layers walked so far cost, and how large the feature map is after them."""
+    """Cost of the layers counted so far, and the size of their output."""
 
     def __init__(self, channels: int, side: Pair) -> None:
         self.channels, self.side = channels, side
         self.parameters = self.macs = 0
 
     def shrink(self, stride: int) -> None:
-        """A stride with padding that keeps the rim: every size rounds up."""
+        """Apply a stride with `same` padding: sizes are rounded up."""
         self.side = (-(-self.side[0] // stride), -(-self.side[1] // stride))
 
     def convolve(self, outputs: int, kernel: int, stride: int = 1) -> None:
-        """A square convolution without bias."""
+        """Count a square convolution without bias."""
         self.shrink(stride)
         weights = kernel * kernel * self.channels * outputs
         self.parameters += weights
@@ -23,11 +23,11 @@ class Tally:
         self.channels = outputs
 
     def norm(self) -> None:
-        """A scale and a shift for each channel."""
+        """Count a scale and a shift for each channel."""
         self.parameters += 2 * self.channels
 
     def shortcut(self, outputs: int, stride: int, *, norm: bool) -> None:
-        """A 1x1 convolution beside the branch; the walk goes on along the branch, from where it was."""
+        """Count a 1x1 convolution on the shortcut; the size stays that of the main branch."""
         channels, side = self.channels, self.side
         self.convolve(outputs, kernel=1, stride=stride)
         if norm:
@@ -35,10 +35,11 @@ class Tally:
         self.channels, self.side = channels, side
 
     def bottlenecks(self, base: int, layers: tuple[int, ...], *, pre_activation: bool) -> None:
-        """Stages of bottleneck units (1x1, 3x3, 1x1, four times wider outside), each after the first at half the size.
+        """Count stages of bottleneck units (1x1, 3x3, 1x1, four times wider outside), each after the first at half the
+        size.
 
-        With pre-activation (BiT), a norm stands before each convolution and none on the shortcut; without (the trunk of
-        hybrids), a norm stands after each, the shortcut's too.
+        With pre-activation (BiT), a norm precedes each convolution and the shortcut has none; without (the trunk of
+        hybrids), a norm follows each convolution, also on the shortcut.
         """
         for stage, units in enumerate(layers):
             middle = base * 2**stage

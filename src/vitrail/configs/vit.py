@@ -1,4 +1,4 @@
-"""The Vision Transformer in numbers (arXiv 2010.11929): its settings, their rules, and what they cost."""
+"""Configuration of the Vision Transformer (arXiv 2010.11929): settings, rules, parameters and MACs."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -29,23 +29,23 @@ class ViTConfig(PatchedConfig):
     registers: int = 0
     """Extra learned tokens without a position that attention may use as scratch space (arXiv 2309.16588)."""
     pool: Literal["cls", "gap", "map"] = "cls"
-    """What the head reads: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
+    """Input of the head: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
     representation: Literal["none", "tanh", "gelu"] = "none"
     """Hidden layer of the head, for pre-training; fine-tuning drops it (section 3.1)."""
     position: str = "learned-1d"
-    """How a token knows where its patch was: none, learned-1d, learned-2d, sincos-1d, sincos-2d, relative, rope-2d."""
+    """Position embedding: none, learned-1d, learned-2d, sincos-1d, sincos-2d, relative, rope-2d."""
     position_at: Placement | None = None
-    """Where position enters (Table 8): once at the input, in every layer, or in every layer with one shared table.
-    None means the usual place: once for tables that are added, every layer for relative and rope-2d."""
+    """Where position is added (Table 8): once at the input, in every layer, or in every layer with one shared table.
+    None means the default: once for tables that are added, every layer for relative and rope-2d."""
     class_position: bool = True
-    """Whether [CLS] has a learned position of its own, as in the paper; later models leave it out."""
+    """Whether [CLS] has a learned position embedding, as in the paper; some later models have none."""
     wrap: bool = False
-    """Let relative and rope-2d positions wrap around the edges. Shifts by whole patches then change no logit (for
-    rope-2d with pool gap or map: [CLS] has no angle and so sees absolute ones)."""
+    """Let relative and rope-2d positions wrap around the edges. Shifts by multiples of a patch then do not change the
+    logits (for rope-2d only with pool gap or map, because [CLS] has no angle and sees absolute ones)."""
     resize_rule: ResizeRule = "google"
-    """Whose interpolation changes the grid of learned positions; published checkpoints differ."""
+    """Library whose interpolation resizes learned position embeddings; published checkpoints differ."""
     attention: Literal["global", "local", "strided"] = "global"
-    """Which patches a patch may look at: all, a square window, or the strided pattern of Sparse Transformers."""
+    """Patches that a patch attends to: all, a square window, or the strided pattern of Sparse Transformers."""
     attention_span: int | None = None
     """Radius of the local window in patches (default 1: 3x3), or the stride (default: one row of the grid)."""
     norm: Literal["layer", "batch"] = "layer"
@@ -63,7 +63,7 @@ class ViTConfig(PatchedConfig):
     dropout: float = 0.0
     """Probability of zeroing a feature after embedding, attention and each MLP layer, in training."""
     token_drop: float = 0.0
-    """Share of patch tokens left out at random in training (PatchDropout), where position enters once."""
+    """Share of patch tokens dropped at random in training (PatchDropout); needs position_at = once."""
     drop_path: float = 0.0
     """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
 
@@ -106,17 +106,17 @@ class ViTConfig(PatchedConfig):
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches: [CLS] and registers."""
+        """Number of tokens before the patches: [CLS] and registers."""
         return int(self.pool == "cls") + self.registers
 
     @property
     def tokens(self) -> int:
-        """Length of the sequence that the encoder sees."""
+        """Length of the encoder's sequence."""
         return self.prefix + self.patches
 
     @property
     def placement(self) -> Placement:
-        """`position_at`, with the usual place filled in."""
+        """`position_at`, with its default filled in."""
         return self.position_at or self.position_rules.placements[0]
 
     @property

@@ -143,12 +143,13 @@ MODELS: dict[str, ModelConfig] = {config.name: config for config in chain(_publi
 
 
 def model_names() -> list[str]:
-    """Every model by name: ours, and one for each family that another package adds."""
+    """All model names: the built-in ones, and one for each family of another package."""
     return [*MODELS, *FAMILIES.added]
 
 
 def find(name: str) -> ModelConfig:
-    """The configuration behind a model name. A family of another package has one name, its own, with its defaults."""
+    """The configuration of a model name. A family of another package has a single model of its own name, with its
+    defaults."""
     if name in MODELS:
         return MODELS[name]
     if name in FAMILIES.added:

@@ -1,1 +1,1 @@
-"""Images with labels."""
+"""Data sets: sources, `doctor`, the loader."""

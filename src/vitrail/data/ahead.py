@@ -1,4 +1,4 @@
-"""Work done ahead by threads, handed out in order."""
+"""Prefetching: jobs are run ahead by threads, and their results are returned in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
-    """Results of jobs in their order, up to `ahead` of them computed by threads before they are asked for."""
+    """Results of jobs in their order; up to `ahead` of them are computed by threads in advance."""
     if workers == 0:
         for job in jobs:
             yield job()

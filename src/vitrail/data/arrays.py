@@ -1,4 +1,4 @@
-"""Arrays of images and labels to data sets with one table of classes."""
+"""Data sets from arrays of images and labels."""
 
 import numpy as np
 
@@ -6,11 +6,12 @@ from vitrail.data.dataset import SPLITS, Dataset, Split
 from vitrail.errors import DamagedError, UsageError
 
 _MOST_CLASSES = 10_000_000
+_LARGEST = np.iinfo(np.int64).max
 
 
 def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
-    """`images` and `labels`, or `train_images` ... `test_labels`, are the splits; `classes` names labels that are
-    numbers. Messages call it `name`."""
+    """A data set of the arrays `images` and `labels`, or `train_images` ... `test_labels`; `classes` are the names of
+    integer labels. Messages call it `name`."""
     keys = {split: (f"{split}_images", f"{split}_labels") for split in SPLITS}
     if "images" in arrays:
         if mixed := [name for pair in keys.values() for name in pair if name in arrays]:
@@ -59,9 +60,13 @@ def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
 def _class_table(
     labels: list[np.ndarray], classes: np.ndarray | None, name: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Names sorted (numbers by value), and every label as an index into them."""
+    """Sorted class names (numbers by value), and every label as an index into them."""
     # Each split's own values first: all labels in one array would be a copy of them.
     distinct = [np.unique(part) for part in labels]
+    if any(part.dtype.kind == "u" and part[-1] > _LARGEST for part in distinct):
+        raise DamagedError(
+            f"Labels must be names or integers up to {_LARGEST:,}, got larger ones in {name!r}.", path=name
+        )
     distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]
     if len({part.dtype.kind for part in distinct}) > 1:
         raise DamagedError(path=name, cause="has labels that are numbers in one split and names in another")
@@ -70,7 +75,7 @@ def _class_table(
         raise DamagedError(f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.", path=name)
     if classes is not None:
         is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MOST_CLASSES
-        names = classes.tolist() if is_list else []
+        names = _as_names(classes, name) if is_list else []
         if not names or len(set(names)) < len(names):
             raise DamagedError(
                 f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.",
@@ -84,4 +89,18 @@ def _class_table(
         order = sorted(range(len(names)), key=names.__getitem__)
         place = np.argsort(order)
         return tuple(names[index] for index in order), [place[part] for part in labels]
-    return tuple(map(str, values)), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
+    table = _as_names(values, name) if values.dtype.kind == "U" else map(str, values)
+    return tuple(table), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
+
+
+def _as_names(texts: np.ndarray, name: str) -> list[str]:
+    try:
+        names = texts.tolist()
+        "".join(names).encode()
+    except (ValueError, SystemError):  # arrays may hold numbers that are no characters
+        names = [""]
+    if "" in names:
+        raise DamagedError(
+            f"Names of classes must be texts in Unicode, and not empty, got others in {name!r}.", path=name
+        )
+    return names

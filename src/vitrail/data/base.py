@@ -1,4 +1,4 @@
-"""What every source of data answers."""
+"""The interface of data sources."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,17 +20,18 @@ SPLIT_NAMES = {
 
 
 class Source(ABC):
-    """One kind of DATA. `vitrail --help` imports its module to describe it: import numpy and the like where needed."""
+    """One kind of DATA. `vitrail --help` imports its module, so numpy and other large packages are imported in the
+    methods."""
 
     description: ClassVar[str]
-    """What it is, as the help and the errors list it: "a folder of idx files"."""
+    """Description in the help and in errors, such as "a folder of idx files"."""
     word: ClassVar[str] = ""
-    """The word that stands for it, if it is not a path."""
+    """Its name, if it is not a path."""
 
     @abstractmethod
     def recognises(self, data: str | Path) -> bool:
-        """Whether `data` is of this kind, for any text and path."""
+        """Whether `data`, any string or path, is of this kind."""
 
     @abstractmethod
     def open(self, data: str | Path) -> "Dataset":
-        """The images and labels of what was recognised. Image files are listed, not read."""
+        """Open recognised data. Image files are listed, not read."""

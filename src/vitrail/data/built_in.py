@@ -20,7 +20,7 @@ _FASHION_PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's d
 
 
 class BuiltIn(Source):
-    """A data set that a word stands for. A path of that name is never it."""
+    """A data set with a name. A path of the same name is not meant."""
 
     def recognises(self, data: str | Path) -> bool:
         return data == self.word
@@ -50,7 +50,7 @@ class Digits(BuiltIn):
 
 
 class Fashion40(BuiltIn):
-    """Four test images of each class of Fashion-MNIST (see NOTICE): no embedded model has learned from them."""
+    """Four test images of each class of Fashion-MNIST (see NOTICE): no embedded model was trained on them."""
 
     word = description = "fashion-40"
 

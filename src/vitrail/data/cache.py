@@ -1,10 +1,10 @@
-"""Decoded images on disk, so that a second epoch, and a second run, need no JPEG work.
+"""Cache of decoded images on disk, so that later epochs and runs decode no JPEG files.
 
 Pixels are keyed by the bytes of the image file, by what `Preprocess.read` depends on, and by the decoder's version: a
-changed file or setting is another key, and a cached image is exactly the one that would be decoded. Entries are only
-appended, under a lock, so that threads and processes may share a cache; a torn or damaged entry, or one whose pixels
-are damaged, fails its checksum, and the image is decoded and stored anew. When the size limit is reached, what is
-there stays: every epoch reads every image once, and replacing would lose each image just before its next use.
+changed file or setting has another key, and a cached image equals the decoded one exactly. Entries are only appended,
+under a lock, so that threads and processes may share a cache; an incomplete or damaged entry fails its checksum, and
+the image is decoded and stored again. When the size limit is reached, entries are kept: every epoch reads every image
+once, so replacing would remove each image just before its next use.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import PIL
 from PIL import Image
 
 from vitrail.errors import UsageError
-from vitrail.images.decode import read_file
+from vitrail.images.decode import MAX_PIXELS, read_file
 from vitrail.images.preprocess import Preprocess
 
 # key, offset, height, width, channels, checksum of all these and of the pixels
@@ -31,7 +31,7 @@ _ENTRY = struct.Struct("<16sQIIII")
 
 
 class ImageCache:
-    """`read(path, preprocess)` is `preprocess.read(path)`, remembered."""
+    """`read(path, preprocess)` is a cached `preprocess.read(path)`."""
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
@@ -54,12 +54,12 @@ class ImageCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the files."""
+        """Close the files."""
         os.close(self._index)
         os.close(self._pixels)
 
     def read(self, path: str, preprocess: Preprocess) -> Image.Image | np.ndarray:
-        """The uncropped image in the model's channels: from the cache as an array, else decoded."""
+        """The uncropped image in the model's channels: an array from the cache, otherwise decoded."""
         settings = _what_matters(preprocess)
         content = None
         try:
@@ -73,7 +73,7 @@ class ImageCache:
             key = hashlib.blake2b(settings.encode() + content, digest_size=16).digest()
         with self._lock:
             self._keys[memo] = key
-            pixels = self._load(key)
+            pixels = self._load(key, preprocess.channels)
             self.hits, self.misses = self.hits + (pixels is not None), self.misses + (pixels is None)
         if pixels is not None:
             return pixels
@@ -86,7 +86,8 @@ class ImageCache:
             self._store(key, np.ascontiguousarray(np.atleast_3d(np.asarray(image))))
         return image
 
-    def _load(self, key: bytes) -> np.ndarray | None:
+    def _load(self, key: bytes, wanted: int) -> np.ndarray | None:
+        """The image of a key, if it is there, intact and of as many channels as are wanted."""
         if key not in self._entries:
             self._refresh()
         if key not in self._entries:
@@ -94,7 +95,7 @@ class ImageCache:
         offset, height, width, channels, checksum = self._entries[key]
         shape, size = (height, width, channels), height * width * channels
         try:
-            content = os.pread(self._pixels, size, offset)
+            content = os.pread(self._pixels, size, offset) if channels == wanted else b""
         except OSError:
             content = b""
         if len(content) != size or (key not in self._intact and _checksum(key, offset, shape, content) != checksum):
@@ -104,23 +105,23 @@ class ImageCache:
         return np.frombuffer(content, np.uint8).reshape(shape)
 
     def _refresh(self) -> None:
-        """Learn of entries that others have appended, except for those that cannot be true."""
+        """Read the entries that other processes have appended, except for invalid ones."""
         with contextlib.suppress(OSError):
             while count := len(records := os.pread(self._index, 4096 * _ENTRY.size, self._indexed)) // _ENTRY.size:
                 self._indexed += count * _ENTRY.size
                 end = os.fstat(self._pixels).st_size  # asked after the entries, which are written after the pixels
                 for key, *place in _ENTRY.iter_unpack(records[: count * _ENTRY.size]):
                     offset, height, width, channels, checksum = place
-                    if 0 < height * width * channels <= end - offset:
+                    if 0 < height * width * channels <= end - offset and height * width <= MAX_PIXELS:
                         self._entries[key] = offset, height, width, channels, checksum
                         self._intact.discard(key)
 
     def _store(self, key: bytes, pixels: np.ndarray) -> None:
-        """Append an image, unless the cache is full or another process was faster."""
+        """Append an image, unless the cache is full or another process has stored it."""
         fcntl.flock(self._index, fcntl.LOCK_EX)
         try:
             self._refresh()
-            if self._load(key) is not None:
+            if self._load(key, pixels.shape[2]) is not None:
                 return
             offset = os.fstat(self._pixels).st_size
             # An index that a crash cut off in the middle of an entry goes back to the last complete one.
@@ -152,7 +153,7 @@ def _write(file: int, content: bytes, offset: int) -> None:
 
 
 def _what_matters(preprocess: Preprocess) -> str:
-    """The settings that change what `Preprocess.read` returns."""
+    """The settings that `Preprocess.read` depends on."""
     settings = preprocess.to_json()
     names = ("background", "jpeg") + (("resolution", "resize", "crop_fraction") if preprocess.jpeg == "double" else ())
     return json.dumps([PIL.__version__, preprocess.channels, *(settings[name] for name in names)])

@@ -1,4 +1,4 @@
-"""Labelled images in splits that share one table of classes."""
+"""Labelled images in splits with one common list of classes."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Some images and the index of each one's class."""
+    """Images with their class indices."""
 
     name: str
     images: Sequence[str] | np.ndarray
@@ -33,11 +33,11 @@ class Split:
         return self.images if isinstance(self.images, np.ndarray) else None
 
     def name_of(self, index: int) -> str:
-        """What messages call an image: its path, or its split and number."""
+        """Name of an image in messages: its path, or its split and index."""
         return f"{self.name} image {index}" if self.in_memory is not None else str(self.images[index])
 
     def fingerprint(self) -> str:
-        """Changes when an image does: any pixel of those in memory; the path, size or time of a file."""
+        """A hash that changes with any pixel of images in memory, or with the path, size or time of a file."""
         digest = hashlib.sha256()
         if (pixels := self.in_memory) is not None:
             digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
@@ -58,25 +58,25 @@ class Split:
         return dataclasses.replace(self, name=name or self.name, images=images, labels=self.labels[indices])
 
     def spread(self, count: int) -> Self:
-        """At most so many of the images, evenly from all of them: folders are sorted by class."""
+        """At most `count` images, evenly spaced, because files are sorted by class."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Everything under one DATA: `splits` has some of train, val and test, or `all` where nothing is divided yet."""
+    """A data set: `splits` has some of train, val and test, or only `all` if it has no splits."""
 
     name: str
-    """As the user named it."""
+    """Its name as the user gave it."""
     labels: tuple[str, ...]
     """Names of the classes of all splits, sorted."""
     splits: dict[str, Split]
     folders: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
-    """The folder of each class in each split, also of those without an image."""
+    """The folder of each class in each split, also of empty ones."""
     root: str = ""
     """Folder of the image files."""
     licence: str = "unknown"
-    """Terms of the images, where they are known."""
+    """Licence of the images, if known."""
 
     @classmethod
     def from_files(
@@ -88,8 +88,8 @@ class Dataset:
         folders: dict[str, dict[str, str]] | None = None,
         root: str,
     ) -> Self:
-        """A data set of image files: for each split, the path and the class of every one. `labels` are all classes,
-        also those without an image."""
+        """A data set of image files, with path and class of each for every split. `labels` are all classes, also those
+        without images."""
         table = tuple(sorted(labels))
         index_of = {label: index for index, label in enumerate(table)}
         splits = {
@@ -105,11 +105,11 @@ class Dataset:
 
     @property
     def first(self) -> Split:
-        """The split that tells what the images are like."""
+        """The first split, used to find out the size and channels of the images."""
         return next(iter(self.splits.values()))
 
     def for_training(self, *, holdout: float, seed: int) -> tuple[Split, Split | None]:
-        """Images to train on, and others to choose by: `val`, or else a share held out of every class."""
+        """Training images and validation images: `val`, otherwise a share held out of every class."""
         check_number("holdout", holdout, low=0, below=1)
         training = self.splits.get("train", self.splits.get("all"))
         if training is None:
@@ -124,7 +124,7 @@ class Dataset:
         return training.take(kept, "train"), training.take(chosen, "val")
 
     def for_evaluation(self, split: str | None = None) -> Split:
-        """The split that is asked for; else `test`, else `val`, else every image."""
+        """The given split; otherwise `test`, otherwise `val`, otherwise all images."""
         if split is not None:
             split = "val" if split == "validation" else split
             if split not in self.splits:
@@ -134,7 +134,7 @@ class Dataset:
         return next((self.splits[name] for name in ("test", "val") if name in self.splits), self.first)
 
     def fingerprint(self) -> str:
-        """Changes when names, sizes or labels of images change (for images in memory: any pixel)."""
+        """A hash that changes with names, sizes or labels of images (for images in memory, with any pixel)."""
         digest = hashlib.sha256(repr(self.labels).encode())
         for name, split in self.splits.items():
             digest.update(name.encode() + split.labels.astype("<i8").tobytes())
@@ -148,7 +148,7 @@ class Dataset:
         return digest.hexdigest()
 
     def missing(self, split: Split) -> list[str]:
-        """Classes that the split has no image of."""
+        """Classes without an image in the split."""
         counts = np.bincount(split.labels, minlength=len(self.labels))
         return [self.labels[index] for index in np.flatnonzero(counts == 0)]
 
@@ -167,7 +167,7 @@ class Dataset:
 
 
 def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """True for the samples held out: the share of each class, rounded but at least one, and never all of it."""
+    """True for held-out samples: the share of each class, rounded, at least one but never all."""
     held_out = np.zeros(len(labels), bool)
     keys = chance.bits(seed, np.arange(len(labels)), stream="held out")
     for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):

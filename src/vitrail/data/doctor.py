@@ -1,4 +1,4 @@
-"""What is wrong with a folder of images, before training finds it out the hard way."""
+"""`vitrail doctor`: problems of a data set that would stop or harm training."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ _LOOKED_AT = 64  # pixels of the shorter side below which all images look alike
 
 
 class Finding(NamedTuple):
-    """One thing found."""
+    """A problem that was found."""
 
     kind: str
     severity: Literal["error", "warning"]
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What one readable image is like."""
+    """Properties of a readable image."""
 
     name: str
     split: str
@@ -59,7 +59,7 @@ class _Seen:
 
 
 def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
-    """Every finding, errors first."""
+    """All findings, errors first."""
     findings = [*_classes(dataset), *_strangers(dataset)]
     seen: list[_Seen] = []
     for split in dataset.splits.values():
@@ -78,7 +78,7 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
 
 
 def summarise(findings: list[Finding], root: str) -> Iterator[list[str]]:
-    """For people, one paragraph for each severity and kind: a headline, then at most ten lines. Files are named
+    """Findings as text, one paragraph for each severity and kind: a headline, then at most ten lines. Files are
     relative to `root`."""
     groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -133,7 +133,7 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _strangers(dataset: Dataset) -> Iterator[Finding]:
-    """Files that training will not see: images outside of class folders, and what is none by its ending in them."""
+    """Unused files: images outside of class folders, and files without an image extension."""
     if not dataset.folders:
         return
     classes = tuple(folder + os.sep for listed in dataset.folders.values() for folder in listed.values())
@@ -184,8 +184,8 @@ def _thumbnail(image: Image.Image) -> np.ndarray:
 
 
 def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """The same image in two splits (the score of one is then no proof), or twice where splits are still to be drawn;
-    and the same image in two classes."""
+    """The same image in two splits, which invalidates scores, or twice in data without splits; and the same image in
+    two classes."""
     groups = defaultdict(list)
     for one in seen:
         groups[one.digest].append(one)
@@ -205,10 +205,10 @@ def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
 
 
 def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """Images in two splits that a person would call the same: re-encoded, resized, a little brighter, mirrored.
+    """Near-duplicates in two splits: re-encoded, resized, slightly brighter or mirrored images.
 
-    Where images look alike by nature (drawings on white, aligned faces), as images within one split then do, there
-    is one summary instead of hundreds of alarms.
+    If images within one split look alike as well (drawings on white, aligned faces), one summary replaces hundreds of
+    findings.
     """
     splits = list(dict.fromkeys(one.split for one in seen))
     if len(splits) < 2:
@@ -218,7 +218,7 @@ def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
     hashes, mirrored = _perceptual_hash(thumbnails), _perceptual_hash(thumbnails[:, :, ::-1])
 
     def twin(index: int, others: np.ndarray) -> tuple[int, bool] | None:
-        """An image among others that looks like this one, and whether mirrored."""
+        """A near-duplicate of this image among others, and whether it is mirrored."""
         for candidates, turn in ((hashes, 1), (mirrored, -1)):
             near = others[np.bitwise_count(candidates[others] ^ hashes[index]) <= _HASH_BITS]
             for other in near.tolist():
@@ -251,7 +251,8 @@ def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
 
 
 def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
-    """Which of the 64 slowest cosine components, the mean aside, lie above their median: 64 bits an image."""
+    """Perceptual hash of 64 bits per image: which of the 64 lowest cosine components, without the mean, exceed their
+    median."""
     place = np.arange(_THUMBNAIL)
     cosines = np.cos(np.pi / _THUMBNAIL * (place[None, :] + 0.5) * np.arange(8)[:, None]).astype(np.float32)
     chunks = [
@@ -265,7 +266,7 @@ def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
 
 
 def _agreement(one: np.ndarray, other: np.ndarray) -> float:
-    """Correlation of two thumbnails at half their size; plain ones agree with nothing."""
+    """Correlation of two thumbnails at half their size; 0 for uniform ones."""
     half = _THUMBNAIL // 2
     one, other = (image.reshape(half, 2, half, 2).mean(axis=(1, 3)) for image in (one, other))
     one, other = one - one.mean(), other - other.mean()
@@ -291,7 +292,7 @@ def _modes(seen: list[_Seen]) -> Iterator[Finding]:
 
 
 def _sizes(seen: list[_Seen]) -> Iterator[Finding]:
-    """Photos differ in size; that some differ is remarkable only where nearly all are equal, or where some are tiny."""
+    """Images of another size if nearly all have the same, and very small images."""
     if not seen:
         return
     usual, most = Counter(one.size for one in seen).most_common(1)[0]

@@ -1,4 +1,4 @@
-"""The image files that folders, patterns and lists name. They are listed, not read."""
+"""Finding image files by folders, patterns and lists. Files are listed, not read."""
 
 import glob
 import os
@@ -23,23 +23,23 @@ SUFFIXES = {ending: form for form, endings in _ENDINGS.items() for ending in end
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a folder exists at a path; False for names that no file can have."""
+    """Whether a folder exists at a path; False for invalid names."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for some of them
 
 
 def is_file(path: str | Path, ending: str = "") -> bool:
-    """Whether a regular file exists at a path, with an ending in any case; False for names that no file can have."""
+    """Whether a regular file with this extension (in any case) exists at a path; False for invalid names."""
     return str(path).lower().endswith(ending) and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for some
 
 
 def list_images(folders: Iterable[str | Path]) -> list[str]:
-    """Every image file under some folders, each folder's sorted."""
+    """All image files under some folders, sorted within each folder."""
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
 
 
 def find_images(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
-    """The files that a user names: files, folders by the images in them, patterns of * ? [ ] and **. `-` stands for
-    the `listed` ones; of those, a missing one is kept, for whoever reads it to name."""
+    """The files for the user's arguments: files, images in folders, patterns of * ? [ ] and **. `-` stands for the
+    `listed` ones; missing files among these are kept and reported when they are read."""
     found: list[str] = []
     for word in words:
         if word == "-":
@@ -63,7 +63,7 @@ def find_images(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
 
 
 def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
-    """Image files at any depth. A link to a folder is followed, but never in a circle."""
+    """Image files at any depth. Links to folders are followed, except in cycles."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):

@@ -1,4 +1,4 @@
-"""A folder that has a folder of images for each class."""
+"""A folder with one folder of images for each class."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ class ClassFolder(Source):
     description = "a folder of class folders (perhaps in train, val, test)"
 
     def recognises(self, data: str | Path) -> bool:
-        """Any folder: other kinds of folders are asked first."""
+        """Any folder; other kinds of folders are tried first."""
         return is_folder(data)
 
     def open(self, data: str | Path) -> "Dataset":
@@ -47,7 +47,7 @@ class ClassFolder(Source):
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    """Where each split is; `all` is the root itself, if it holds classes and no splits."""
+    """The folder of each split; `all` is the root itself, if it contains classes and no splits."""
     below = _subfolders(root)
     parts: dict[str, Path] = {}
     for name in below:

@@ -1,4 +1,4 @@
-"""A folder of idx files, as MNIST comes in."""
+"""A folder of idx files, the format of MNIST."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-(?P<what>images|labe
 
 
 class IdxFolder(Source):
-    """`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-...`, each perhaps with `.gz`."""
+    """`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-...`, with or without `.gz`."""
 
     description = "a folder of idx files"
 

@@ -1,11 +1,11 @@
 """Batches of images in an order that is a pure function of (seed, epoch).
 
 Every sample comes exactly once in an epoch, whatever the batch size and the number of workers and ranks; the last batch
-is smaller. A batch belongs to all ranks together: each takes a part of it (whole pairs of neighbours, if images are
-mixed), so that one rank or many see the same samples in the same step, with the same pixels.
+is smaller. Each rank takes its part of the global batch (complete pairs of neighbours, if images are mixed), so that
+one rank or many see the same samples in the same step, with the same pixels.
 
 Workers are threads (decoding and resizing run outside Python's lock): nothing is pickled or copied between processes,
-and their number changes speed alone.
+and their number affects only speed.
 """
 
 import dataclasses
@@ -36,16 +36,16 @@ _SMALL = 64 * 64  # pixels up to which images in memory are treated as one batch
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one rank sees in one step."""
+    """One rank's part of a step."""
 
     pixels: Tensor
-    """uint8 (B, H, W, C), augmented; `Preprocess.scale` makes them the model's numbers."""
+    """Augmented images, uint8 (B, H, W, C); `Preprocess.scale` normalises them."""
     labels: Tensor
     """Class indices (B)."""
     indices: np.ndarray
-    """Which samples of the split these are, in order."""
+    """Indices of the samples in the split."""
     weights: Tensor
-    """1, or 0 for a damaged image that is to be skipped (B)."""
+    """1, or 0 for a damaged image that is skipped (B)."""
     mixture: Mixture | None
     """How to mix the images in pairs (see `images.augment.mix`)."""
     global_size: int
@@ -58,15 +58,15 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:
-    """The part of a batch of `count` that one rank works on, as evenly as it goes, the first ranks' the larger ones; in
-    whole pairs if `unit` is 2."""
+    """The slice of a batch of `count` that one rank computes. Parts are as equal as possible, the first ones larger;
+    they consist of complete pairs if `unit` is 2."""
     units = -(-count // unit)
     first, last = (min(unit * -(-units * place // ranks), count) for place in (rank, rank + 1))
     return slice(first, last)
 
 
 class Loader:
-    """`for batch in loader.epoch(3, start=17)` goes on with the eighteenth step of the fourth epoch."""
+    """`for batch in loader.epoch(3, start=17)` begins with the eighteenth step of the fourth epoch."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class Loader:
 
     @property
     def steps(self) -> int:
-        """Steps of one epoch."""
+        """Number of steps in an epoch."""
         return -(-len(self.split) // self.batch)
 
     def order(self, epoch: int) -> np.ndarray:
-        """All samples in the order of the epoch."""
+        """Indices of all samples in the order of the epoch."""
         count = len(self.split)
         return epoch_order(count, self.seed, epoch) if self.shuffle else np.arange(count)
 
@@ -142,7 +142,7 @@ class Loader:
             prepared.close()
 
     def _prepare(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels of some samples, and whose they are: another's for a substitute, -1 for one to be skipped."""
+        """Pixels of some samples and the index each comes from: another one for a substitute, -1 for a skipped one."""
         stream = Stream(self.seed, epoch, indices)
         memory = self.split.in_memory
         if memory is not None and len(indices):
@@ -157,7 +157,7 @@ class Loader:
         return pixels, owners
 
     def _read(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
-        """A decoded image and its index; what a damaged one becomes, the policy says."""
+        """A decoded image and its index; damaged images are handled as `on_damage` says."""
         count = len(self.split)
         for place in range(index, index + count):
             path = self.split.name_of(place % count)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NpzFile(Source):
-    """`images` and `labels`, or `train_images` ... `test_labels`; optional `classes`: the names behind the numbers."""
+    """`images` and `labels`, or `train_images` ... `test_labels`; optional `classes`: the class names."""
 
     description = "a .npz file of images and labels"
 

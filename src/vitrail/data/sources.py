@@ -1,4 +1,4 @@
-"""From what a user gives for DATA to images with labels."""
+"""Opening DATA, whatever its form."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ SOURCES: tuple[Source, ...] = (
 
 
 def open_data(data: "str | Path | Dataset") -> "Dataset":
-    """The data set that a word or a path stands for (see `SOURCES`). A `Dataset` is returned as it is."""
+    """The data set of a name or a path (see `SOURCES`). A `Dataset` is returned unchanged."""
     from vitrail.data.dataset import Dataset
 
     if isinstance(data, Dataset):
@@ -45,6 +45,6 @@ def open_data(data: "str | Path | Dataset") -> "Dataset":
 
 
 def describe_sources() -> str:
-    """What DATA may be, in one phrase, from the most general source to the most special one."""
+    """All forms of DATA in one phrase, from the most general source to the most specific one."""
     *some, last = (source.description for source in reversed(SOURCES))
     return f"{', '.join(some)} or {last}"

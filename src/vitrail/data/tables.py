@@ -1,4 +1,4 @@
-"""A table that names image files and their classes."""
+"""A table of image files and their classes."""
 
 import csv
 from pathlib import Path
@@ -36,7 +36,7 @@ class CsvFile(Source):
 
 
 def _read_lines(path: Path) -> list[tuple[str, str, str]]:
-    """The split, file and label of every line; the split is `all` where none is named."""
+    """The split, file and label of every line; the split is `all` if there is none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file, strict=True), 1) if any(row)]

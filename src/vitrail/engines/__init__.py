@@ -1,1 +1,1 @@
-"""What computes: torch, or ONNX Runtime without torch."""
+"""Engines that run a model: torch, or ONNX Runtime without torch."""

@@ -1,6 +1,6 @@
-"""What every engine is: cropped images in, logits and features out.
+"""The interface of engines: cropped images in, logits and features out.
 
-An engine is one class, which opens a bundle, runs it and says how it is started, and one line of `configs.engines`.
+An engine is one class and one line of `ENGINES` in `configs.engines`.
 """
 
 import abc
@@ -26,7 +26,7 @@ _LARGEST_BATCH = 32
 
 
 class Outputs(NamedTuple):
-    """For each image the logits (B, K) and what the head read (B, D), in float32."""
+    """Logits (B, K) and features (B, D), the input of the head, in float32."""
 
     logits: np.ndarray
     features: np.ndarray
@@ -36,32 +36,33 @@ Run = Callable[[np.ndarray], Outputs]
 
 
 class Engine(abc.ABC):
-    """A bundle's model with something that computes it."""
+    """A bundle's model with a runtime."""
 
     parts: Parts
     packages: ClassVar[tuple[str, ...]]
-    """Whose versions decide about its speed."""
+    """Packages whose versions affect its speed."""
     start: ClassVar[str]
-    """A program that does what a new process must do before the first image; its argument is what `prepare` returns."""
+    """A Python program that does what a new process does before the first image; its argument is what `prepare`
+    returns."""
 
     @classmethod
     def prepare(cls, path: str | Path) -> Path:
-        """Make what the engine needs besides the bundle, where it is not there yet. Returns what is then opened."""
+        """Make what the engine needs besides the bundle, if it does not exist. Returns the path to open."""
         return Path(path)
 
     @classmethod
     @abc.abstractmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
-        """The engine for a bundle, or for the one at a path."""
+        """The engine for a bundle or for the path of one."""
 
     @abc.abstractmethod
     def running(self, threads: int | None) -> contextlib.AbstractContextManager[Run]:
-        """A function of cropped images, uint8 (B, H, W, C). Threads may call it at once; each call computes with
-        `threads` (None: as many as is usual)."""
+        """Yield a function of cropped images, uint8 (B, H, W, C). Several threads may call it; each call computes with
+        `threads` threads (None: the default number)."""
 
 
 def cores() -> int:
-    """How many threads may compute: $OMP_NUM_THREADS, else the cores that this process may use."""
+    """Number of computing threads: $OMP_NUM_THREADS, otherwise the cores that this process may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
@@ -69,12 +70,12 @@ def cores() -> int:
 
 
 def batch_for(config: ModelConfig) -> int:
-    """Images that one thread computes at a time: enough to outweigh the calls, few enough to stay in its cache."""
+    """Batch size of one thread: large enough to make call overhead negligible, small enough for its cache."""
     return min(max(_JOB_MACS // config.macs, 1), _LARGEST_BATCH)
 
 
 def need(package: str) -> ModuleType:
-    """An optional package of the ONNX engine, or one line that says how to get it."""
+    """Import an optional package of the ONNX engine; the error says how to install it."""
     try:
         return import_quietly(package)
     except ImportError:

@@ -1,10 +1,10 @@
-"""Where the ONNX file of a bundle lies: in a folder beside it, or in the user's cache where that cannot be written.
+"""The ONNX file of a bundle: in a folder beside it, or in the user's cache if that cannot be written.
 
 The bundle itself never changes. The folder holds
 
 model.onnx      the model; large ones keep their weights in model.onnx.data
-proof.json      which bundle it was made from, by which versions, and how near its answers are to torch's
-speed.json      which engine was faster here, once that was asked (see `engines.choose`)
+proof.json      the bundle and the versions it was made from, and the difference of its outputs from torch's
+speed.json      measured speeds of the engines (see `engines.choose`)
 manifest.json   SHA-256 of the first two
 """
 
@@ -22,7 +22,7 @@ MODEL, PROOF, SPEED = "model.onnx", "proof.json", "speed.json"
 
 
 def fingerprint(bundle: Path) -> str:
-    """Changes with any byte of any file of the bundle."""
+    """A hash that changes with any byte of any file of the bundle."""
     try:
         return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:
@@ -30,7 +30,8 @@ def fingerprint(bundle: Path) -> str:
 
 
 def ready(path: str | Path) -> Path:
-    """The folder with the bundle's ONNX file, intact and made from this very bundle. If there is none, it is made."""
+    """The folder with the bundle's ONNX file, verified. It is made if it is missing, damaged or of another state of the
+    bundle."""
     bundle = check_folder(path)
     key = fingerprint(bundle)
     # abspath: a bundle may be given as a dot.
@@ -68,13 +69,13 @@ def _intact(places: list[Path], key: str) -> Path | None:
 
 
 def _flaw(folder: Path, key: str) -> str:
-    """Why the folder cannot be used; empty if it can."""
+    """The reason why the folder cannot be used; empty if it can."""
     try:
         verify(folder, (PROOF,))
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
-        verify(folder, proof["files"])
+        verify(folder, {MODEL, *proof["files"]})
     except (DamagedError, KeyError, TypeError):
         return "is damaged"
     return ""

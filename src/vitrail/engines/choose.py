@@ -1,4 +1,4 @@
-"""The faster engine for a bundle on this machine: measured once, remembered beside the ONNX file."""
+"""The faster engine for a bundle on this machine: measured once, stored beside the ONNX file."""
 
 import json
 import os
@@ -20,8 +20,8 @@ _ALWAYS, *_OTHERS = ENGINES
 
 
 def faster(path: str, images: int, threads: int) -> str:
-    """The engine that answers so many images first, its start included. One that cannot be had is left out, and that is
-    said."""
+    """The engine that finishes this number of images first, including its start. Engines that are not available are
+    omitted with a note."""
     read_parts(path, weights=False).check_computable()
     folders = {}
     for name in _OTHERS:
@@ -45,7 +45,7 @@ def faster(path: str, images: int, threads: int) -> str:
 
 
 def remembered(folder: Path, threads: int, names: list[str]) -> Speeds | None:
-    """What was measured of these engines on a machine like this one with so many threads, if anything was."""
+    """Stored measurements of these engines with this number of threads on such a machine, if there are any."""
     try:
         known = _read(folder)[_machine(threads)]
         return {name: {key: float(known[name][key]) for key in ("start", "picture")} for name in names}
@@ -54,7 +54,7 @@ def remembered(folder: Path, threads: int, names: list[str]) -> Speeds | None:
 
 
 def remember(folder: Path, threads: int, speeds: Speeds) -> None:
-    """Keep a measurement; where nothing can be written, it is made again next time."""
+    """Store a measurement; if it cannot be written, it will be repeated next time."""
     known = _read(folder) | {_machine(threads): speeds}
     try:
         with atomic_file(folder / SPEED, force=True) as file:
@@ -72,7 +72,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _machine(threads: int) -> str:
-    """What decides about speed: processor, cores, threads, and who computes."""
+    """What the speed depends on: processor, cores, threads and package versions."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

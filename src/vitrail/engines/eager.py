@@ -1,4 +1,4 @@
-"""The model as torch runs it."""
+"""The torch engine."""
 
 import contextlib
 from collections.abc import Generator
@@ -15,7 +15,7 @@ from vitrail.weights.bundle import Bundle, load
 
 
 class TorchEngine(Engine):
-    """A bundle's model in evaluation mode, on the device it is on, or moved to another one."""
+    """A bundle's model in evaluation mode, on its device or moved to another one."""
 
     packages = ("torch",)
     start = "import sys; from vitrail.weights.bundle import load; load(sys.argv[1])"

@@ -1,7 +1,8 @@
-"""From a bundle to an ONNX file with the same answers, and the proof of it.
+"""Export of a bundle to ONNX, and its verification.
 
-The graph is plain (opset 20: matrix products and softmax, which every runtime knows). ONNX Runtime's own fusions find
-what they can in it; its separate optimiser for transformers made DeiT-Ti/16 slower by a tenth on a CPU and is not used.
+The graph uses plain operators of opset 20 (matrix products and softmax), which every runtime supports. ONNX Runtime
+applies its own fusions; its separate optimiser for transformers made DeiT-Ti/16 slower by a tenth on a CPU and is not
+used.
 """
 
 import json
@@ -36,7 +37,7 @@ _PROOF_MACS = 10**11
 
 
 class _Exported(nn.Module):
-    """Logits, and what the head read."""
+    """A module that returns logits and features."""
 
     def __init__(self, model: AnyModel) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class _Exported(nn.Module):
 
 
 def export(path: Path, target: Path, key: str) -> None:
-    """Write the folder `target` for the bundle at `path`, whose fingerprint is `key`; a folder of ours is replaced."""
+    """Write the folder `target` for the bundle at `path`, whose fingerprint is `key`; an earlier export is replaced."""
     runtime, onnx = need("onnxruntime"), need("onnx")
     need("onnxscript")
     say(f"making {target} (once for this bundle)")
@@ -107,9 +108,9 @@ def _translate(model: AnyModel) -> Any:
 
 
 def _strip(graph: Any) -> None:
-    """Leave out the shapes of weights and of what lies between input and outputs: every runtime infers them, and tools
-    that change the graph trip over stored ones, as ONNX Runtime's quantiser over a weight that it has transposed. Leave
-    out the exporter's notes, too: they hold paths of this machine."""
+    """Remove the stored shapes of weights and intermediate values: every runtime infers them, and tools that change the
+    graph fail on stored ones (ONNX Runtime's quantiser transposes weights). Also remove the exporter's notes, which
+    contain paths of this machine."""
     made = {value for node in graph for value in node.outputs} | set(graph.initializers.values())
     for value in made - set(graph.outputs):
         value.shape = value.type = None
@@ -118,8 +119,8 @@ def _strip(graph: Any) -> None:
 
 
 def _keep_rims(graph: Any) -> None:
-    """ONNX Runtime (1.31) folds padding by zeros into the max pooling behind it, which then ignores the rim instead of
-    seeing zeros there: logits of BiT were off by a hundredth. A maximum of one thing in between keeps the two apart."""
+    """ONNX Runtime (1.31) fuses zero padding into a following max pooling, which then ignores the border instead of
+    using zeros: logits of BiT were off by 0.01. A Max operator with one input between the two prevents the fusion."""
     make_node = need("onnx_ir").node
     for pool in list(graph):
         rim = pool.inputs[0] if pool.op_type == "MaxPool" else None
@@ -130,7 +131,7 @@ def _keep_rims(graph: Any) -> None:
 
 
 def _metadata(bundle: Bundle, key: str) -> dict[str, str]:
-    """What a stranger with the file alone needs: how to make its input, and what its output means."""
+    """Metadata for users of the file alone: preprocessing and labels."""
     settings = bundle.preprocess.to_json()
     return {
         "name": bundle.model.config.name or bundle.model.config.family,
@@ -144,7 +145,8 @@ def _metadata(bundle: Bundle, key: str) -> dict[str, str]:
 
 
 def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
-    """How near an engine's answers are to torch's; refused unless they are within rounding and all the same."""
+    """The largest difference of an engine's outputs from torch's. Raises unless it is within rounding and all
+    predictions are the same."""
     count = len(expected.logits)
     gap = float(np.abs(found.logits - expected.logits).max())
     alike = int((found.logits.argmax(1) == expected.logits.argmax(1)).sum())
@@ -162,14 +164,14 @@ def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
 
 
 def sample(preprocess: Preprocess, count: int) -> np.ndarray:
-    """Up to 40 embedded images of clothes as the model's eye gets them; bands beyond colour are repeated grey."""
+    """Up to 40 embedded images, cropped for the model; for other numbers of channels than 1 and 3, grey is repeated."""
     images = open_data("fashion-40").first.images[:count]
     bands = preprocess.channels if preprocess.channels not in (1, 3) else 1
     return np.stack([preprocess.crop(np.repeat(image, bands, axis=2)) for image in np.asarray(images)])
 
 
 def _answer(engine: Engine, pixels: np.ndarray) -> Outputs:
-    """All images: one alone, then by eights."""
+    """Outputs for all images: a batch of one, then batches of eight."""
     with engine.running(None) as run:
         parts = [run(piece) for piece in _pieces(pixels)]
     return Outputs(*(np.concatenate(part) for part in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""How fast each engine starts and answers here."""
+"""Speed of each engine on this machine."""
 
 import statistics
 import subprocess
@@ -19,7 +19,7 @@ _ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further 
 
 
 def measure(path: str, names: list[str], threads: int) -> Speeds:
-    """For each engine the seconds to start and the seconds for an image, with `threads` at work side by side."""
+    """For each engine the seconds to start and the seconds per image, with `threads` threads in parallel."""
     say("measuring which engine is faster here (once)")
     engines = {name: ENGINES[name].open(path) for name in names}
     parts = read_parts(path, weights=False)
@@ -48,7 +48,7 @@ def measure(path: str, names: list[str], threads: int) -> Speeds:
 
 
 def _start(name: str, path: str) -> float:
-    """In a process of its own, because in this one everything may be loaded already."""
+    """Seconds to start, measured in a new process, because this one may have loaded everything already."""
     words = [sys.executable, "-c", ENGINES[name].start, str(ENGINES[name].prepare(path))]
     start = time.perf_counter()
     subprocess.run(words, check=True, capture_output=True)

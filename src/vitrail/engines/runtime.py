@@ -1,4 +1,4 @@
-"""The model as ONNX Runtime runs it: from the ONNX file that `engines.cache` keeps, without torch."""
+"""The ONNX Runtime engine: runs the ONNX file of `engines.cache` without torch."""
 
 import contextlib
 from collections.abc import Generator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OnnxEngine(Engine):
-    """An ONNX file in its folder, with the parts of the bundle that it was made from."""
+    """An ONNX file, with the other parts of its bundle."""
 
     packages = ("onnxruntime",)
     start = (
@@ -36,7 +36,7 @@ class OnnxEngine(Engine):
 
     @classmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
-        """The weights are in the ONNX file: those of the bundle need not be read."""
+        """Open the ONNX file; the bundle's own weights are not read."""
         if device not in (None, "auto", "cpu"):
             raise UsageError(f"Device must be cpu for engine onnx, got {device!r}. Use engine torch.")
         if not isinstance(bundle, str | Path):
@@ -56,7 +56,7 @@ class OnnxEngine(Engine):
         yield run
 
     def _session(self, threads: int) -> Any:
-        """A session has its number of threads for life."""
+        """A session; its number of threads cannot be changed later."""
         if threads not in self._sessions:
             runtime = need("onnxruntime")
             options = runtime.SessionOptions()

@@ -1,1 +1,1 @@
-"""How good a model is, with intervals."""
+"""Evaluation: metrics with intervals, and protocols on features."""

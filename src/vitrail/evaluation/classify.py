@@ -1,4 +1,4 @@
-"""A model's answers to every image of a split, each exactly once."""
+"""A model's predictions for all images of a split, each exactly once."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ class Answers(NamedTuple):
 
     @staticmethod
     def join(parts_of_all: "list[Answers]") -> "Answers":
-        """The answers of all ranks, in the order of the images."""
+        """The predictions of all ranks, in the order of the images."""
         everything = [np.concatenate(parts) for parts in zip(*parts_of_all, strict=True)]
         order = np.argsort(everything[0], kind="stable")
         return Answers(*(part[order] for part in everything))
@@ -26,7 +26,7 @@ class Answers(NamedTuple):
 
 @torch.inference_mode()
 def answer(model: AnyModel, loader: Loader) -> Answers:
-    """What the model says of the loader's images (of this rank's part of them); damaged ones are left out."""
+    """The model's predictions for this rank's part of the loader's images; damaged ones are left out."""
     was_training = model.training
     model.eval()
     weight = next(model.parameters())

@@ -1,9 +1,10 @@
-"""Features of images: what a frozen model makes of them, computed once and remembered.
+"""Features of images from a frozen model, computed once and cached.
 
-By default the features are what the head reads (before a representation layer). Of a layer they are what leaves it, not
-normalised, pooled: the [CLS] token if the model has one, else the mean over patches, pixels or places.
+By default the features are the input of the head (before a representation layer). Features of a layer are its output
+without normalisation, pooled: the [CLS] token if the model has one, otherwise the mean over positions.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import PIL
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
 from vitrail.configs.bundle import check_folder
 from vitrail.data.dataset import Split
@@ -40,8 +42,8 @@ def extract(
     on_damage: Literal["error", "skip"] = "error",
     damaged: dict[str, str] | None = None,
 ) -> np.ndarray:
-    """Features (n, d) of every image of a split, in their order, as 32-bit reals. Any family, any layer. Those of a
-    damaged image, if it is to be skipped, are not numbers, and `damaged` gets its name and the reason."""
+    """Features (n, d) of all images of a split in order, float32, for any family and layer. With on_damage skip, those
+    of a damaged image are NaN, and `damaged` gets its name and the reason."""
     if layer is not None:
         layer = count_from("Layer", layer, model.config.depth)
     weight = next(model.parameters())
@@ -49,11 +51,7 @@ def extract(
     loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
     for part in loader.epoch():
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
-        seen = look(model, images, [] if layer is None else [layer], attention=False)
-        output = seen.steps["pooled"] if layer is None else model.pool_layer(seen.steps[f"blocks.{layer}"])
-        if output.ndim == 3:  # a model that predicts pixels reads every one of them
-            output = output.mean(dim=1)
-        found.append(output.float().cpu().numpy())
+        found.append(_compute(model, images, layer).float().cpu().numpy())
         is_whole.append(part.weights.numpy() > 0)
     features, known = np.concatenate(found), np.concatenate(is_whole)
     if not np.isfinite(features[known]).all():
@@ -64,18 +62,26 @@ def extract(
     return features
 
 
+def _compute(model: AnyModel, images: Tensor, layer: int | None) -> Tensor:
+    """Features (B, d) of preprocessed images."""
+    seen = look(model, images, [] if layer is None else [layer], attention=False)
+    output = seen.steps["pooled"] if layer is None else model.pool_layer(seen.steps[f"blocks.{layer}"])
+    # A model that predicts pixels reads every one of them.
+    return output.mean(dim=1) if output.ndim == 3 else output
+
+
 def pooling(model: AnyModel, layer: int | None) -> str:
-    """How the outputs of a layer become the features of an image, in a word."""
+    """How the output of a layer is pooled to the features of an image, in a word."""
     if layer is None:
         return "as the head reads"
     return model.layer_pooling
 
 
 class FeatureStore:
-    """`of(split)` is `extract(...)`, remembered in a folder between runs.
+    """`of(split)` is `extract(...)`, cached in a folder.
 
     Entries are keyed by a SHA-256 of the bundle's manifest, the preprocessing, the images and the layer. They are
-    written atomically; one that is damaged is computed anew.
+    written atomically; a damaged one is computed again.
     """
 
     def __init__(
@@ -87,25 +93,24 @@ class FeatureStore:
         folder: str | Path | None = None,
         workers: int = 2,
     ) -> None:
-        """`path` is where `bundle` was loaded from; `folder`, where features are kept, is by default the user's cache
-        folder."""
+        """`path` is where `bundle` was loaded from; `folder` is the cache, by default in the user's cache folder."""
         self.bundle, self.workers = bundle, workers
         self.layer = None if layer is None else count_from("Layer", layer, bundle.model.config.depth)
         self.folder = user_folder() / "features" if folder is None else Path(folder)
         self.hits = 0
         self.notes: list[str] = []
-        """What a user should know: features that were damaged or could not be kept."""
+        """Notes for the user: features that were damaged or could not be stored."""
         self._manifest = hashlib.sha256((check_folder(path) / MANIFEST).read_bytes()).hexdigest()
         if folder is not None:
             _check_writable(self.folder)
 
     def of(self, split: Split) -> np.ndarray:
-        """The features of a split, remembered if they were computed before."""
+        """The features of a split, from the cache if possible."""
         key = self._key(split)
         entry = self.folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         if os.path.lexists(entry):
             try:
-                features = _read(entry, key, len(split))
+                features = _read(entry, key, (len(split), self._width))
             except DamagedError as error:
                 self.notes.append(f"features are computed anew: {error}")
             else:
@@ -121,8 +126,15 @@ class FeatureStore:
             self.notes.append(f"features are not kept: {error}")
         return features
 
+    @functools.cached_property
+    def _width(self) -> int:
+        """Number of features of an image: asked of a blank one."""
+        model = self.bundle.model
+        blank = next(model.parameters()).new_zeros(1, model.config.channels, *model.config.resolution)
+        return _compute(model, blank, self.layer).shape[1]
+
     def _key(self, split: Split) -> dict[str, Any]:
-        """Everything that features depend on."""
+        """Hash of everything that features depend on."""
         device = next(self.bundle.model.parameters()).device.type
         return {
             "format": 1,
@@ -136,8 +148,8 @@ class FeatureStore:
         }
 
 
-def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
-    """The features of an entry; anything that is not as written is a DamagedError."""
+def _read(entry: Path, key: dict[str, Any], shape: tuple[int, int]) -> np.ndarray:
+    """The features of a cache entry; raises DamagedError if it is not as it was written."""
     if not entry.is_dir():
         raise DamagedError(path=entry, cause="is damaged: it is no folder")
     verify(entry, _FILES)
@@ -147,8 +159,9 @@ def _read(entry: Path, key: dict[str, Any], count: int) -> np.ndarray:
         features = load_file(entry / "features.safetensors").get("features")
     except (SafetensorError, OSError) as error:
         raise DamagedError(path=entry, cause=f"cannot be read ({error})") from None
-    if features is None or features.ndim != 2 or len(features) != count or features.dtype != np.float32:
-        raise DamagedError(path=entry, cause=f"is damaged: it does not hold features of {count:,} images")
+    if features is None or features.shape != shape or features.dtype != np.float32 or not np.isfinite(features).all():
+        count, width = shape
+        raise DamagedError(path=entry, cause=f"is damaged: it does not hold {width:,} features of {count:,} images")
     return features
 
 

@@ -1,4 +1,4 @@
-"""Classes of a bundle and classes of data are the same if their names are."""
+"""Matching the classes of a bundle and of data by name."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from vitrail.errors import UsageError
 
 
 def match_labels(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]) -> tuple[np.ndarray, str]:
-    """For each class of the data the model's index of it, and how they were matched.
+    """The model's index of each class of the data, and how they were matched.
 
-    By name; where the model has no names, or all of the data's names are integers below the number of classes (and
-    not names of the model), as indices.
+    They are matched by name; or as indices, if the model has no names or if all names in the data are integers below
+    the number of classes (and not names of the model).
     """
     known = {name: index for index, name in enumerate(ours or ())}
     if all(name in known for name in theirs):

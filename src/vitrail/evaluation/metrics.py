@@ -1,4 +1,4 @@
-"""Scores of a classifier: accuracy with its interval, top 5, calibration, each class, and who is taken for whom."""
+"""Scores of a classifier: accuracy with its interval, top 5, calibration, classes, confusion matrix."""
 
 import math
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ _LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill giga
 def score(
     probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, calibrated: bool = True
 ) -> dict[str, Any]:
-    """Every number of `vitrail evaluate`, from the probabilities (n, classes) and the true classes (n).
+    """All scores of `vitrail evaluate`, from the probabilities (n, classes) and the true classes (n).
 
-    Scores that only rank classes are not `calibrated`: what needs probabilities is null.
+    If the scores are not probabilities (`calibrated` is false), what needs probabilities is null.
     """
     count, classes = probabilities.shape
     answers = probabilities.argmax(axis=1)
@@ -62,7 +62,7 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean of independent draws; none of a single one."""
+    """Student's 95 % interval of the mean of independent values; None for a single one."""
     if len(values) < 2:
         return None
     half = t_quantile(0.975, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
@@ -70,7 +70,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> list[tuple[int, float, float]]:
-    """For each of 15 equal ranges of confidence: how many answers, their mean confidence, their share of right ones."""
+    """For each of 15 equal bins of confidence: number of predictions, mean confidence, accuracy."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     found = []
     for number in range(BINS):
@@ -83,6 +83,6 @@ def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> list[tuple[in
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error: how far confidence is from the share of right answers, on average."""
+    """Expected calibration error: mean difference of confidence and accuracy over the bins."""
     bins = calibration_bins(confidence, right)
     return float(sum(some * abs(sure - share) for some, sure, share in bins) / len(confidence))

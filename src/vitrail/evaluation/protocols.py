@@ -1,4 +1,4 @@
-"""`vitrail evaluate`: a bundle on data, by its own answers or by what can be learned from its features."""
+"""`vitrail evaluate`: scores of a bundle's own predictions, or of a classifier on its features."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -43,10 +43,10 @@ def evaluate(
     device: str = "cpu",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Every score of a bundle on data under a protocol, with the contract's keys.
+    """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
 
-    `settings` are those of `read_examples` (layer, seed, cache) and of the protocol's own function; none stands for the
-    default, and one that the protocol does not have is refused.
+    `settings` are those of `read_examples` (layer, seed, cache) and of the protocol's own function; None stands for the
+    default, and a setting that the protocol does not have is refused.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     own = _SETTINGS[protocol]
@@ -63,7 +63,7 @@ def evaluate(
 
 
 def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
-    """Every score of the bundle's own answers on a split; each image counts exactly once."""
+    """All scores of the bundle's own predictions on a split; each image counts exactly once."""
     bundle.parts.check_classifies()
     dataset = open_data(data)
     chosen = dataset.for_evaluation(split)
@@ -94,7 +94,7 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Features and classes of images to learn from, and of others to be judged by."""
+    """Features and classes of training images and of test images."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -102,11 +102,11 @@ class Examples:
     truth: np.ndarray
     names: tuple[str, ...]
     about: dict[str, Any]
-    """Where they come from, as JSON."""
+    """Description of the data and features, as JSON."""
 
     @property
     def classes(self) -> int:
-        """Number of classes of the data; those of the bundle do not matter."""
+        """Number of classes of the data, not of the bundle."""
         return len(self.names)
 
 
@@ -121,9 +121,9 @@ def read_examples(
     workers: int = 2,
     device: str = "cpu",
 ) -> Examples:
-    """Features of the images to learn from (`train`) and of those to be judged by (`test`, else `val`).
+    """Features of the training images (`train`) and of the test images (`test`, otherwise `val`).
 
-    Where DATA is not divided, the share that training would hold out under this seed is what is judged by.
+    If DATA has no splits, the test images are those that training with this seed would hold out.
     """
     loaded = load(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
@@ -144,7 +144,7 @@ def read_examples(
 
 
 def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
-    """Images to learn from and images to be judged by, never the same."""
+    """Training images and test images, which never overlap."""
     check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
         if split not in (None, "val", "validation"):
@@ -163,8 +163,7 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
 
 
 def knn(examples: Examples, *, neighbours: int | None = None, temperature: float = TEMPERATURE) -> dict[str, Any]:
-    """Every score of a vote of the nearest training images, by default 20 or all that there are. Nothing is
-    learned."""
+    """All scores of a vote of the nearest training images, by default 20 or all if there are fewer."""
     e = examples
     neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
     shares = neighbour_votes(
@@ -180,7 +179,7 @@ def knn(examples: Examples, *, neighbours: int | None = None, temperature: float
 
 
 def probe(examples: Examples, *, penalty: float | None = None, seed: int = 0) -> dict[str, Any]:
-    """Every score of a logistic regression on the features."""
+    """All scores of a logistic regression on the features."""
     e = examples
     found, penalty = learn_probe(e.features, e.labels, classes=e.classes, penalty=penalty, seed=seed)
     return {"protocol": "probe", **e.about, "penalty": penalty, **score(found.probabilities(e.asked), e.truth, e.names)}
@@ -194,10 +193,10 @@ def fewshot(
     seed: int = 0,
     penalty: float | None = None,
 ) -> dict[str, Any]:
-    """The paper's few-shot protocol: least squares from a few images of each class, and at last from all.
+    """The paper's few-shot protocol: least squares from a few images of each class, finally from all.
 
-    `shots` has a row for each number of images per class: the mean accuracy over `seeds` draws and its 95 % interval
-    (Student's: what the draw alone makes uncertain). The other scores are those of the last row, all images.
+    `shots` has a row for each number of images per class: the mean accuracy over `seeds` random choices and its 95 %
+    interval (Student's, over the choices). The other scores are those of the last row, with all images.
     """
     e = examples
     check_integer("seeds", seeds, low=1, high=1000)

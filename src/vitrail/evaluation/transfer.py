@@ -1,7 +1,7 @@
-"""Learning from frozen features: neighbours, logistic regression, the paper's least squares.
+"""Classifiers on frozen features: nearest neighbours, logistic regression, the paper's least squares.
 
-Plain functions on arrays: n images to learn from with d features each, K classes numbered from 0. Everything is
-computed in double precision.
+Plain functions on arrays: n training images with d features each, K classes numbered from 0. Everything is computed in
+double precision.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ _ROUGH = 1e-5  # slope at which it ends while penalties are compared
 
 
 class Linear(NamedTuple):
-    """`features @ weight + bias`: a score for each class, the same that a model's head would give."""
+    """A linear classifier, `features @ weight + bias`, as a model's head."""
 
     weight: np.ndarray
     """(d, K)"""
@@ -39,7 +39,7 @@ class Linear(NamedTuple):
         return np.asarray(features, np.float64) @ self.weight + self.bias
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """The scores (m, K) as shares of 1, where they were learned as such."""
+        """Softmax of the scores (m, K), for a classifier that was fitted with cross-entropy."""
         scores = self(features)
         likely = np.exp(scores - scores.max(axis=1, keepdims=True))
         return likely / likely.sum(axis=1, keepdims=True)
@@ -54,9 +54,10 @@ def neighbour_votes(
     neighbours: int = NEIGHBOURS,
     temperature: float = TEMPERATURE,
 ) -> np.ndarray:
-    """Shares (m, K) of the votes of the nearest `features` for each of `asked` (m, d), by cosine similarity.
+    """Shares (m, K) of the votes of the nearest training `features` for each query in `asked` (m, d), by cosine
+    similarity.
 
-    A vote counts exp(similarity / temperature), as in DINO; at temperature 0 all count the same.
+    The weight of a vote is exp(similarity / temperature), as in DINO; at temperature 0 all have the same weight.
     """
     check_integer("neighbours", neighbours, low=1, high=len(features))
     check_number("temperature", temperature, low=0, below=1e9)
@@ -82,11 +83,11 @@ def logistic_regression(
     slope: float = 1e-7,
     start: Linear | None = None,
 ) -> Linear:
-    """Multinomial logistic regression by L-BFGS: the sum of cross-entropies + penalty / 2 * |weight|^2 is smallest.
+    """Multinomial logistic regression by L-BFGS: minimises the sum of cross-entropies + penalty / 2 * |weight|^2.
 
     The bias is not penalised. scikit-learn's LogisticRegression has C = 1 / penalty; for two classes, where it has one
-    vector instead of two that differ by their sign, C = 2 / penalty. The search begins at `start` and ends where no
-    slope of the mean loss is steeper than `slope`.
+    vector instead of two that differ by their sign, C = 2 / penalty. The search starts at `start` and ends when no
+    component of the mean loss's gradient exceeds `slope`.
     """
     _check_penalty(penalty)
     x, y = torch.from_numpy(_wide(features)), torch.from_numpy(np.asarray(labels, np.int64))
@@ -120,10 +121,10 @@ def probe(
 ) -> tuple[Linear, float]:
     """The linear probe, and its penalty.
 
-    Logistic regression on standardised features (the mean of each is 0 and its deviation 1 over `features`); what is
-    returned reads features as they are. The penalty, if not given, is the strongest whose cross-entropy on a seeded
-    fifth of each class, held out, is within one standard error of the smallest (few images are soon all right, and no
-    penalty is too weak for them); then all are learned from.
+    Logistic regression on standardised features (mean 0, deviation 1); the returned classifier takes features without
+    standardisation. The penalty, if not given, is the strongest whose cross-entropy on a held-out fifth of each class
+    is within one standard error of the smallest (with few images, several are about equally good); then all images are
+    used.
     """
     features = _wide(features)
     mean, deviation = features.mean(axis=0), features.std(axis=0)
@@ -142,9 +143,9 @@ def probe(
 
 
 class Ridge:
-    """Least squares with a pull of the weights towards 0, decomposed once for every penalty.
+    """Ridge regression, decomposed once for all penalties.
 
-    |targets - features @ weight - bias|^2 + penalty * |weight|^2 is smallest. The bias is not penalised: features and
+    Minimises |targets - features @ weight - bias|^2 + penalty * |weight|^2. The bias is not penalised: features and
     targets are centred. The smaller of the Gram matrices (n, n) and (d, d) is decomposed.
     """
 
@@ -176,8 +177,8 @@ class Ridge:
         return Linear(weight, self._mean - self._centre @ weight)
 
     def left_out(self, penalty: float) -> np.ndarray:
-        """The error (n, K) on each image of a solution that has not learned from it: its error in the solution that
-        has, divided by 1 - h, where h is its own weight in its answer there (the diagonal of the hat matrix)."""
+        """Leave-one-out errors (n, K): the residual of each image divided by 1 - h, where h is its diagonal entry of
+        the hat matrix."""
         _check_penalty(penalty)
         if self._few:  # both are small where the penalty is, and computed as such
             kept = penalty / (self._squares + penalty)
@@ -189,7 +190,8 @@ class Ridge:
         return error / others[:, None]
 
     def choose(self, penalties: Iterable[float] | None = None) -> float:
-        """The penalty of the smallest squared error left out; by default of a grid on the features' own scale."""
+        """The penalty with the smallest leave-one-out squared error; by default from a grid on the scale of the
+        features."""
         if penalties is None:
             penalties = RIDGE_PENALTIES * (self._squares.mean() or 1.0)
         return float(min(penalties, key=lambda penalty: np.square(self.left_out(penalty)).mean()))
@@ -205,10 +207,10 @@ def ridge(
 
 
 def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tuple[Linear, np.ndarray]:
-    """The few-shot classifier as a head for cross-entropy, and its scores (n, K) of each image when it is left out.
+    """The few-shot classifier as a head for cross-entropy, and its leave-one-out scores (n, K).
 
-    Least squares says 1 or -1, not how sure it is. All scores are multiplied by the one number that makes the
-    cross-entropy of the scores left out smallest; which class is the highest stays the same.
+    Least squares gives scores around 1 and -1, not logits. All scores are multiplied by the factor that minimises the
+    cross-entropy of the leave-one-out scores, which does not change predictions.
     """
     targets = np.where(np.asarray(labels)[:, None] == np.arange(classes), 1.0, -1.0)
     system = Ridge(features, targets)
@@ -221,7 +223,7 @@ def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tup
 
 
 def sample_shots(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
-    """Indices of `shots` samples of each class (or all that it has), sorted. More shots contain the fewer."""
+    """Sorted indices of `shots` random samples of each class; more shots contain those of fewer."""
     return sample_per_class(labels, shots, seed, stream="shots")
 
 

@@ -1,4 +1,4 @@
-"""Augmentation: what training does to an image, as a pure function of (seed, epoch, index of the sample).
+"""Augmentation of training images, as a pure function of (seed, epoch, sample).
 
 Random numbers are computed for a batch at once and do not depend on which images share the batch. `augment` then works
 on decoded photos one by one or on many small images in memory: the same operations, so the same pixels. Mixing two
@@ -35,7 +35,7 @@ class Jitter(NamedTuple):
     neutral: float
     """The strength that changes nothing."""
     channels: tuple[int, ...] | None = None
-    """Numbers of channels that it can work on; None is any."""
+    """Supported numbers of channels; None is any."""
 
 
 JITTERS = (
@@ -47,7 +47,7 @@ JITTERS = (
 
 
 def check_channels(settings: Augment, channels: int) -> None:
-    """Refuse settings with an operation that cannot work on images of so many channels."""
+    """Refuse settings with an operation that does not support this number of channels."""
     table = TABLES[settings.operations] if settings.randaugment else ()
     rows = [("randaugment", row.name, row.channels) for row in table]
     rows += [(row.name, row.name, row.channels) for row in JITTERS if row.extent(settings)]
@@ -62,7 +62,8 @@ def check_channels(settings: Augment, channels: int) -> None:
 def augment(
     images: Sequence[Image.Image | np.ndarray] | np.ndarray, stream: Stream, settings: Augment, preprocess: Preprocess
 ) -> np.ndarray:
-    """Decoded images (see `Preprocess.read`), or an array (B, H, W, C) of them, as uint8 (B, height, width, C)."""
+    """Augment decoded images (see `Preprocess.read`) or an array (B, H, W, C) of them. Returns uint8 (B, height, width,
+    C)."""
     if settings.crop == "resized":
         pixels = _resized_crops(images, stream, settings, preprocess)
     elif isinstance(images, np.ndarray) and preprocess.keeps(*images.shape[1:]):
@@ -103,9 +104,9 @@ def _resized_crops(
 
 
 def crop_boxes(heights: np.ndarray, widths: np.ndarray, stream: Stream, settings: Augment) -> np.ndarray:
-    """A random box (top, left, height, width) in each image: the first of ten random areas and shapes that fits.
+    """A random box (top, left, height, width) in each image: the first of ten random areas and aspect ratios that fits.
 
-    If none fits, the largest box in the middle whose shape is allowed (torchvision's rule).
+    If none fits, the largest centred box with an allowed aspect ratio (torchvision's rule).
     """
     low, high = settings.scale
     areas = (heights * widths)[:, None] * (low + (high - low) * stream.uniforms(_CROP_ATTEMPTS, "crop area"))
@@ -142,7 +143,7 @@ def _jitter(pixels: Images, stream: Stream, settings: Augment) -> Images:
 
 
 def _erased_boxes(size: tuple[int, int], stream: Stream, probability: float) -> np.ndarray:
-    """With the probability, a box of 2 to 33 % of the area and of width over height 0.3 to 3.3; else an empty one."""
+    """With `probability`, a box of 2 to 33 % of the area with an aspect ratio of 0.3 to 3.3; otherwise an empty box."""
     height, width = size
     area = height * width * (0.02 + 0.31 * stream.uniforms(_CROP_ATTEMPTS, "erase area"))
     narrow, broad = math.log(0.3), math.log(3.3)
@@ -159,12 +160,13 @@ def _erased_boxes(size: tuple[int, int], stream: Stream, probability: float) -> 
 
 
 class Mixture(NamedTuple):
-    """How each image of a batch is mixed with its neighbour: 0 with 1, 2 with 3, ...; an odd one out stays alone."""
+    """How each image of a batch is mixed with its neighbour: 0 with 1, 2 with 3, ...; the last of an odd number is not
+    mixed."""
 
     partner: np.ndarray
-    """Position of the other image in the batch."""
+    """Index of the other image in the batch."""
     share: np.ndarray
-    """How much of the label stays its own: 1 is all."""
+    """Weight of the image's own label; 1 means not mixed."""
     boxes: np.ndarray
     """CutMix: the box (top, left, height, width) that the other image fills; empty for Mixup."""
 
@@ -172,8 +174,9 @@ class Mixture(NamedTuple):
 def sample_mixture(
     stream: Stream, settings: Augment, size: tuple[int, int], alone: np.ndarray | None = None
 ) -> Mixture:
-    """The mixture of a batch of samples in order. Neighbours in a shuffled order are random partners, and an even
-    share of the batch holds whole pairs, whatever the number of ranks. `alone` marks samples that must not be mixed."""
+    """The mixture of a batch of samples in order. Neighbours in a shuffled order are random partners, and a rank's even
+    part of the batch contains complete pairs, whatever the number of ranks. `alone` marks samples that must not be
+    mixed."""
     count = len(stream.index)
     places = np.arange(count)
     partner = np.where(places ^ 1 < count, places ^ 1, places)
@@ -198,7 +201,7 @@ def sample_mixture(
 
 
 def mix(images_BCHW: Tensor, mixture: Mixture) -> Tensor:
-    """Normalised images, mixed."""
+    """Mix normalised images."""
     device = images_BCHW.device
     others = images_BCHW[torch.from_numpy(mixture.partner).to(device)]
     is_cut = mixture.boxes[:, 2] * mixture.boxes[:, 3] > 0

@@ -1,10 +1,11 @@
-"""From a file to an image in memory. Any failure is one error that names the file and the cause."""
+"""Decoding image files. Any failure is one error that names the file and the cause."""
 
 import contextlib
 import ctypes
 import functools
 import io
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Generator
@@ -47,8 +48,8 @@ _ORIENTATION = 0x0112
 
 
 def read_file(path: str | Path) -> bytes:
-    """The bytes of a file that exists; a pipe or a folder in its place is refused instead of read for ever."""
-    if not Path(path).is_file():
+    """The bytes of a regular file; pipes and folders are refused."""
+    if not _is_file(path):
         raise UsageError(f"Image must be a file that exists, got {str(path)!r}.")
     try:
         content = Path(path).read_bytes()
@@ -59,13 +60,17 @@ def read_file(path: str | Path) -> bytes:
     return content
 
 
+def _is_file(path: str | Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for names that no file can have
+
+
 def open_image(
     source: str | Path | bytes, enough: Callable[[int, int], Pair] | None = None, *, name: str = "image"
 ) -> Image.Image:
-    """The decoded image in a file (or its bytes, then called `name`), upright as its EXIF orientation says, the first
-    frame of many.
+    """Decode an image file (or its bytes, which errors call `name`), with its EXIF orientation applied; of an
+    animation, the first frame.
 
-    `enough` says, for a width and height, which size would do: a JPEG is then decoded at the smallest scale that is not
+    `enough` maps width and height to a sufficient size: a JPEG is then decoded at the smallest scale that is not
     smaller, which is several times faster for camera photos and changes pixels slightly.
     """
     with _opened(source, name) as image:
@@ -95,17 +100,18 @@ def open_image(
 
 
 def identify(source: str | Path | bytes, *, name: str = "image") -> tuple[str, str, Pair]:
-    """What the header of an image says: format, mode and (width, height)."""
+    """Format, mode and (width, height) from the header of an image."""
     with _opened(source, name) as image:
         return str(image.format), image.mode, image.size
 
 
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
-    """An image whose header was read. Whatever a decoder raises in the block becomes one error that names the file."""
+    """Open an image and read its header. Any error of the decoder within the block becomes one error that names the
+    file."""
     if not isinstance(source, bytes):
         name = str(source)
-        if not Path(source).is_file():
+        if not _is_file(source):
             raise UsageError(f"Image must be a file that exists, got {name!r}.")
     try:
         # By its path, Pillow would map some files into memory: their pixels would change, or be gone, with the file.
@@ -126,9 +132,9 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
 
 
 class _Quiet:
-    """While any thread decodes, Pillow's warnings of what we refuse or repair are not shown; all others are.
+    """While any thread decodes, suppress Pillow's warnings about what we refuse or repair.
 
-    `warnings.catch_warnings` alone is not safe between threads: whoever leaves last would restore another's filters.
+    `warnings.catch_warnings` alone is not thread-safe: the last thread would restore another thread's filters.
     """
 
     def __init__(self) -> None:
@@ -153,7 +159,7 @@ _QUIET = _Quiet()
 
 
 def _orientation(image: Image.Image) -> int:
-    """What EXIF says, 1 to 8; 1 where it says nothing, or is damaged."""
+    """EXIF orientation, 1 to 8; 1 if it is missing or damaged."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # a parser's whatever
@@ -169,7 +175,7 @@ def _known_formats() -> tuple[str, ...]:
 
 
 def to_channels(image: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
-    """The image in 8-bit grey (1 channel) or colour (3), with what is transparent laid on `background`."""
+    """The image in 8-bit grey (1 channel) or colour (3), with transparent pixels blended onto `background`."""
     mode = "L" if channels == 1 else "RGB"
     if image.mode == mode and not image.has_transparency_data:
         return image
@@ -187,10 +193,10 @@ def to_channels(image: Image.Image, channels: int, background: tuple[int, int, i
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Grey levels of 16 or 32 bits, scaled to 8 instead of cut off at 255.
+    """Grey levels of 16 or 32 bits, scaled to 8 bits instead of clipped at 255.
 
-    Where the file says 16 bits (PNG, TIFF, PGM), that is the scale. Other integers fill 16 bits if any needs them, else
-    they are 8-bit already; real numbers are shares of white (those a little above 1 are white), or else levels.
+    If the file states 16 bits (PNG, TIFF, PGM), that is the scale. Other integers are 16-bit if any value exceeds 255,
+    otherwise 8-bit. Floats are in [0, 1] (values slightly above 1 are clipped), otherwise levels.
     """
     levels = np.asarray(image, dtype=np.float64)
     if not np.isfinite(levels).all():

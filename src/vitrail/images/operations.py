@@ -1,7 +1,7 @@
-"""Operations on images in memory: uint8 arrays (B, H, W, C) with a strength for each image.
+"""Augmentation operations on uint8 arrays (B, H, W, C), with a strength for each image.
 
-Each equals torchvision's operation of that name on a Pillow image, to the bit (its own rounding included), and works
-on one photo as on a batch of small images. Where all rows change alike, the batch is one tall Pillow image.
+Each equals torchvision's operation on a Pillow image bit for bit, and works on one photo or on a batch of small images.
+Operations that treat all rows alike process the batch as one tall Pillow image.
 """
 
 import math
@@ -18,14 +18,14 @@ GREY_OR_COLOUR = (1, 3)  # numbers of channels that Pillow has modes for
 
 
 def flip(images: Images) -> Images:
-    """Left becomes right."""
+    """Flip left-right."""
     if images.shape[3] not in GREY_OR_COLOUR:
         return images[:, :, ::-1]
     return _tall(images, lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
 
 
 def to_grey(images: Images) -> Images:
-    """Luminance, one channel (ITU-R 601-2, as Pillow rounds it). Only colours have one."""
+    """Luminance in one channel (ITU-R 601-2, rounded as in Pillow), for colour images only."""
     if images.shape[3] == 1:
         return images
     if images.shape[3] != 3:
@@ -34,7 +34,7 @@ def to_grey(images: Images) -> Images:
 
 
 def blend(ground: np.ndarray, images: Images, strength: np.ndarray) -> Images:
-    """From `ground` (0) to the image (1) and beyond."""
+    """Interpolate from `ground` (strength 0) to the image (1) and beyond."""
     ground = ground.astype(np.float32)
     mixed = ground + _each(strength) * (images.astype(np.float32) - ground)
     return np.clip(mixed, 0, 255).astype(np.uint8)
@@ -58,7 +58,7 @@ def saturation(images: Images, strength: np.ndarray) -> Images:
 
 
 def sharpness(images: Images, strength: np.ndarray) -> Images:
-    """0 is smoothed by a 3 x 3 kernel, 1 the image. The rim has no neighbours and stays."""
+    """0 is smoothed by a 3 x 3 kernel, 1 the image. Border pixels are not changed."""
     smooth = images.copy()
     _, height, width, _ = images.shape
     if height > 2 and width > 2:
@@ -71,7 +71,7 @@ def sharpness(images: Images, strength: np.ndarray) -> Images:
 
 
 def hue(images: Images, turn: np.ndarray) -> Images:
-    """Colours turned round the circle by a share from -1/2 to 1/2; grey has none."""
+    """Rotate the hue by `turn`, from -1/2 to 1/2 of a circle; grey pixels have no hue."""
     if images.shape[3] != 3:
         return images
     turned = _tall(images, lambda image: image.convert("HSV"))
@@ -80,23 +80,23 @@ def hue(images: Images, turn: np.ndarray) -> Images:
 
 
 def posterise(images: Images, kept_bits: np.ndarray) -> Images:
-    """Only the highest bits of each level."""
+    """Keep only the highest bits of each level."""
     mask = ~((1 << (8 - np.round(kept_bits).astype(np.int64))) - 1) & 255
     return images & _each(mask).astype(np.uint8)
 
 
 def invert(images: Images) -> Images:
-    """Every level becomes its opposite."""
+    """Invert all levels."""
     return 255 - images
 
 
 def solarise(images: Images, threshold: np.ndarray) -> Images:
-    """Levels from the threshold on become their opposite."""
+    """Invert levels from the threshold on."""
     return np.where(images < _each(threshold), images, 255 - images)
 
 
 def brighten_dark(images: Images, addition: int) -> Images:
-    """Levels of the darker half grow (Google's SolarizeAdd)."""
+    """Add to the levels of the darker half (Google's SolarizeAdd)."""
     added = np.minimum(images.astype(np.int64) + addition, 255).astype(np.uint8)
     return np.where(images < 128, added, images)
 
@@ -112,7 +112,7 @@ def autocontrast(images: Images) -> Images:
 
 
 def equalise(images: Images) -> Images:
-    """Levels spread so that each is about equally frequent."""
+    """Histogram equalisation."""
     count, height, width, channels = images.shape
     levels = np.moveaxis(images, 3, 1).reshape(count * channels, height * width)
     offsets = np.arange(len(levels))[:, None] * 256
@@ -147,13 +147,13 @@ def translate_y(images: Images, pixels: np.ndarray, fill: int) -> Images:
 
 
 def rotate(images: Images, degrees: np.ndarray, fill: int) -> Images:
-    """Counter-clockwise about the centre; corners are cut off."""
+    """Rotate counter-clockwise about the centre; corners are cropped."""
     colour = _colour(fill, images.shape[3])
     return _one_by_one(images, degrees, lambda image, angle: image.rotate(float(angle), fillcolor=colour))
 
 
 def pad_and_crop(images: Images, padding: int, down: np.ndarray, right: np.ndarray, fill: int) -> Images:
-    """A rim of `padding` pixels, then the window that starts `down` and `right` pixels in."""
+    """Pad by `padding` pixels, then crop the window that starts at (down, right)."""
     count, height, width, _ = images.shape
     rim = (padding, padding)
     padded = np.pad(images, ((0, 0), rim, rim, (0, 0)), constant_values=fill)
@@ -163,7 +163,7 @@ def pad_and_crop(images: Images, padding: int, down: np.ndarray, right: np.ndarr
 
 
 def erase(images: Images, boxes: np.ndarray, colour: np.ndarray) -> Images:
-    """A box (top, left, height, width) of each image painted over."""
+    """Fill a box (top, left, height, width) of each image with `colour`."""
     top, left, high, wide = (side[:, None, None] for side in boxes.T)
     rows, columns = np.arange(images.shape[1])[None, :, None], np.arange(images.shape[2])[None, None, :]
     inside = (rows >= top) & (rows < top + high) & (columns >= left) & (columns < left + wide)
@@ -173,7 +173,7 @@ def erase(images: Images, boxes: np.ndarray, colour: np.ndarray) -> Images:
 def cut_out(
     images: Images, down: np.ndarray, right: np.ndarray, half_height: int, half_width: int, fill: int
 ) -> Images:
-    """A box about the point (down, right) of each image painted over; what lies outside of the image is cut off."""
+    """Fill a box around the point (down, right) of each image; parts outside of the image are ignored."""
     height, width, channels = images.shape[1:]
     top, left = np.maximum(down - half_height, 0), np.maximum(right - half_width, 0)
     tall, wide = np.minimum(down + half_height, height) - top, np.minimum(right + half_width, width) - left
@@ -181,7 +181,7 @@ def cut_out(
 
 
 def _affine(images: Images, matrices: list[tuple[float, ...]], fill: int) -> Images:
-    """Each output pixel takes the input pixel that its matrix (by rows) leads to, or the fill."""
+    """Affine transformation: each output pixel takes the input pixel at its transformed coordinates, or the fill."""
     colour = _colour(fill, images.shape[3])
     return _one_by_one(
         images,
@@ -196,7 +196,7 @@ def _one_by_one(images: Images, settings: Any, change: Callable[[Image.Image, An
 
 
 def _tall(images: Images, change: Callable[[Image.Image], Image.Image], mode: str | None = None) -> Images:
-    """Apply what treats every row alike to all images at once, stacked to one tall image."""
+    """Apply an operation that treats every row alike to all images at once, stacked into one tall image."""
     count, height, width, channels = images.shape
     rows = np.ascontiguousarray(images).reshape(count * height, width, channels)
     image = Image.frombytes(mode or ("L" if channels == 1 else "RGB"), (width, count * height), rows.data)
@@ -204,7 +204,7 @@ def _tall(images: Images, change: Callable[[Image.Image], Image.Image], mode: st
 
 
 def to_image(image_HWC: np.ndarray) -> Image.Image:
-    """An image of 1 or 3 channels for Pillow."""
+    """A Pillow image of 1 or 3 channels."""
     return Image.fromarray(image_HWC[..., 0] if image_HWC.shape[2] == 1 else image_HWC)
 
 
@@ -213,6 +213,6 @@ def _colour(level: int, channels: int) -> int | tuple[int, ...]:
 
 
 def _each(values: np.ndarray) -> np.ndarray:
-    """One value for each image, against (B, H, W, C)."""
+    """One value for each image, shaped to broadcast against (B, H, W, C)."""
     values = np.asarray(values)
     return (values.astype(np.float32) if values.dtype.kind == "f" else values)[:, None, None, None]

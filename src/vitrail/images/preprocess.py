@@ -1,6 +1,6 @@
-"""What happens to pixels between an image and a model: one object, stored in the bundle, used everywhere.
+"""`Preprocess`: from an image to the input of a model. It is stored in the bundle and used everywhere.
 
-The arithmetic is that of timm's evaluation transform, to the pixel: published scores depend on it.
+It equals timm's evaluation transform bit for bit, because published scores depend on it.
 """
 
 import dataclasses
@@ -31,25 +31,26 @@ _WHOLE_RESIZE = 32_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocess(Settings):
-    """Upright, resize, crop the centre, scale to 0..1, subtract `mean`, divide by `std`."""
+    """Apply the EXIF orientation, resize, crop the centre, scale to 0..1, subtract `mean`, divide by `std`."""
 
     title: ClassVar[str] = "Preprocessing"
 
     resolution: Pair = (224, 224)
-    """Height and width that the model reads."""
+    """Input height and width of the model."""
     resize: Literal["shorter", "squash", "pad"] = "shorter"
-    """Shorter: keep the aspect, fit the shorter side, crop the rest. Squash: stretch both sides. Pad: keep the aspect,
-    fit the longer side, fill the rest with the background."""
+    """shorter: keep the aspect ratio, fit the shorter side, crop the rest. squash: stretch both sides. pad: keep the
+    aspect ratio, fit the longer side, fill the rest with the background."""
     crop_fraction: float = 0.9
-    """Which part of the resized image the crop keeps."""
+    """Share of the resized image that the crop keeps."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """Pillow's filter for the resize, with antialiasing."""
     background: tuple[int, int, int] = (255, 255, 255)
     """Colour (red, green, blue) under transparent pixels and around padded images."""
     jpeg: Literal["exact", "double"] = "exact"
-    """Decode JPEG files exactly, or at the smallest scale of at least twice the size needed: faster for large ones."""
+    """Decode JPEG files exactly, or (double) at the smallest scale of at least twice the needed size, which is
+    faster."""
     mean: tuple[float, ...] = IMAGENET_MEAN
-    """Subtracted from each channel; there are as many channels as numbers."""
+    """Subtracted from each channel; its length is the number of channels."""
     std: tuple[float, ...] = IMAGENET_STD
     """Divides each channel."""
 
@@ -88,22 +89,21 @@ class Preprocess(Settings):
         return self.scale(from_numpy(self.crop_all(images)))
 
     def read(self, image: ImageLike, *, name: str = "image") -> Image.Image | np.ndarray:
-        """The image before its crop, upright, in the model's channels; an array if it has not 1 or 3 of them.
-        `name` is what errors call bytes."""
+        """The decoded image before resize and crop, upright, in the model's channels; an array unless it has 1 or 3
+        channels. `name` is what errors call bytes."""
         bands = self._as_images(image, name)
         return bands[0] if len(bands) == 1 else np.stack([np.asarray(band) for band in bands], axis=2)
 
     def crop(self, image: ImageLike, *, name: str = "image") -> np.ndarray:
-        """The image as the model's eye gets it, before numbers are scaled: uint8 (H, W, C). `name` is what errors
-        call bytes."""
+        """The resized and cropped image before normalisation, uint8 (H, W, C). `name` is what errors call bytes."""
         return self._stack([self._fit(band) for band in self._as_images(image, name)])
 
     def crop_all(self, images: Iterable[ImageLike]) -> np.ndarray:
-        """`crop` of every image: uint8 (B, H, W, C). Errors call one that has no name by its number."""
+        """`crop` of every image: uint8 (B, H, W, C). Errors name images without a path by their index."""
         return np.stack([self.crop(image, name=f"image {at}") for at, image in enumerate(images)])
 
     def crop_box(self, image: ImageLike, box: tuple[int, int, int, int]) -> np.ndarray:
-        """One part of the image, (top, left, height, width), resized to all of the model's eye: uint8 (H, W, C)."""
+        """A box (top, left, height, width) of the image, resized to the model's resolution: uint8 (H, W, C)."""
         top, left, tall, wide = box
         height, width = self.resolution
         return self._stack(
@@ -119,13 +119,13 @@ class Preprocess(Settings):
         return is_size and channels == self.channels
 
     def scale(self, pixels_BHWC: "Tensor") -> "Tensor":
-        """Cropped images as the numbers that models read: (B, C, H, W) of 32-bit reals."""
+        """Normalise cropped images: float32 (B, C, H, W)."""
         scaled_BCHW = pixels_BHWC.movedim(-1, -3).contiguous().float().div_(255)
         mean, std = (scaled_BCHW.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
         return scaled_BCHW.sub_(mean).div_(std)
 
     def scale_array(self, pixels_BHWC: np.ndarray) -> np.ndarray:
-        """`scale` for arrays: the same bits without torch."""
+        """`scale` with numpy: the same bits without torch."""
         scaled_BCHW = np.ascontiguousarray(np.moveaxis(pixels_BHWC, -1, -3)).astype(np.float32)
         mean, std = (np.array(values, np.float32)[:, None, None] for values in (self.mean, self.std))
         scaled_BCHW /= np.float32(255)
@@ -134,8 +134,8 @@ class Preprocess(Settings):
         return scaled_BCHW
 
     def resized(self, width: int, height: int) -> Pair:
-        """Width and height after the resize, before the crop. timm's arithmetic: the shorter side is the crop over its
-        fraction, rounded down; the longer follows, rounded down."""
+        """Width and height after the resize, before the crop, as in timm: the shorter side is crop size / crop
+        fraction, rounded down; the longer side follows, rounded down."""
         wide, high = (int(side / self.crop_fraction) for side in reversed(self.resolution))
         if self.resize == "squash":
             return wide, high
@@ -165,7 +165,7 @@ class Preprocess(Settings):
         return canvas
 
     def _as_images(self, image: ImageLike, name: str = "image") -> list[Image.Image]:
-        """One Pillow image of 1 or 3 channels, or one for each band: Pillow has no mode for other numbers."""
+        """One Pillow image of 1 or 3 channels, otherwise one for each channel: Pillow has no mode for other numbers."""
         channels = self.channels
         if channels not in (1, 3):
             if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (channels,):
@@ -196,6 +196,6 @@ class Preprocess(Settings):
 
 
 def _luminance(colour: tuple[int, int, int]) -> int:
-    """Pillow's grey of a colour (ITU-R 601-2)."""
+    """Grey level of a colour as in Pillow (ITU-R 601-2)."""
     pixel = Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0))
     return int(pixel) if isinstance(pixel, int | float) else 0

@@ -1,7 +1,7 @@
-"""RandAugment (arXiv 1909.13719): a random operation for each image, out of a table.
+"""RandAugment (arXiv 1909.13719): random operations for each image, from a table.
 
-A row of a table names an operation, its arguments as a function of the context, and the numbers of channels it can
-work on. A new operation is a new row.
+A row has the name of an operation, its function, its arguments as a function of the context, and the supported numbers
+of channels. New operations are added at the end.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from vitrail.images.operations import GREY_OR_COLOUR, Images
 
 
 class Context(NamedTuple):
-    """What the strength of an operation may depend on."""
+    """What the arguments of an operation may depend on."""
 
     magnitude: int
     fill: int
@@ -26,7 +26,7 @@ class Context(NamedTuple):
     sign: np.ndarray
     """-1 or 1 at random for each image (B)."""
     stream: Stream
-    """Random numbers of these images."""
+    """Random stream of these images."""
 
     def rising(self, end: float) -> float:
         """From 0 to `end` over torchvision's 31 magnitudes, in its single precision."""
@@ -53,7 +53,7 @@ class Operation(NamedTuple):
     apply: Callable[..., Images]
     arguments: Callable[[Context], tuple[Any, ...]] = lambda _: ()
     channels: tuple[int, ...] | None = None
-    """Numbers of channels that it can work on; None is any."""
+    """Supported numbers of channels; None is any."""
 
 
 # Strengths of `torchvision.transforms.RandAugment`, under its names.
@@ -129,7 +129,7 @@ TABLES = {"torchvision": TORCHVISION, "google": GOOGLE}
 
 
 def apply_random(images: Images, stream: Stream, turn: int, settings: Augment) -> Images:
-    """One operation of the settings' table for each image; `turn` counts how many came before."""
+    """Apply one random operation to each image; `turn` is the number of earlier ones."""
     table = TABLES[settings.operations]
     kind = stream.integers(len(table), f"operation {turn}")
     sign = np.where(stream.uniform(f"sign {turn}") < 0.5, -1.0, 1.0)
@@ -141,7 +141,7 @@ def apply_random(images: Images, stream: Stream, turn: int, settings: Augment) -
 
 
 def apply(row: Operation, images: Images, sign: np.ndarray, stream: Stream, settings: Augment) -> Images:
-    """One operation on images (B, H, W, C)."""
+    """Apply one operation to images (B, H, W, C)."""
     height, width = images.shape[1:3]
     context = Context(settings.magnitude, settings.fill, height, width, sign, stream)
     return row.apply(images, *row.arguments(context))

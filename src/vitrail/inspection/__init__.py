@@ -1,1 +1,1 @@
-"""Looking inside a model. The modules here measure: arrays in, arrays out. `panels` shows the results on one page."""
+"""Inspecting a model. The modules here compute arrays; `panels` shows them on one page."""

@@ -1,4 +1,4 @@
-"""Where tokens look, as one figure."""
+"""A figure of attention maps."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,10 +18,10 @@ def attention_figure(
     title: str,
     numbers: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Maps (heads, h, w) of each layer (rows) and head (columns; `numbers` if not all) beside the image they are of.
+    """Attention maps (heads, h, w) of each layer (rows) and head (columns; `numbers` if not all) beside their image.
 
-    Each tile is scaled from 0 (dark) to its own largest value (bright), which stands under it as a multiple of uniform
-    attention to all `tokens`: a flat map must not be read as a sharp one.
+    Each tile is scaled from 0 (dark) to its own maximum (bright), which is printed below it as a multiple of uniform
+    attention to all `tokens`, so that a flat map is not mistaken for a sharp one.
     """
     heads = len(next(iter(maps.values())))
     top = 2 * _LINE + 20

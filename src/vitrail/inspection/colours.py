@@ -1,4 +1,4 @@
-"""The colours of every figure: a quiet frame, and one sequential map where the data is."""
+"""Colour maps of the figures."""
 
 import numpy as np
 
@@ -29,5 +29,5 @@ def _between(shares: np.ndarray, stops: np.ndarray) -> np.ndarray:
 
 
 def heat(values: np.ndarray) -> np.ndarray:
-    """A map (h, w) in colours, its largest value bright."""
+    """A map (h, w) in colours, scaled from 0 to its maximum."""
     return sequential(values / max(float(values.max()), 1e-12))

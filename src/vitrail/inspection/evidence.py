@@ -1,7 +1,7 @@
-"""Evidence: how a prediction changes when parts of the image are removed, and whether a map foretold it.
+"""Evidence: how a prediction changes when parts of the image are removed, and whether a map predicts that.
 
-A part is a cell of a grid (the patches, if the model has some). What is removed is filled with the image's mean colour.
-Every number is the probability of one class; every family can be asked.
+A part is a cell of a grid (the patches, if the model has them). Removed cells are filled with the image's mean colour.
+All values are probabilities of one class. This works for every family.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ _SIDE, _MOST = 14, 24  # cells a side: usually, and at most
 
 
 class Faith(NamedTuple):
-    """How faithful a map is: the class's probability while cells are removed or put back in its order."""
+    """Faithfulness of a map: the class's probability while cells are removed or inserted in its order."""
 
     deletion: float
-    """Mean probability while the highest cells are removed first: low is good."""
+    """Mean probability while cells are removed, highest first; lower is better."""
     insertion: float
-    """Mean probability while the highest cells are put into an empty image first: high is good."""
+    """Mean probability while cells are inserted into an empty image, highest first; higher is better."""
 
 
 def evidence_grid(model: AnyModel) -> Pair:
-    """The cells that are removed: the model's patches, or squares of several if they are more than 24 a side; of a
-    model without patches, fourteen a side."""
+    """Grid of the cells: the model's patches, or groups of them if there are more than 24 per side; 14 per side for a
+    model without patches."""
     height, width = model.config.resolution
     grid = model.config.grid or (min(height, _SIDE), min(width, _SIDE))
     rows, columns = (side if side <= _MOST else -(-side // -(-side // _SIDE)) for side in grid)
@@ -39,7 +39,8 @@ def evidence_grid(model: AnyModel) -> Pair:
 
 
 def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
-    """K copies of an image, each without the cells that its row of `gone_KN` names. Cells may differ by a pixel."""
+    """K copies of an image, each without the cells that its row of `gone_KN` marks. Sizes of cells may differ by a
+    pixel."""
     _, height, width = image_CHW.shape
     if grid[0] > height or grid[1] > width:
         raise UsageError(f"Grid must be within the image's {height} x {width} px, got {grid[0]} x {grid[1]}.")
@@ -52,7 +53,7 @@ def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
 
 @torch.inference_mode()
 def ask(model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int) -> np.ndarray:
-    """The probability of a class, (K), for an image without these cells."""
+    """Probabilities (K) of a class for an image without the cells of each row of `gone_KN`."""
     answers = []
     with evaluating(model):
         for start in range(0, len(gone_KN), _BATCH):
@@ -62,7 +63,7 @@ def ask(model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: 
 
 
 def occlusion(model: AnyModel, image_CHW: Tensor, label: int, grid: Pair) -> np.ndarray:
-    """What each cell is worth, (h, w): how much the class's probability falls without it."""
+    """Occlusion map (h, w): how much the class's probability falls without each cell."""
     count = grid[0] * grid[1]
     gone = torch.cat([torch.zeros(1, count), torch.eye(count)]).to(image_CHW.device)
     answers = ask(model, image_CHW, gone, grid, label)
@@ -92,7 +93,8 @@ def patch_drop(
     draws: int = 5,
     seed: int = 0,
 ) -> np.ndarray:
-    """The class's probability, (shares, draws), with a random share of the cells gone (arXiv 2105.10497)."""
+    """The class's probability (shares, draws) without random shares of the cells, `draws` times each (arXiv
+    2105.10497)."""
     count = grid[0] * grid[1]
     generator = torch.Generator().manual_seed(seed)
     rows = []
@@ -106,7 +108,7 @@ def patch_drop(
 
 
 def to_cells(values: np.ndarray, grid: Pair) -> np.ndarray:
-    """A map on another grid as a map on cells: the mean of what lies in each, by area."""
+    """A map resized to the grid of cells: the mean over each cell, by area."""
     out = values
     for axis, cells in enumerate(grid):
         size = out.shape[axis]

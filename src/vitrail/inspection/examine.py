@@ -1,4 +1,4 @@
-"""Everything that `vitrail inspect` finds out about a bundle and some images: its panels, and their numbers as JSON."""
+"""Computes all panels of `vitrail inspect` for a bundle and some images."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,26 +14,26 @@ from vitrail.weights.bundle import Bundle
 from vitrail.weights.parts import OVERFLOWS
 
 MOST = 32
-"""Images of one page."""
+"""Largest number of images on one page."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Examination:
-    """A bundle and some images, inspected."""
+    """The result of inspecting a bundle on some images."""
 
     context: Context
     panels: Mapping[str, Panel]
-    """By name, in the order of the page; those that are absent are empty, and say why."""
+    """By name, in the order of the page; absent ones are empty and give the reason."""
     measured_on: int
-    """Images that panels observed."""
+    """Number of images that panels observed."""
 
     @property
     def is_trained(self) -> bool:
-        """Whether the bundle records what its weights were learned from."""
+        """Whether the bundle records its training."""
         return self.context.is_trained
 
     def to_json(self) -> dict[str, Any]:
-        """What `inspect.json` holds: every number of every panel."""
+        """The content of `inspect.json`: all numbers of all panels."""
         config, panels = self.context.model.config, self.panels.values()
         layers = [{"layer": layer} for layer in range(config.depth)]
         images = [{"file": name} for name in self.context.names]
@@ -56,7 +56,7 @@ class Examination:
 
 
 def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One mapping of what several panels contribute, which must have names of their own."""
+    """Merge the mappings of several panels, whose keys must be distinct."""
     joined: dict[str, Any] = {}
     for part in parts:
         if taken := sorted(joined.keys() & part.keys()):
@@ -80,9 +80,9 @@ def examine(
 ) -> Examination:
     """Inspect a bundle, called `name`, on some images, called `names` (default: their paths, or numbers).
 
-    `others` are more images for what needs many (CKA, distances); those that are among `images` do not count twice.
-    The page shows the attention of these `layers` and `heads`, from 0 or from the end (-1), default all. Numbers are of
-    all of them.
+    `others` are more images for results that need many (CKA, distances); duplicates of `images` are ignored. The page
+    shows the attention of `layers` and `heads`, from 0 or from the end (-1), default all. Numbers are computed for all
+    layers and heads.
     """
     if not 1 <= len(images) <= MOST:
         raise UsageError(
@@ -123,5 +123,5 @@ def _name_of(image: ImageLike, index: int) -> str:
 
 
 def _as_text(name: str) -> str:
-    """A name that any file can hold: bytes that are no text are shown as such."""
+    """A name as valid Unicode; other bytes are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Attention heads in numbers: how far they look, and how evenly.
+"""Statistics of attention heads: attention distance and entropy.
 
 Shapes: B images, H heads, T tokens of which the first are [CLS] and registers, N = h*w patches.
 """
@@ -13,21 +13,21 @@ from vitrail.settings import Pair
 
 
 class Heads(NamedTuple):
-    """Numbers of the heads of one layer, (B, H) each, means over the patches of an image."""
+    """Statistics of the heads of one layer, (B, H) each, means over the patches of an image."""
 
     distance: np.ndarray
     """Mean attention distance in pixels, between centres of patches, weighted by attention."""
     of_uniform: np.ndarray
-    """The same as a share of what uniform attention has: 1 is no preference for near or far."""
+    """Distance relative to uniform attention; 1 means no preference for near or far."""
     entropy: np.ndarray
-    """Entropy of a patch's attention over patches as a share of the largest: 1 is flat, 0 is one patch alone."""
+    """Normalised entropy of a patch's attention over patches: 1 is uniform, 0 a single patch."""
     prefix_mass: np.ndarray
-    """Share of a patch's attention that goes to [CLS] and registers; distances are of the rest."""
+    """Share of a patch's attention to [CLS] and registers; distances are of the rest."""
 
 
 def reading(seen: Seen, layout: Layout) -> np.ndarray:
-    """The shares in which the classifier reads the last layer's tokens, (B, T): all of [CLS], equal shares of the
-    patches, or the attention of the pooling query, mean over heads."""
+    """Weights of the last layer's tokens in the input of the head (B, T): 1 for [CLS], equal weights of the patches, or
+    the attention of attention pooling, mean over heads."""
     if seen.pooling is not None:
         return seen.pooling.float().mean(dim=1)[:, 0].cpu().numpy()
     shares = np.zeros((len(seen.logits), layout.prefix + layout.grid[0] * layout.grid[1]), np.float32)
@@ -47,10 +47,10 @@ def grid_distances(grid: Pair, step: Pair) -> np.ndarray:
 
 
 def measure_heads(attention_BHTT: Tensor | np.ndarray, layout: Layout) -> Heads:
-    """How far and how evenly the patches of a layer look, head by head.
+    """Attention distance and entropy of each head of a layer.
 
-    Attention to [CLS] and registers has no distance: it is reported beside, and the rest is scaled to sum to 1. Where
-    attention is masked, uniform means uniform over what may be looked at.
+    Attention to [CLS] and registers has no distance: it is reported separately, and the rest is normalised. With masked
+    attention, uniform means uniform over the allowed patches.
     """
     among = np.asarray(attention_BHTT, np.float64)[:, :, layout.prefix :, layout.prefix :]
     mass = among.sum(-1, keepdims=True)
@@ -65,7 +65,7 @@ def measure_heads(attention_BHTT: Tensor | np.ndarray, layout: Layout) -> Heads:
 
 
 def entropy(shares: np.ndarray) -> float | None:
-    """Entropy of a map as a share of the largest: 1 is flat, 0 is one place alone. An empty map has none."""
+    """Normalised entropy of a map: 1 is uniform, 0 a single position. None for an empty map."""
     values = np.asarray(shares, np.float64).ravel()
     if not values.sum():
         return None

@@ -1,4 +1,4 @@
-"""Layers compared: the similarity of their representations, and the norms of their tokens."""
+"""Similarity of layers (CKA), and norms of their tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,11 @@ from vitrail.errors import UsageError
 
 
 def cka(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Linear CKA of two representations (arXiv 1905.00414) of the same images, from batches of them, without bias
-    (arXiv 2010.15327): 1 is the same up to turning and scaling, about 0 is unrelated.
+    """Unbiased linear CKA of two representations of the same images, from batches (arXiv 1905.00414, 2010.15327): 1 is
+    equal up to rotation and scaling, about 0 is unrelated.
 
-    Each batch is (m, features) with m of at least 4; the two sides may have any numbers of features. Of few images it
-    is noise: two unrelated representations have 0.6 with 4 of them, 0.2 with 8, 0.08 with 16.
+    Each batch is (m, features) with m of at least 4; the two sides may have different numbers of features. With few
+    images it is noise: unrelated representations have 0.6 with 4 images, 0.2 with 8, 0.08 with 16.
     """
     return float(cka_table({"": list(map(gram, ones))}, {"": list(map(gram, others))})[0, 0])
 
@@ -32,7 +32,7 @@ def cka_table(ones: Mapping[str, Sequence[np.ndarray]], others: Mapping[str, Seq
 
 
 def gram(features: np.ndarray) -> np.ndarray:
-    """The products of each image's features with each other's, (m, m), with an empty diagonal."""
+    """The Gram matrix (m, m) of the images' features, with zeros on the diagonal."""
     flat = np.asarray(features, np.float64).reshape(len(features), -1)
     if len(flat) < 4:
         raise UsageError(f"CKA must have batches of 4 images or more, got {len(flat)}.")
@@ -42,7 +42,7 @@ def gram(features: np.ndarray) -> np.ndarray:
 
 
 def _hsic(one: np.ndarray, other: np.ndarray) -> float:
-    """HSIC_1, the estimator without bias, of two Gram matrices with empty diagonals."""
+    """HSIC_1, the unbiased estimator, of two Gram matrices with zero diagonals."""
     m = len(one)
     products = np.sum(one * other) + one.sum() * other.sum() / ((m - 1) * (m - 2))
     return float((products - 2 / (m - 2) * (one.sum(axis=0) @ other.sum(axis=1))) / (m * (m - 3)))
@@ -54,5 +54,6 @@ def token_norms(tokens_BTD: Tensor) -> np.ndarray:
 
 
 def outliers(norms_BT: np.ndarray, times: float = 5.0) -> np.ndarray:
-    """Which tokens have some times the median norm of their image: they hold global information (arXiv 2309.16588)."""
+    """Which tokens have more than `times` the median norm of their image; such tokens hold global information (arXiv
+    2309.16588)."""
     return norms_BT > times * np.median(norms_BT, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Attribution maps: which patches a prediction came from, as three methods tell it.
+"""Attribution maps: the patches that a prediction comes from, by three methods.
 
 Shapes: B images, H heads, T tokens of which the first are [CLS] and registers, N = h*w patches.
 """
@@ -20,9 +20,9 @@ from vitrail.models.look import evaluating, look
 
 
 def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str, np.ndarray]:
-    """Every map of the model, (B, h, w) each: rollout, last attention and, of a model that classifies, relevance.
+    """All maps of the model, (B, h, w) each: rollout, last attention and, if it classifies, relevance.
 
-    `seen` is what `look` returned for these images, if it has been asked already.
+    `seen` is the result of `look` for these images, if it is available.
     """
     layout = _layout(model)
     seen = look(model, images) if seen is None else seen
@@ -41,8 +41,8 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
 
 
 def rollout(attentions: Sequence[Tensor]) -> np.ndarray:
-    """How much of each input token reaches each output token, (B, T, T), if attention and residuals were all there is
-    (arXiv 2005.00928): the product of (mean over heads + identity), rows scaled to 1, over the layers."""
+    """Attention rollout (arXiv 2005.00928), how much of each input token reaches each output token (B, T, T): the
+    product over layers of (mean over heads + identity), with rows normalised to 1."""
     if not attentions:
         raise UsageError("Rollout must have the attention of at least one layer, got none.")
     flow = None
@@ -56,11 +56,11 @@ def rollout(attentions: Sequence[Tensor]) -> np.ndarray:
 
 
 def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """How much each patch speaks for a class, (B, h, w), and the classes (B): attention weighted by the gradient of the
-    class's logit, negative parts cut off, added up over the layers (arXiv 2103.15679, eqs. 5 and 6).
+    """Relevance of each patch for a class (B, h, w), and the classes (B): attention weighted by the gradient of the
+    class's logit, negative parts set to 0, accumulated over the layers (arXiv 2103.15679, eqs. 5 and 6).
 
-    By default the predicted class. The map is the row of what the classifier reads: [CLS]; the mean over patches, each
-    without itself; with attention pooling, the row of its query. A class without weights has a map of zeros.
+    By default for the predicted class. The map is the row of the head's input: of [CLS]; the mean over patches, each
+    without itself; or of the query of attention pooling. A class with zero weights has a map of zeros.
     """
     layout = _layout(model)
     if not model.config.classifies:
@@ -92,8 +92,8 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
 
 @contextlib.contextmanager
 def attention_written_out(model: AnyModel) -> Generator[list[Tensor]]:
-    """For a while, attention is computed as eqs. 6 and 7 are written, so that its weights have gradients. They are
-    collected, layer by layer and attention pooling last, in the list that is given."""
+    """Context in which attention is computed without the fused kernel, so that its weights have gradients. They are
+    appended to the yielded list, layer by layer and attention pooling last."""
     kept: list[Tensor] = []
     layers = [module for module in model.modules() if isinstance(module, Attention | AttentionPool)]
     for layer in layers:

@@ -1,9 +1,9 @@
-"""`vitrail inspect`: an examination as one page that opens from disk, as figures one by one, and as numbers.
+"""`vitrail inspect`: writes an examination as a page that opens from disk, as figures and as numbers.
 
-DIR/index.html      everything, for people; no network
-DIR/figures/        the same images (PNG) and curves (SVG), one by one
-DIR/inspect.json    every number of its tables, curves and maps
-DIR/arrays.npz      if asked for: attention and all other arrays
+DIR/index.html      the page; needs no network
+DIR/figures/        its figures as PNG and SVG files
+DIR/inspect.json    all numbers of its tables, curves and maps
+DIR/arrays.npz      with `full`: attention and all other arrays
 """
 
 import functools
@@ -23,7 +23,7 @@ from vitrail.pages.words import word as say_in
 from vitrail.storage import atomic_folder, write_json
 
 LIMIT = 6_000_000
-"""Bytes of a page, above which panels keep less (unless all is asked for)."""
+"""Maximum bytes of a page; panels are reduced to fit (unless `full`)."""
 
 
 def word(name: str, tag: str = "span", **fields: Any) -> Html:
@@ -32,7 +32,7 @@ def word(name: str, tag: str = "span", **fields: Any) -> Html:
 
 
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
-    """Write the folder atomically; returns what `inspect.json` holds."""
+    """Write the folder atomically; returns the content of `inspect.json`."""
     document = found.to_json()
     figures = render_figures(found)
     text = _fit_page(found, figures, full=full)
@@ -51,12 +51,12 @@ def write_page(found: Examination, output: Path, *, full: bool = False, force: b
 
 
 def render_figures(found: Examination) -> dict[str, Figure]:
-    """Every figure of every panel, by the name of its file."""
+    """All figures of all panels, by file name."""
     return join(dict(panel.figures()) for panel in found.panels.values())
 
 
 def _fit_page(found: Examination, figures: Mapping[str, Figure], *, full: bool) -> str:
-    """The page, with less and less in its panels until it is small enough (or as small as it gets)."""
+    """The page, with panels reduced step by step until it is small enough (or cannot be smaller)."""
     render = functools.cache(lambda panel: panel.html(figures))
     versions = [[panel, *panel.smaller()] for panel in found.panels.values()]
     attempts, text = max(map(len, versions)), ""
@@ -71,7 +71,7 @@ def _fit_page(found: Examination, figures: Mapping[str, Figure], *, full: bool) 
 
 
 def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
-    """The document, from the contents of its sections; a panel without any has no section."""
+    """The document, from the contents of its sections; a panel without content has no section."""
     context, config = found.context, found.context.model.config
     shown = [panel for panel in contents if contents[panel]]
     titles = {panel.name: panel.word("title") for panel in shown}
@@ -108,7 +108,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
 
 
 def _script(panels: list[Panel]) -> str:
-    """The page's script, and after it that of each panel with the panel's own `data`."""
+    """The page's script, followed by that of each panel with its `data`."""
     own = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
     parts = [
         f"((data) => {{\n{panel.script}}})(pageData[{json.dumps(panel.name)}]);\n" for panel in panels if panel.script
@@ -117,6 +117,6 @@ def _script(panels: list[Panel]) -> str:
 
 
 def _enlarge(pixels: np.ndarray, least: int = 240) -> np.ndarray:
-    """A small image with each pixel as a square, for files that are looked at alone."""
+    """A small image enlarged by an integer factor, for figure files."""
     factor = -(-least // max(pixels.shape[:2]))
     return pixels.repeat(factor, axis=0).repeat(factor, axis=1)

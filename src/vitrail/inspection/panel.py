@@ -1,7 +1,7 @@
-"""What a panel of `vitrail inspect` is: one class that answers every question that the page asks of it.
+"""The interface of panels of `vitrail inspect`.
 
-A panel lives in one file and has one line in `registry.py` (or one entry point `panel.NAME` in another package).
-`examine` makes one of each, shows it every image once, and `page` writes down what it found.
+A panel is one class in one file and one line in `registry.py` (or an entry point `panel.NAME` in another package).
+`examine` creates each panel and passes it every image once; `page` writes the results.
 """
 
 import dataclasses
@@ -22,28 +22,28 @@ from vitrail.pages.words import Words, word
 from vitrail.weights.bundle import Bundle
 
 Figure = np.ndarray | str
-"""Pixels, uint8 (h, w, 3), which become a PNG file; or an SVG element, which becomes an SVG file."""
+"""Pixels, uint8 (h, w, 3), written as PNG; or an SVG element, written as SVG."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What is inspected and what was asked for. Images are decoded when a panel first needs them."""
+    """The bundle, the images and the options of an inspection. Images are decoded when a panel first needs them."""
 
     bundle: Bundle
     name: str
-    """What the bundle is called on the page."""
+    """Name of the bundle on the page."""
     shown: Sequence[ImageLike]
     """The images of the page."""
     names: Sequence[str]
-    """What they are called."""
+    """Their names."""
     others: Sequence[ImageLike] = ()
-    """More images, for what needs many."""
+    """More images, for results that need many."""
     layers: Sequence[int] | None = None
     """Layers whose attention is shown, from 0 or from the end (-1); default all."""
     heads: Sequence[int] | None = None
     """The same for heads."""
     evidence: bool = False
-    """Whether panels that need hundreds of forward passes are wanted."""
+    """Whether to compute panels that need hundreds of forward passes."""
     against: tuple[str, Bundle] | None = None
     """Another bundle, with its name, to compare layers with."""
     seed: int = 0
@@ -55,13 +55,13 @@ class Context:
 
     @functools.cached_property
     def layout(self) -> Layout | None:
-        """Where tokens stand; None for a model without attention between patches, or with a single patch."""
+        """Layout of the tokens; None for a model without attention between patches, or with a single patch."""
         found = self.model.layout()
         return None if found is not None and found.grid == (1, 1) else found
 
     @functools.cached_property
     def _decoded(self) -> list[tuple[ImageLike, np.ndarray]]:
-        """Every image with its crop, the shown ones first; others that are among those do not count twice."""
+        """Every image with its crop, the shown ones first; duplicates among the others are left out."""
         crop = self.bundle.preprocess.crop
         shown = [(image, crop(image)) for image in self.shown]
         same = {pixels.tobytes() for _, pixels in shown}
@@ -74,7 +74,7 @@ class Context:
         return [image for image, _ in self._decoded]
 
     def pixels(self, number: int) -> np.ndarray:
-        """A shown image as the model gets it, uint8 (H, W, C)."""
+        """A shown image, cropped for the model, uint8 (H, W, C)."""
         return self._decoded[number][1]
 
     @functools.cached_property
@@ -84,17 +84,17 @@ class Context:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the bundle records what its weights were learned from."""
+        """Whether the bundle records its training."""
         return bool({"steps", "converted_from"} & self.bundle.provenance.keys())
 
     def why_no_attention(self) -> str | None:
-        """The sentence that says why there is no attention between patches; None where there is."""
+        """Name of the sentence why there is no attention between patches; None if there is."""
         if self.layout is not None:
             return None
         return "no-attention" if self.model.layout() is None else "one-patch"
 
     def why_no_prediction(self) -> str | None:
-        """The sentence that says why the model predicts no class; None where it does."""
+        """Name of the sentence why the model predicts no class; None if it does."""
         if not self.model.config.classifies:
             return f"predicts-{self.model.config.predicts}"
         return None if self.bundle.parts.classifies else "no-classes"
@@ -108,7 +108,8 @@ def prepare(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
 
 
 class Panel:
-    """One section of the page, with its numbers, figures and sentences. Whatever a subclass leaves out is empty."""
+    """One section of the page, with its numbers, figures and sentences. Methods that a subclass does not define return
+    nothing."""
 
     words: ClassVar[Words] = {}
     """Its sentences; `title` is its heading. Those it lacks are looked up in `words.toml`."""
@@ -118,18 +119,19 @@ class Panel:
     """Whether `observe` gets all images, not only the shown ones."""
 
     def __init__(self, name: str, context: Context) -> None:
-        """What cannot be done is refused here, before any image is decoded."""
+        """Refuse impossible options here, before any image is decoded."""
         self.name, self.context = name, context
 
     def why_absent(self) -> str | None:
-        """The sentence, by its name, that says why this model has no such panel; then nothing is computed for it."""
+        """Name of the sentence why this panel does not apply to the model; then nothing is computed. None if it
+        applies."""
         return None
 
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
-        """Take what is needed from one image and what `look` saw of it."""
+        """Record what is needed of one image and of the result of `look` for it."""
 
     def finish(self) -> None:
-        """Compute what needs all images or none, after the last of them."""
+        """Compute what needs all images, or none, after the last one."""
 
     def numbers(self) -> dict[str, Any]:
         """Entries of `inspect.json`."""
@@ -152,7 +154,7 @@ class Panel:
         return {}
 
     def html(self, figures: Mapping[str, Figure]) -> str:
-        """Its section below the heading, from its figures; without content there is no section."""
+        """Its section below the heading, from its figures; empty for no section."""
         return ""
 
     def data(self) -> dict[str, Any]:
@@ -160,20 +162,20 @@ class Panel:
         return {}
 
     def least_bytes(self) -> int:
-        """How much of the page it takes at least, as far as that is known before it is written."""
+        """Lower bound of its size on the page, as far as it is known before writing."""
         return 0
 
     def smaller(self) -> Iterator[Self]:
-        """The same panel with less and less in it, for a page that would be too large."""
+        """Yield smaller versions of the panel, for a page that would be too large."""
         yield from ()
 
     def absences(self) -> Iterator[tuple[str, str, str]]:
-        """What is missing of this panel: the name of the part, and those of its title and of the sentence why."""
+        """Missing parts of this panel: the name of the part, and the names of its title and of the sentence why."""
         if (why := self.why_absent()) is not None:
             yield self.name, "title", why
 
     def fields(self) -> dict[str, Any]:
-        """What fills in the sentences that say why something is missing."""
+        """Values for the placeholders in the sentences why something is missing."""
         config, provenance = self.context.model.config, self.context.bundle.provenance
         return {"family": config.family, "objective": provenance.get("objective", "")}
 
@@ -196,11 +198,11 @@ class Panel:
         return {**SHARED, **self.words}[name]["en"].format(**fields)
 
     def each(self, number: int, content: str) -> str:
-        """A part that is visible while a shown image is chosen."""
+        """A part that is visible while this image is selected."""
         return f'<div data-image="{number}">{content}</div>'
 
     def photo(self, number: int, inside: str = "", *, attributes: str = 'class="photo" role="img"') -> Html:
-        """A shown image, with elements laid over it. Its pixels are in the page once, as the background `p{number}`."""
+        """A shown image, with elements over it. Its pixels are in the page once, as the background `p{number}`."""
         height, width = self.context.pixels(number).shape[:2]
         return Html(
             f'<div style="aspect-ratio: {width} / {height}" aria-label="{escape(self.context.names[number])}"'
@@ -224,16 +226,16 @@ def _address(pixels: Figure) -> str:
 
 
 def rgb(pixels_HWC: np.ndarray) -> np.ndarray:
-    """The channels that can be shown: the first three, else the first."""
+    """The channels to show: the first three, otherwise the first."""
     return pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., :1]
 
 
 def interval(values: np.ndarray) -> list[float] | None:
-    """The 95 % interval of a mean for `inspect.json`; None of a single value."""
+    """The 95 % interval of a mean for `inspect.json`; None for a single value."""
     ends = mean_interval(values.tolist())
     return None if ends is None else list(ends)
 
 
 def rounded(table: np.ndarray) -> list[list[float]]:
-    """A table for `inspect.json`."""
+    """An array as nested lists of rounded numbers for `inspect.json`."""
     return [[round(float(value), 6) for value in row] for row in table]

@@ -1,4 +1,4 @@
-"""What a model's position embeddings know of the image's rows and columns, and what its patch filters respond to."""
+"""Analysis of position embeddings and of patch embedding filters."""
 
 from typing import NamedTuple
 
@@ -11,34 +11,35 @@ from vitrail.settings import Pair
 
 
 class Structure(NamedTuple):
-    """How two-dimensional a table of positions is."""
+    """How well a position table encodes rows and columns."""
 
     additive: float
-    """Share of its variance that is a row's part plus a column's part: R2_add."""
+    """Share of its variance explained by a row term plus a column term."""
     additive_by_chance: float
-    """What a random table of this grid has."""
+    """The same for a random table."""
     row: float
-    """How well the row can be told from the embedding of a place that was left out, R2; 0 is a guess."""
+    """R2 of predicting the row from the embedding of a held-out position; 0 is chance."""
     column: float
-    """The same for the column; a table that knows only the raster order fails here."""
+    """The same for the column; a table that encodes only the raster index fails here."""
 
 
 def position_table(model: AnyModel) -> np.ndarray | None:
-    """What is added to each patch (or pixel), (N, D); None for kinds that act inside attention, and other families."""
+    """The position embedding that is added to each patch or pixel (N, D); None for kinds that act inside attention, and
+    for other families."""
     table = model.position_table()
     return None if table is None else table.detach().cpu().double().numpy()
 
 
 def similarity(table_ND: np.ndarray) -> np.ndarray:
-    """Cosine similarities (N, N) of the embeddings of all places. The mean is taken away first: an offset that all have
-    would make everything similar."""
+    """Cosine similarities (N, N) of all position embeddings. The mean is subtracted first, because a common offset
+    would make all of them similar."""
     centred = table_ND - table_ND.mean(axis=0)
     unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
     return unit @ unit.T
 
 
 def structure(table_ND: np.ndarray, grid: Pair) -> Structure:
-    """Numbers for what similarity tiles show."""
+    """Row and column structure of a position table."""
     rows, columns = grid
     cells = table_ND.reshape(rows, columns, -1)
     mean = cells.mean(axis=(0, 1))
@@ -51,7 +52,7 @@ def structure(table_ND: np.ndarray, grid: Pair) -> Structure:
 
 
 def _decode(table_ND: np.ndarray, place: np.ndarray) -> float:
-    """R2 of the place told by ridge regression from embeddings, each left out in turn."""
+    """Leave-one-out R2 of predicting the row or column from the embedding by ridge regression."""
     spread = np.square(place - place.mean()).sum()
     if not spread or not table_ND.std():
         return 0.0
@@ -60,8 +61,8 @@ def _decode(table_ND: np.ndarray, place: np.ndarray) -> float:
 
 
 def filters(model: AnyModel, count: int = 28) -> tuple[np.ndarray, np.ndarray] | None:
-    """The first principal components of the patch embedding's kernels, (count, P, P, C) from 0 to 1, and the share of
-    their variance that each has (Figure 7, left); None for families that project no patches of pixels."""
+    """The first principal components of the patch embedding's kernels, (count, P, P, C) scaled to 0..1, and their
+    shares of the variance (Figure 7, left); None for families without a patch embedding."""
     kernel = model.pixel_kernels()
     if kernel is None:
         return None

@@ -1,6 +1,6 @@
-"""Receptive fields: how strongly each pixel moves the state at the centre of a layer, in any family.
+"""Receptive fields: how strongly each pixel changes the state at the centre of a layer, for any family.
 
-An architecture's bias is visible before any training: which pixels *can* move a state at all.
+The inductive bias of an architecture is visible before training: which pixels *can* change a state at all.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ _DECADES = 4  # of the logarithmic colour scale
 def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.ndarray:
     """Mean |gradient| of the centre's state after `layer` with respect to each pixel: (H, W), largest value 1.
 
-    The state is read through random signs, several draws of them: a plain sum of features would be blind to whatever a
-    norm removes. A pixel model rounds colours, so there the gradient stops at the embedded tokens, one for each pixel.
+    The gradient is of a sum of the state's features with random signs, `draws` times: norms would cancel a plain sum.
+    iGPT rounds colours, so there the gradient is of the embedded tokens, one for each pixel.
     """
     return reaches(model, images, [layer], draws)[layer].heard
 
@@ -36,10 +36,11 @@ class Reach(NamedTuple):
     heard: np.ndarray
     """(H, W), largest value 1."""
     middle: tuple[float, float]
-    """Where the centre's state stands, in pixels from the top left corner: the middle of a patch or pixel."""
+    """Position of the centre's state, in pixels from the top left corner: the middle of a patch or pixel."""
 
     def areas(self, shares: Sequence[float]) -> dict[float, float]:
-        """The part of the image that the smallest square around the middle covers which holds each share of the sum."""
+        """For each share of the sum, the part of the image covered by the smallest square around the centre that
+        contains it."""
         rows, columns = (
             np.abs(np.arange(side) + 0.5 - at) for side, at in zip(self.heard.shape, self.middle, strict=True)
         )
@@ -54,7 +55,7 @@ class Reach(NamedTuple):
 
 
 def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int = 8) -> dict[int, Reach]:
-    """`reach` of several layers, from one pass of each image."""
+    """`reach` of several layers, with one forward pass per image."""
     config = model.config
     for layer in layers:
         check_integer("layer", layer, low=0, high=config.depth - 1)
@@ -83,7 +84,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
 
 
 def _centre(output: Tensor, model: AnyModel) -> Tensor:
-    """The state (B, D) at the centre of the image in what left a layer."""
+    """The state (B, D) at the centre of the image in a layer's output."""
     if output.ndim == 4:  # a feature map
         return output[:, :, output.shape[2] // 2, output.shape[3] // 2]
     if output.ndim == 2:  # no places at all
@@ -92,7 +93,7 @@ def _centre(output: Tensor, model: AnyModel) -> Tensor:
 
 
 def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
-    """Where that state stands, in pixels from the top left corner."""
+    """Position of that state, in pixels from the top left corner."""
     height, width = config.resolution
     if output.ndim == 4:  # cell i of a feature map looks at the pixel i strides from the edge
         rows, columns = output.shape[2:]
@@ -102,7 +103,7 @@ def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
 
 
 def reach_colours(heard: np.ndarray) -> np.ndarray:
-    """Shares of the strongest on a logarithmic scale; what is exactly 0 is left white."""
+    """Colours on a logarithmic scale relative to the maximum; exact zeros are white."""
     with np.errstate(divide="ignore"):
         colours = sequential(1 + np.log10(heard) / _DECADES)
     colours[heard == 0] = 255
@@ -110,7 +111,7 @@ def reach_colours(heard: np.ndarray) -> np.ndarray:
 
 
 def reach_figure(name: str, maps: dict[int, np.ndarray]) -> Image.Image:
-    """Maps side by side, one for each layer, on a logarithmic scale; pixels that do not reach at all are left white."""
+    """Maps side by side, one per layer, on a logarithmic scale; pixels without influence are white."""
     tile, gap, top = 168, 14, 52
     figure = Image.new("RGB", (gap + len(maps) * (tile + gap), top + tile + 46), PAPER)
     draw = ImageDraw.Draw(figure)

@@ -1,1 +1,1 @@
-"""The models: one file shows one architecture, and nothing of training, files or figures."""
+"""The models: one architecture per file, without training, file access or figures."""

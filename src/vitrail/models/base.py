@@ -1,4 +1,4 @@
-"""What every model of every family is: images in, logits out, a way to watch, and answers to what other rooms ask."""
+"""The base class of all models: images in, logits out, and the methods that other packages call."""
 
 import contextlib
 import dataclasses
@@ -18,34 +18,34 @@ from vitrail.settings import Pair
 
 @dataclasses.dataclass
 class Seen:
-    """What was seen of a model at work, by name, in the order in which it was computed."""
+    """Intermediate results of a forward pass, by name, in the order of computation."""
 
     layers: frozenset[int]
-    """The layers that were asked for, from 0."""
+    """The recorded layers, from 0."""
     weighs: bool = True
-    """Whether the attention weights of these layers are wanted, too."""
+    """Whether the attention weights of these layers are recorded, too."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Intermediate results. Every family: `blocks.0` and so on, what left each layer asked for, and `pooled`, what the
-    head read. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
+    """Intermediate results. Every family: `blocks.0` and so on, the outputs of the recorded layers, and `pooled`, the
+    input of the head. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
     Transformers: `tokens`, with positions."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-    """Attention weights (images, heads, queries, keys) of each layer asked for; rows sum to 1."""
+    """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
     pooling: Tensor | None = None
-    """Where the query of attention pooling looks (images, heads, 1, keys), in a model that has one."""
+    """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
-    """What the model answered, bit for bit what it answers unobserved."""
+    """Output of the model, bit for bit the same as without recording."""
 
     def wants_attention(self, layer: int) -> bool:
-        """Whether a layer's attention weights are to be computed: they take memory that grows with tokens squared."""
+        """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
         return self.weighs and layer in self.layers
 
     def keep(self, layer: int, output: Tensor) -> None:
-        """Write down what left a layer, if that layer was asked for."""
+        """Record the output of a layer, if that layer is recorded."""
         if layer in self.layers:
             self.steps[f"blocks.{layer}"] = output
 
     def finish(self, pooled: Tensor, logits: Tensor) -> None:
-        """Write down what the head read and said."""
+        """Record the input and the output of the head."""
         self.steps["pooled"] = pooled
         self.logits = logits
 
@@ -54,31 +54,32 @@ Reads = Literal["[CLS]", "mean", "pool"]
 
 
 class Layout(NamedTuple):
-    """Where the tokens of a model with attention stand in the image, and which of them its head reads."""
+    """How the tokens of a model with attention correspond to the image, and which of them the head reads."""
 
     grid: Pair
     """Rows and columns of patches (or pixels)."""
     step: Pair
-    """Pixels from one to the next."""
+    """Pixels from one patch to the next."""
     prefix: int
-    """[CLS] and registers, which come first in the sequence and have no place in the image."""
+    """Number of [CLS] and register tokens, which come first in the sequence."""
     reads: Reads
-    """What the head reads: [CLS], the mean of the patches, or all tokens through the query of attention pooling."""
+    """Input of the head: [CLS], the mean of the patches, or all tokens through attention pooling."""
     allowed: np.ndarray | None = None
-    """(N, N): at which patches each patch may look, where attention is masked."""
+    """Boolean mask (N, N) of the patches that each patch may attend to; None without a mask."""
 
 
 class Role(NamedTuple):
-    """What an optimiser must know of a parameter."""
+    """What an optimiser needs to know about a parameter."""
 
     decays: bool
-    """Whether weight decay applies: to matrices and kernels, not to biases, norms, scales, tokens and positions."""
+    """Whether weight decay applies: yes for matrices and kernels, no for biases, norms, scales, tokens and
+    positions."""
     is_matrix: bool
-    """Whether it is a matrix of a block, which Muon makes orthogonal."""
+    """Whether it is a matrix of a block, which Muon updates."""
     layer: int
-    """0 for what embeds the input, l for block l - 1, depth + 1 for what reads the last block's output."""
+    """0 for the embedding, l for block l - 1, depth + 1 for what follows the last block."""
     parts: int
-    """Matrices that are stacked in it: 3 for queries, keys and values."""
+    """Number of matrices stacked in it: 3 for queries, keys and values."""
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -87,10 +88,10 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 class Equations(NamedTuple):
-    """The equations of a Transformer as this model has them, in plain text."""
+    """The equations of this Transformer, in plain text."""
 
     sequence: str
-    """The tokens before positions are added."""
+    """The sequence of tokens before positions are added."""
     embedded: str
     """Eq. 1."""
     adds_once: bool
@@ -109,30 +110,31 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 class Model(nn.Module, Generic[Config]):
-    """The surface that all families share; `Model[ViTConfig]` is one of a family.
+    """Base class of all families; `Model[ViTConfig]` is one with that configuration.
 
-    A family must have `forward` and `init_weights`. The rest has defaults that suit a network without tokens.
+    A family must define `forward` and `init_weights`. The other methods have defaults that suit a network without
+    tokens.
     """
 
     config: Config
     head: nn.Linear
-    """An `nn.Identity` in a model without classes."""
+    """The linear head; `nn.Identity` in a model without classes."""
     places_own_weights = False
-    """Whether weights belong to places of the image, so that another size is another model."""
+    """Whether weights depend on positions in the image, so that the model cannot be resized."""
     recomputes = False
-    """Whether training computes each block again in the backward pass instead of remembering what was in it."""
+    """Whether activation checkpointing is on."""
     embedding: ClassVar[str] = ""
     """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
     after_blocks: ClassVar[tuple[str, ...]] = ("head.", "norm.", "pre_logits.", "attn_pool.")
-    """How the names of parameters begin that work on the last block's output."""
+    """Prefixes of the names of parameters that follow the last block."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
-        """Logits (B, K); features (B, D) of a model without a head. `seen` collects what passes by and changes
-        nothing."""
+        """Logits (B, K), or features (B, D) of a model without a head. `seen` records intermediate results and does not
+        change them."""
         raise NotImplementedError
 
     def init_weights(self) -> None:
@@ -140,17 +142,18 @@ class Model(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def initialise(self) -> None:
-        """`init_weights`, unless parameters are empty shapes: random numbers for those would import a second of
-        torch."""
+        """Call `init_weights`, unless the parameters are on the meta device: there it would only import more of torch,
+        which takes a second."""
         if next(self.parameters()).device.type != "meta":
             self.init_weights()
 
     def make_tables(self) -> dict[str, Tensor | None]:
-        """The tables that follow from the configuration alone, as `config.tables` describes them."""
+        """Compute the fixed tables, whose shapes are in `config.tables`."""
         return {}
 
     def fill_tables(self) -> None:
-        """Compute the tables. On the meta device they are empty shapes: building a model there allocates nothing."""
+        """Set the fixed tables. On the meta device they are not computed, so that building a model there allocates
+        nothing."""
         if next(self.parameters()).device.type != "meta":
             tables = self.make_tables()
         else:
@@ -162,25 +165,25 @@ class Model(nn.Module, Generic[Config]):
             self.set_table(name, table)
 
     def run_block(self, block: nn.Module, *arguments: Any) -> Any:
-        """Call one block of many, under activation checkpointing if that is on."""
+        """Call a block, with activation checkpointing if that is on."""
         if self.recomputes and self.training:
             return checkpoint(block, *arguments, use_reentrant=False)
         return block(*arguments)
 
     def make_head(self, width: int, *, bias: bool = True) -> nn.Linear:
-        """The linear head; of a model without classes, one that lets features through."""
+        """The linear head; for a model without classes, `nn.Identity`."""
         if not self.config.classes:
             return cast(nn.Linear, nn.Identity())
         return nn.Linear(width, self.config.classes, bias=bias)
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Set the head to zero, where there is one: a new head does not disturb what was pre-trained (section 3.2)."""
+        """Set the head, if there is one, to zero, as for fine-tuning (section 3.2)."""
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
 
     def _classify(self, pooled: Tensor, seen: Seen | None) -> Tensor:
-        """The head on what it reads."""
+        """Apply the head to its input, and record both."""
         logits = self.head(pooled)
         if seen is not None:
             seen.finish(pooled, logits)
@@ -189,88 +192,89 @@ class Model(nn.Module, Generic[Config]):
     # What other rooms ask
 
     def layout(self) -> Layout | None:
-        """Where tokens stand; None for families without attention between places."""
+        """Layout of the tokens; None for families without attention between positions."""
         return None
 
     def equations(self) -> Equations | None:
-        """The equations of the walk from image to logits; None for families that are not shown step by step."""
+        """The equations from image to logits; None for families that `inspect` does not show step by step."""
         return None
 
     def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
-        """Logits from the tokens that left a block, for families that have `equations`."""
+        """Logits from the output of any block, for families that have `equations`."""
         raise NotImplementedError
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """What leaves the last block and its norm at each patch, (B, N, D), after `change` of the embedded patches
-        (B, N, D); for families that `can_mask_patches`."""
+        """Normalised output of the last block at each patch (B, N, D), after `change` was applied to the embedded
+        patches (B, N, D); for families that `can_mask_patches`."""
         raise NotImplementedError
 
     def quantise(self, images_BCHW: Tensor) -> Tensor:
-        """The class of every pixel's colour, (B, N), for families that predict pixels."""
+        """The palette index of every pixel (B, N), for families that predict pixels."""
         raise NotImplementedError
 
     def paint(self, colours_BN: Tensor) -> Tensor:
-        """The inverse of `quantise`: preprocessed images (B, C, H, W) of classes of colours."""
+        """The inverse of `quantise`: preprocessed images (B, C, H, W) from palette indices."""
         raise NotImplementedError
 
     def prefix_tokens(self) -> Tensor | None:
-        """The learned tokens before the patches, (prefix, D); None where there are none."""
+        """The learned tokens before the patches (prefix, D); None if there are none."""
         return None
 
     def position_table(self) -> Tensor | None:
-        """What is added to each place, (N, D), where something is."""
+        """The position embedding that is added to each patch (N, D); None if nothing is added."""
         return None
 
     @property
     def position_origin(self) -> Literal["learned", "factored", "fixed"]:
-        """Where the position table comes from: learned freely, learned as a part by row and one by column, or fixed."""
+        """Origin of the position table: learned, learned as a row part and a column part, or fixed."""
         return "fixed"
 
     @property
     def position_tables(self) -> int:
-        """Number of position tables: one for all layers, or one for each."""
+        """Number of position tables: one, or one for each layer."""
         return 1
 
     @property
     def resize_note(self) -> str:
-        """How `resize` changes learned positions, in a few words; empty where it does not."""
+        """How `resize` changes learned position embeddings, in a few words; empty if it does not."""
         return ""
 
     def pixel_kernels(self) -> Tensor | None:
-        """Kernels (D, C, P, P) that read patches of pixels; None for families without such."""
+        """Kernels (D, C, P, P) of the patch embedding; None for families without one."""
         return self.get_parameter(f"{self.embedding}.weight") if self.embedding else None
 
     def pool_layer(self, output: Tensor) -> Tensor:
-        """What leaves a layer as one vector for each image, (B, D): the mean over places, tokens of none left out."""
+        """A layer's output as one vector for each image (B, D): the mean over positions, without prefix tokens."""
         if output.ndim == 4:
             return output.mean(dim=(2, 3))
         return output[:, self.config.prefix :].mean(dim=1) if output.ndim == 3 else output
 
     @property
     def layer_pooling(self) -> str:
-        """What `pool_layer` takes, in a word."""
+        """How `pool_layer` pools, in a word."""
         return "mean"
 
     def centre_place(self) -> int:
-        """Which token of a layer's sequence, counted without the prefix, is that of the centre of the image."""
+        """Index, without the prefix, of the token at the centre of the image."""
         rows, columns = self.config.grid or (1, 1)
         return rows // 2 * columns + columns // 2
 
     def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
-        """What gradients with respect to the image are taken of: the image itself, unless the family rounds it."""
+        """The tensor with respect to which gradients are taken: the image, unless the family rounds it."""
         return images_BCHW
 
     @contextlib.contextmanager
     def differentiable_input(self) -> Generator[None]:
-        """For a while, `input_of` has a gradient."""
+        """Context in which `input_of` has a gradient."""
         yield
 
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
-        """What the family needs of the data before training. `read(count)` gives preprocessed images (B, C, H, W)."""
+        """Compute what the family needs from the data before training. `read(count)` returns preprocessed images (B, C,
+        H, W)."""
 
     @property
     def has_ordered_blocks(self) -> bool:
-        """Whether the layers are one row of blocks, so that a learning rate can decay from the last to the first."""
+        """Whether the layers are one sequence of blocks, so that layer-wise learning rates apply."""
         names = [name for name, _ in self.named_parameters()]
         return any(name.startswith("blocks.0.") for name in names) and not any("stages." in name for name in names)
 
@@ -287,8 +291,8 @@ class Model(nn.Module, Generic[Config]):
     # Copies with something changed
 
     def changed(self, tensors: dict[str, Tensor] | None = None, *, drop: tuple[str, ...] = (), **settings: Any) -> Self:
-        """A model with some settings changed and these tensors (its own), but for those whose names begin with `drop`,
-        which are initialised anew."""
+        """A copy with some settings changed. It takes over `tensors` (default: its own), except those whose names begin
+        with `drop`, which are initialised."""
         made = type(self)(self.config.replace(**settings))
         given = self.state_dict() if tensors is None else tensors
         kept = {name: tensor for name, tensor in given.items() if not drop or not name.startswith(drop)}
@@ -296,7 +300,8 @@ class Model(nn.Module, Generic[Config]):
         return made
 
     def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
-        """A copy with a zero head for so many classes, without what served pre-training alone; and notes of that."""
+        """A copy with a zero head for `classes` classes and without the parts that only pre-training needs; and notes
+        about the changes."""
         made = self.changed(drop=("head.",), classes=classes)
         made.zero_head()
         return made, []
@@ -304,9 +309,10 @@ class Model(nn.Module, Generic[Config]):
     def adapt_channels(
         self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]
     ) -> tuple[Self, tuple[float, ...], tuple[float, ...], str]:
-        """The model for images of another number of channels, their mean and std, and a note of what was done.
+        """The model for images with another number of channels, their mean and std, and a note about the change.
 
-        Grey images for a model of colours: exactly the same answers. Another number of bands: kernels are repeated.
+        For grey images the output of a colour model stays exactly the same. For other numbers of channels the kernels
+        are repeated.
         """
         own = self.config.channels
         if channels == 1 and own == 3 and self.embedding and self.config.padding == (0, 0):
@@ -337,8 +343,8 @@ class Model(nn.Module, Generic[Config]):
     # Tables and sizes
 
     def set_table(self, name: str, table: Tensor | None) -> None:
-        """Hold a fixed table with the weights' device and type, outside of the state dict. (None is a plain attribute:
-        torch.export counts empty buffers wrongly.)"""
+        """Keep a fixed table on the device and in the dtype of the weights, outside of the state dict. (None is a plain
+        attribute: torch.export counts empty buffers wrongly.)"""
         if table is None:
             setattr(self, name, None)
             return
@@ -347,13 +353,13 @@ class Model(nn.Module, Generic[Config]):
         self.register_buffer(name, table, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """After a move to another device or type, tables are computed anew, so that they are never rounded twice."""
+        """After a move to another device or dtype, compute the tables again, so that they are never rounded twice."""
         super()._apply(fn, recurse)
         self.fill_tables()
         return self
 
     def resize(self, resolution: int | Pair) -> Self:
-        """A copy of this model for another resolution, on the same device; refused where places have own weights."""
+        """A copy of this model for another resolution, on the same device; refused if weights depend on positions."""
         config = self.config.replace(resolution=resolution)
         if self.places_own_weights and config.resolution != self.config.resolution:
             raise UsageError(
@@ -363,7 +369,7 @@ class Model(nn.Module, Generic[Config]):
         return self._rebuild(config, {name: tensor.clone() for name, tensor in self.state_dict().items()})
 
     def _rebuild(self, config: Config, tensors: dict[str, Tensor]) -> Self:
-        """A model of `config` with these tensors, frozen where this one is frozen, and in its mode."""
+        """A model of `config` with these tensors, in the same training mode and with the same frozen parameters."""
         with torch.device("meta"):
             rebuilt = type(self)(config)
         rebuilt.load_state_dict(tensors, assign=True)

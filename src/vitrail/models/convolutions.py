@@ -1,4 +1,4 @@
-"""The parts that residual networks are made of.
+"""Building blocks of residual networks.
 
 Shapes: B images, C channels, H x W feature map. State-dict names are timm's.
 """
@@ -18,7 +18,7 @@ GROUPS = 32  # of GroupNorm, in BiT and in the trunk of hybrids alike
 class StdConv2d(nn.Conv2d):
     """A convolution whose kernels are standardised to mean 0 and variance 1 before use (arXiv 1903.10520).
 
-    `same` pads as TensorFlow does, with the odd zero at the end: the hybrids were trained that way.
+    `same` pads as TensorFlow does, with an odd zero at the end, as the hybrids were trained.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, same: bool = False) -> None:
@@ -31,7 +31,7 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(input, self.standardised(), None, self.stride, self.padding)
 
     def standardised(self) -> Tensor:
-        """The kernels as they are used: batch norm over each one's weights does it in one pass."""
+        """The standardised kernels, computed in one pass by batch norm over the weights of each kernel."""
         if self.is_baked:
             return self.weight
         flat_1OW = self.weight.reshape(1, self.out_channels, -1)
@@ -40,7 +40,7 @@ class StdConv2d(nn.Conv2d):
 
 @torch.no_grad()
 def bake_(model: nn.Module) -> None:
-    """Standardise all kernels once and for all: the same answers for less work, and nothing left to train."""
+    """Replace all kernels by their standardised values in place: the same output for less work, for inference only."""
     for part in model.modules():
         if isinstance(part, StdConv2d):
             part.weight.copy_(part.standardised())
@@ -67,7 +67,7 @@ class GroupNormReLU(nn.GroupNorm):
 
 
 class PreActivationUnit(nn.Module):
-    """BiT's bottleneck: norm and ReLU come before each convolution, and nothing touches the residual sum."""
+    """BiT's bottleneck: norm and ReLU before each convolution, nothing after the residual sum."""
 
     def __init__(self, inputs: int, middle: int, stride: int, *, project: bool) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class ConvNormReLU(nn.Module):
 class Root(nn.Module):
     """The first layers of large residual networks: a 7x7 convolution and a pooling, each of stride 2.
 
-    Hybrids normalise in between and pad as TensorFlow does; BiT does neither, and pools over a rim of zeros.
+    Hybrids normalise in between and pad as TensorFlow does; BiT does neither, and its pooling is padded with zeros.
     """
 
     def __init__(self, inputs: int, outputs: int, *, hybrid: bool) -> None:
@@ -166,7 +166,7 @@ class Root(nn.Module):
 
 
 class Stage(nn.Module):
-    """Units at one size of the feature map."""
+    """Residual units at one size of the feature map."""
 
     blocks: list[nn.Module]  # a ModuleList, which cannot say what it holds
 
@@ -179,7 +179,7 @@ def bottleneck_stages(
     unit: type[PreActivationUnit] | type[PostNormUnit], base: int, layers: tuple[int, ...]
 ) -> list[Stage]:
     """Stages of bottleneck units: the first unit of each projects its shortcut and, from the second stage on, halves
-    the feature map. A ModuleList, which cannot say what it holds."""
+    the feature map. Returns a ModuleList of `Stage`s."""
     stages = []
     inputs = base
     for stage, units in enumerate(layers):
@@ -191,5 +191,5 @@ def bottleneck_stages(
 
 
 def convolution(inputs: int, outputs: int, stride: int, edges: Edges) -> nn.Conv2d:
-    """A plain 3x3 convolution; `edges` says what it sees beyond the rim."""
+    """A plain 3x3 convolution; `edges` is its padding mode."""
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, padding_mode=edges, bias=False)

@@ -1,4 +1,4 @@
-"""From a name or a configuration to a model."""
+"""Building a model from a name or a configuration."""
 
 from typing import Any
 
@@ -9,13 +9,14 @@ from vitrail.models.base import AnyModel
 
 
 def create(name: str, /, **overrides: Any) -> AnyModel:
-    """A freshly initialised model by its name, with settings changed: `create("ViT-B/16", classes=10, resolution=384)`.
+    """A newly initialised model by its name, with settings changed: `create("ViT-B/16", classes=10, resolution=384)`.
 
-    `vitrail.configs` lists every setting of every family. Randomness is torch's: seed it for the same weights.
+    `vitrail.configs` lists every setting of every family. Weights are initialised with torch's random generator: seed
+    it to repeat them.
     """
     return build(zoo.find(name).replace(**overrides))
 
 
 def build(config: ModelConfig) -> AnyModel:
-    """A freshly initialised model of this configuration."""
+    """A newly initialised model of this configuration."""
     return load_object(config.model)(config)

@@ -1,4 +1,4 @@
-"""Where models compute."""
+"""Choice of the device."""
 
 import torch
 
@@ -6,7 +6,7 @@ from vitrail.errors import UsageError
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; auto is a GPU if there is one. One that this machine does not have is refused."""
+    """The device of this name; `auto` is a GPU if there is one. A device that this machine does not have is refused."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,6 +1,6 @@
-"""The hybrid: convolutions see the neighbourhood first, the Transformer mixes what they found.
+"""The hybrid: a Transformer on the feature map of a convolutional stem.
 
-Everything after the stem is `vit.py`, to the letter; the difference between the two files is the inductive bias.
+Everything after the stem is `vit.py`; the difference between the two files is the inductive bias.
 """
 
 from typing import cast
@@ -16,7 +16,7 @@ from vitrail.models.vit import ViT
 
 
 class ResNetTrunk(nn.Module):
-    """The ResNet of the paper's hybrids: weight-standardised convolutions, GroupNorm, the stages that are asked for."""
+    """The ResNet of the paper's hybrids: weight-standardised convolutions, GroupNorm, three or four stages."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ResNetTrunk(nn.Module):
 
 
 class LightStem(nn.Sequential):
-    """A few 3x3 convolutions in place of the patch projection ("Early Convolutions", arXiv 2106.14881)."""
+    """A few 3x3 convolutions instead of the patch projection ("Early Convolutions", arXiv 2106.14881)."""
 
     def __init__(self, config: HybridConfig) -> None:
         inputs = (config.channels, *config.stem_layers)
@@ -45,7 +45,7 @@ class LightStem(nn.Sequential):
 
 
 class HybridEmbed(PatchEmbed):
-    """Eq. 1 with a feature map in the image's place."""
+    """Eq. 1 on a feature map instead of the image."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(
@@ -71,7 +71,8 @@ class Hybrid(ViT):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """The ViT as ever; convolutions by flax's default; each ResNet unit starts as its shortcut."""
+        """The ViT as in `vit.py`; convolutions by flax's default; each ResNet unit starts as the identity of its
+        shortcut."""
         super().init_weights()
         for module in self.patch_embed.modules():
             if isinstance(module, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""The Transformer on pixels (iGPT, Chen et al. 2020): every pixel is a word, its colour one of a palette.
+"""The Transformer on pixels (iGPT, Chen et al. 2020): every pixel is a token, its colour one of a palette.
 
 Shapes: B images, N pixels in raster order, D width, P colours, K classes.
 
@@ -46,7 +46,7 @@ class PixelBlock(nn.Module):
 
 
 class IGPT(Model[IGPTConfig]):
-    """`forward(images) -> logits`: (B, K) for classes, (B, N, P) where each next pixel is predicted."""
+    """`forward(images) -> logits`: (B, K) for classes, (B, N, P) if each next pixel is predicted."""
 
     blocks: list[PixelBlock]  # a ModuleList, which cannot say what it holds
     palette: Tensor
@@ -86,7 +86,7 @@ class IGPT(Model[IGPTConfig]):
         return self._classify(y, seen)
 
     def quantise(self, images_BCHW: Tensor) -> Tensor:
-        """The nearest palette colour of every pixel, (B, N)."""
+        """Index of the nearest palette colour of every pixel (B, N)."""
         pixels_BNC = images_BCHW.flatten(2).transpose(1, 2).float()
         palette_PC = self.palette.float()
         # In full precision whatever surrounds it: a rounded distance is another word, not a rounding error.
@@ -110,12 +110,12 @@ class IGPT(Model[IGPTConfig]):
         return "learned"
 
     def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
-        """Colours are rounded to the palette, which has no gradient: the embedded tokens, one for each pixel."""
+        """The embedded tokens, one for each pixel: rounding colours to the palette has no gradient."""
         return seen.steps["tokens"]
 
     @contextlib.contextmanager
     def differentiable_input(self) -> Generator[None]:
-        """Tokens have a gradient if positions have one, also those of a frozen model."""
+        """Tokens get a gradient through the position embeddings, also in a frozen model."""
         was = self.pos_embed.requires_grad
         self.pos_embed.requires_grad_()
         try:
@@ -125,7 +125,7 @@ class IGPT(Model[IGPTConfig]):
 
     @torch.no_grad()
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
-        """The palette: centres of clusters of the training images' pixels (section 3.1 of the paper)."""
+        """Compute the palette: cluster centres of the training images' pixels (section 3.1 of the paper)."""
         images = read(_IMAGES)
         pixels = images.movedim(1, -1).reshape(-1, self.config.channels)
         some = chance.permutation(len(pixels), seed, stream="palette pixels")[:_PIXELS]
@@ -175,14 +175,14 @@ class IGPT(Model[IGPTConfig]):
         self.palette.copy_(2 * (points % 1) - 1)
 
     def make_tables(self) -> dict[str, Tensor | None]:
-        """Who may look at whom: a pixel at itself and at those before it."""
+        """The attention mask: a pixel attends to itself and earlier ones."""
         tokens = self.config.tokens
         causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril_() if self.config.causal else None
         return {"mask": causal}
 
 
 def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
-    """The centres of so many clusters of pixels, (P, C), by k-means, from dark to bright."""
+    """Centres (P, C) of `colours` clusters of pixels by k-means, from dark to bright."""
     # Distinct colours first: an image's flat background would otherwise fill the palette with copies of one.
     distinct = torch.unique(pixels_MC, dim=0)
     order = chance.permutation(len(distinct), seed, stream="palette start")
@@ -196,7 +196,7 @@ def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
 
 
 def _golden_ratio(dimensions: int) -> float:
-    """The root of x^(d+1) = x + 1, whose powers fill d dimensions evenly."""
+    """The root of x^(d+1) = x + 1, whose powers give an evenly spread sequence in d dimensions."""
     root = 2.0
     for _ in range(64):
         root = (1 + root) ** (1 / (dimensions + 1))

@@ -1,4 +1,4 @@
-"""Initial weights, as the code of the papers chooses them."""
+"""Weight initialisation as in the code of the papers."""
 
 import math
 
@@ -8,7 +8,7 @@ from vitrail.models.layers import MLP
 
 
 def lecun_normal_(layer: nn.Linear | nn.Conv2d) -> None:
-    """flax's default: a normal of variance 1 / fan-in, cut at two of its standard deviations, and a zero bias."""
+    """flax's default: a normal of variance 1 / fan-in, truncated at two standard deviations, and a zero bias."""
     fan_in = layer.weight[0].numel()
     std = math.sqrt(1 / fan_in) / 0.87962566103423978  # the cut narrows the normal by this factor
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
@@ -17,7 +17,7 @@ def lecun_normal_(layer: nn.Linear | nn.Conv2d) -> None:
 
 
 def initialise_attention_(linear: nn.Linear, parts: int) -> None:
-    """Xavier-uniform for queries, keys and values each on their own, as flax holds them, and a zero bias."""
+    """Xavier-uniform for queries, keys and values separately, as in flax, and a zero bias."""
     for part in linear.weight.chunk(parts):
         nn.init.xavier_uniform_(part)
     if linear.bias is not None:

@@ -1,7 +1,7 @@
-"""The parts that Vision Transformers are made of.
+"""Building blocks of Vision Transformers.
 
 Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q queries, F = C*P*P flattened patch.
-State-dict names are timm's, the vocabulary that published checkpoints share.
+State-dict names are timm's.
 """
 
 import torch
@@ -57,8 +57,8 @@ _SHORT = 128  # tokens
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel.
 
-    On a CPU the fused kernel's backward pass is slow for short sequences (17 tokens: three times slower than eqs. 6 and
-    7 written out), so training on small images takes those.
+    On a CPU the backward pass of the fused kernel is slow for short sequences (at 17 tokens three times slower than
+    eqs. 6 and 7 without fusion), so training on small images does not use it.
     """
 
     def __init__(self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True) -> None:
@@ -70,8 +70,8 @@ class Attention(nn.Module):
     def forward(
         self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
-        """`rope` turns queries and keys by their position; `bias` is added to the logits (or masks them, if boolean).
-        With `queries`, only the first so many tokens ask; all of them are still looked at."""
+        """`rope` rotates queries and keys by their position; `bias` is added to the logits (or masks them, if boolean).
+        With `queries`, only the first `queries` tokens are queries; all tokens are keys and values."""
         q_BHQK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope, queries)
         if bias is not None and queries is not None:
             bias = bias[..., :queries, :]
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         return self.proj(y_BHQK.transpose(1, 2).flatten(2))
 
     def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """The attention A = softmax(q k^T / sqrt(K)) of eq. 6 that the fused kernel never writes down."""
+        """The attention A = softmax(q k^T / sqrt(K)) of eq. 6, which the fused kernel does not return."""
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias)
 
@@ -103,7 +103,7 @@ class Attention(nn.Module):
         return q_BHNK, k_BHNK, v_BHNK
 
     def _split(self, x_BNE: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Views (B, H, N, K) of the queries, keys or values that stand side by side in the last dimension."""
+        """Views (B, H, N, K) of the queries, keys or values that are concatenated in the last dimension."""
         batch, tokens, wide = x_BNE.shape
         return (
             x_BNE.view(batch, tokens, parts, self.heads, wide // parts // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
@@ -111,7 +111,7 @@ class Attention(nn.Module):
 
 
 def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
-    """Eq. 6: who looks at whom, (B, H, Q, N); rows sum to 1."""
+    """Attention weights of eq. 6 (B, H, Q, N); rows sum to 1."""
     logits_BHQN = (q_BHQK * q_BHQK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
     if bias is not None:
         is_mask = bias.dtype == torch.bool
@@ -120,7 +120,7 @@ def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Te
 
 
 def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:
-    """Turn each pair of features (i, i + K/2) by the angle of its token; `rope` is cosines and sines, (2, N, K/2)."""
+    """Rotate each pair of features (i, i + K/2) by the angle of its token; `rope` is cosines and sines, (2, N, K/2)."""
     a, b = x_BHNK.chunk(2, dim=-1)
     cos, sin = rope
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -143,7 +143,7 @@ class MLP(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Attention pooling (the MAP head of arXiv 2106.04560): one learned query asks all tokens, then an MLP."""
+    """Attention pooling (the MAP head of arXiv 2106.04560): one learned query attends to all tokens; then an MLP."""
 
     def __init__(self, *, width: int, heads: int, hidden: int, activation: str, norm: nn.Module) -> None:
         super().__init__()
@@ -166,12 +166,12 @@ class AttentionPool(nn.Module):
         return q, k, v
 
     def project(self, heads_BH1K: Tensor) -> Tensor:
-        """What the heads found, (B, D)."""
+        """The projected outputs of the heads, (B, D)."""
         y_B1D = self.proj(heads_BH1K.transpose(1, 2).flatten(2))
         return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
 
     def weights(self, x_BND: Tensor) -> Tensor:
-        """Where the query looks, (B, H, 1, N), computed beside the fused kernel."""
+        """Attention weights of the query (B, H, 1, N), computed separately from the fused kernel."""
         q, k, _ = self.qkv_heads(x_BND)
         return attention_weights(q, k, None)
 
@@ -188,12 +188,12 @@ class LayerScale(nn.Module):
 
 
 def drop(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Dropout: in training, zero features at random. A function, because idle modules cost as much as small layers."""
+    """Dropout. A function instead of a module, because inactive modules cost as much time as small layers."""
     return F.dropout(x, probability) if training and probability else x
 
 
 def drop_path(x_BND: Tensor, probability: float, training: bool) -> Tensor:
-    """Stochastic depth (arXiv 1603.09382): in training, skip the branch for a random part of the images."""
+    """Stochastic depth (arXiv 1603.09382): in training, skip the branch for random images."""
     if not training or probability == 0:
         return x_BND
     keep = 1 - probability
@@ -201,7 +201,7 @@ def drop_path(x_BND: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def drop_tokens(z_BTD: Tensor, prefix: int, share: float) -> Tensor:
-    """A random part of each image's patch tokens, in their order; [CLS] and registers stay (arXiv 2208.07220)."""
+    """Drop a random share of each image's patch tokens; [CLS] and registers stay (arXiv 2208.07220)."""
     patches = z_BTD.shape[1] - prefix
     kept = max(round((1 - share) * patches), 1)
     noise_BN = torch.rand(z_BTD.shape[0], patches, device=z_BTD.device)
@@ -211,7 +211,7 @@ def drop_tokens(z_BTD: Tensor, prefix: int, share: float) -> Tensor:
 
 
 class TokenBatchNorm(nn.BatchNorm1d):
-    """BatchNorm in LayerNorm's place: statistics per feature over images and tokens, not per token over features."""
+    """BatchNorm instead of LayerNorm: statistics per feature over images and tokens, not per token over features."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.flatten(0, -2)).view_as(input)
@@ -222,8 +222,8 @@ def make_norm(kind: str, width: int, epsilon: float) -> nn.Module:
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether this is torch's own linear layer and nobody listens: only then may its inside be used directly, or its
-    output be overwritten. Adapters, quantised layers and hooks get the usual call and keep what they were given."""
+    """Whether this is torch's own linear layer without hooks. Only then may its weights be used directly or its output
+    be overwritten; adapters, quantised layers and layers with hooks are called as usual."""
     return type(linear) is nn.Linear and not (
         linear._forward_pre_hooks or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks
     )
@@ -232,8 +232,8 @@ def is_plain(linear: nn.Module) -> bool:
 def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:
     """The non-linearity `kind` of `x`.
 
-    If `x` is `fresh` (nobody else holds it) and no gradient will ask for it, it is overwritten: a new tensor as large
-    as the MLP's hidden layer costs more in page faults than the function itself.
+    If `x` is `fresh` (not used elsewhere) and no gradient needs it, it is computed in place: page faults of a new
+    tensor as large as the MLP's hidden layer cost more than the function itself.
     """
     in_place = fresh and not (torch.is_grad_enabled() and x.requires_grad)
     match kind:

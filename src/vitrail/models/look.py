@@ -1,4 +1,4 @@
-"""Looking at a model while it works. The model runs its usual way; what it shows is written down beside it."""
+"""`look`: recording the intermediate results of a model. The model runs as usual, with fused kernels."""
 
 import contextlib
 import operator
@@ -13,12 +13,12 @@ from vitrail.models.base import AnyModel, Seen
 
 @torch.no_grad()
 def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None, *, attention: bool = True) -> Seen:
-    """Run `model` on a batch of preprocessed `images` and return what passed by.
+    """Run `model` on a batch of preprocessed `images` and return its intermediate results.
 
-    `layers` are the blocks to watch, from 0 (negative: from the last); default all. Attention is recomputed for them
-    from the same tokens that the fused kernel got, so the kernel stays on, the logits are bit-identical, and memory
-    grows only with the layers asked for; `attention=False` leaves it out. The model is looked at in evaluation mode and
-    left as it was.
+    `layers` are the blocks to record, from 0 (negative: from the last); default all. Their attention weights are
+    recomputed from the input of the fused kernel, so the kernel stays in use, the logits are bit-identical, and memory
+    grows only with the recorded layers; `attention=False` omits them. The model runs in evaluation mode, and its mode
+    is restored.
     """
     depth = model.config.depth
     try:
@@ -32,7 +32,7 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None, *
 
 
 def count_from(what: str, number: int, count: int) -> int:
-    """The number of a layer (or head) from the first, where it may have been counted from the last (-1)."""
+    """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
     if not -count <= number < count:
         raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {number}.")
     return number % count
@@ -40,7 +40,7 @@ def count_from(what: str, number: int, count: int) -> int:
 
 @contextlib.contextmanager
 def evaluating(model: AnyModel) -> Generator[None]:
-    """Evaluation mode for a while; then every module is again in the mode it was in."""
+    """Context in which the model is in evaluation mode; afterwards every module has its previous mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

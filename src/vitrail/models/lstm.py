@@ -1,4 +1,4 @@
-"""An LSTM over patches: the image as a sequence, read in one order, with a state that must carry everything.
+"""An LSTM over patches: the image as a sequence that is read in one order into a fixed-size state.
 
 Shapes: B images, N patches in the chosen order, D width, S state, K classes.
 
@@ -21,7 +21,7 @@ from vitrail.settings import Pair
 
 
 class LSTM(Model[LSTMConfig]):
-    """Patches one after the other into a recurrent network; the head reads its last state."""
+    """A recurrent network over the sequence of patches; its last state is the input of the head."""
 
     order: Tensor
     embedding = "patch_embed.proj"
@@ -54,7 +54,8 @@ class LSTM(Model[LSTMConfig]):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Xavier from the input, orthogonal from the state, forget gates that start open (Jozefowicz et al. 2015)."""
+        """Xavier for input weights, orthogonal for recurrent weights, bias 1 for forget gates (Jozefowicz et al.
+        2015)."""
         lecun_normal_(self.patch_embed.proj)
         for name, parameter in self.layers.named_parameters():
             kind = name.rpartition(".")[2]
@@ -81,7 +82,7 @@ class LSTM(Model[LSTMConfig]):
 
 
 def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
-    """The patches' raster numbers in the order in which they are read, (N,)."""
+    """Raster indices of the patches in reading order (N,)."""
     raster = torch.arange(grid[0] * grid[1], device="cpu").reshape(grid)
     match kind:
         case "raster":

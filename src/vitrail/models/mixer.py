@@ -1,4 +1,4 @@
-"""MLP-Mixer (arXiv 2105.01601): patches are mixed by one MLP, features by another.
+"""MLP-Mixer (arXiv 2105.01601): one MLP mixes patches, another one features.
 
 Shapes: B images, N patches, D width, K classes.
 
@@ -18,7 +18,7 @@ from vitrail.models.layers import MLP, PatchEmbed, drop_path
 
 
 class MixerBlock(nn.Module):
-    """One mixing of patches, one of features."""
+    """An MLP over patches, then an MLP over features."""
 
     def __init__(self, config: MixerConfig, drop_path: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class MixerBlock(nn.Module):
 
 
 class Mixer(Model[MixerConfig]):
-    """Patches in, two kinds of MLP in turn, the mean of all patches out."""
+    """MLP-Mixer with mean pooling over all patches."""
 
     blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
     places_own_weights = True

@@ -1,4 +1,4 @@
-"""Fully connected layers on pixels: every pixel meets every other with a weight of its own, and nothing is assumed.
+"""Fully connected layers on pixels, without any assumption about images.
 
 Shapes: B images, D width, K classes.
 
@@ -15,7 +15,7 @@ from vitrail.models.layers import activate, drop, is_plain
 
 
 class PixelMLP(Model[MLPConfig]):
-    """The floor: what a network reaches that knows nothing of images."""
+    """An MLP on the flattened image: the baseline without inductive bias."""
 
     places_own_weights = True
 

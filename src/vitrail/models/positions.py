@@ -1,10 +1,9 @@
-"""Where a patch was: the kinds of position, and what they are computed from.
+"""The kinds of position embedding, and the fixed tables they use.
 
-A kind is a class: its parameters, what it adds to tokens, how it turns queries and keys or biases attention, and how it
-changes with the grid. Its rules and costs are in `configs.positions`. Fixed tables are pure functions of the grid, made
-in double precision on the CPU: not every device has that. Those that grow with tokens squared are made with few copies
-of their size.
-Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, H heads, K head width.
+A kind is a class: its parameters, what it adds to tokens, how it rotates queries and keys or biases attention, and how
+it is resized to another grid. Its rules and costs are in `configs.positions`. Fixed tables are pure functions of the
+grid, computed in double precision on the CPU (not every device has that), and with few temporary copies if they grow
+with tokens squared. Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, H heads, K head width.
 """
 
 import math
@@ -29,27 +28,27 @@ if TYPE_CHECKING:
 
 
 class Position:
-    """A kind of position in a ViT. This one does nothing: position none.
+    """A kind of position embedding in a ViT. The base class is position none.
 
-    Parameters belong to the model and its blocks, under timm's names.
+    Parameters are registered in the model and its blocks, under timm's names.
     """
 
     origin: Literal["learned", "factored", "fixed"] = "fixed"
-    """Where its table comes from: learned freely, learned as a part by row and one by column, or fixed."""
+    """Origin of its table: learned, learned as a row part and a column part, or fixed."""
     learned: tuple[str, ...] = ()
-    """Last parts of the names of parameters whose shape follows from the grid."""
+    """Name endings of the parameters whose shape depends on the grid."""
 
     def __init__(self, config: ViTConfig) -> None:
         self.config = config
 
     def add_parameters(self, model: "ViT") -> None:
-        """Give the model (or its blocks) the parameters of this kind."""
+        """Register the parameters of this kind in the model or its blocks."""
 
     def init_weights(self, model: "ViT") -> None:
         """Initialise them."""
 
     def tables(self) -> dict[str, Tensor]:
-        """Fixed tables, by the name under which the model holds them."""
+        """Fixed tables, by their attribute names in the model."""
         return {}
 
     def added(self, model: "ViT", layer: int) -> Tensor | None:
@@ -57,7 +56,7 @@ class Position:
         return None
 
     def rotation(self, model: "ViT") -> Tensor | None:
-        """Cosines and sines (2, T, K/2) by which queries and keys are turned."""
+        """Cosines and sines (2, T, K/2) of the rotation of queries and keys."""
         return None
 
     def bias(self, model: "ViT", layer: int) -> Tensor | None:
@@ -65,10 +64,10 @@ class Position:
         return None
 
     def check_resize(self, new: ViTConfig) -> None:
-        """Refuse a grid to which this kind cannot change."""
+        """Refuse a grid to which this kind cannot be resized."""
 
     def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
-        """One of the `learned` parameters for the grid of another configuration."""
+        """One of the `learned` parameters, resized to the grid of another configuration."""
         raise NotImplementedError
 
 
@@ -194,7 +193,7 @@ class Relative(Position):
 
 
 class Rope2D(Position):
-    """Queries and keys are turned by angles that grow with row and column."""
+    """Queries and keys are rotated by angles proportional to row and column."""
 
     def tables(self) -> dict[str, Tensor]:
         return {"rope": rope_table(self.config)}
@@ -204,7 +203,7 @@ class Rope2D(Position):
 
 
 def _with_prefix(class_row: Tensor, grid: Tensor, config: ViTConfig) -> Tensor:
-    """A table of all tokens (T, D): registers, and a [CLS] without a position, get zeros."""
+    """A table for all tokens (T, D), with zeros for registers and for a [CLS] without a position."""
     nowhere = grid.new_zeros(config.tokens - len(class_row) - len(grid), config.width)
     return torch.cat([class_row, nowhere, grid])
 
@@ -223,10 +222,11 @@ def grid_coordinates(grid: Pair) -> tuple[Tensor, Tensor]:
 
 
 def rope_table(config: ViTConfig) -> Tensor:
-    """Cosines and sines (2, T, K/2): half of the angles turn with the row, half with the column; prefix tokens stay.
+    """Cosines and sines (2, T, K/2): half of the angles depend on the row, half on the column; prefix tokens are not
+    rotated.
 
-    With `wrap`, every frequency is rounded to an integer of turns around the grid, so that the last patch of a row
-    is followed by the first.
+    With `wrap`, every frequency is rounded to an integer number of turns around the grid, so that the first patch
+    follows the last one of a row.
     """
     frequencies = config.width // config.heads // 4
     octaves = torch.arange(frequencies, dtype=torch.float64, device="cpu") / frequencies
@@ -242,7 +242,7 @@ def rope_table(config: ViTConfig) -> Tensor:
 
 
 def relative_index(config: ViTConfig) -> Tensor:
-    """For each pair of tokens (T, T), which entry of the relative table speaks of it.
+    """For each pair of tokens (T, T), the index of its entry in the relative table.
 
     Patches share an entry when they have the same offset (modulo the grid with `wrap`); the last three entries are for
     patch to prefix, prefix to patch and prefix to prefix.
@@ -266,7 +266,7 @@ def relative_index(config: ViTConfig) -> Tensor:
 
 
 def _offsets(side: int) -> Tensor:
-    """Every offset between two of `side` places in a line, from the most negative to the most positive."""
+    """All offsets between two of `side` positions, in increasing order."""
     return torch.arange(1 - side, side, device="cpu")
 
 
@@ -276,13 +276,13 @@ def _by_offset(values: Tensor) -> Tensor:
 
 
 def _is_near(side: int, config: ViTConfig) -> Tensor:
-    """Which rows (or columns) are within the local window of each, (side, side)."""
+    """Boolean (side, side): which rows (or columns) are in the local window of each."""
     lag = _offsets(side).abs()
     return _by_offset((torch.minimum(lag, side - lag) if config.wrap else lag) <= config.span)
 
 
 def attention_mask(config: ViTConfig) -> Tensor:
-    """Who may look at whom, (T, T) boolean. Prefix tokens see and are seen by all."""
+    """Boolean mask (T, T) of the tokens that each token attends to. Prefix tokens attend to all, and all to them."""
     patches = config.patches
     if config.attention == "local":
         near_hh, near_ww = (_is_near(side, config) for side in config.grid)
@@ -298,7 +298,7 @@ def attention_mask(config: ViTConfig) -> Tensor:
 def resize_grid(table_hwD: Tensor, grid: Pair, rule: ResizeRule) -> Tensor:
     """A learned table on another grid: (h, w, D) -> (h', w', D), by the arithmetic of the library that `rule` names.
 
-    The four differ by several per cent of the table's size, so a checkpoint gives another model under another rule.
+    The four results differ by several per cent, so a checkpoint gives other logits under another rule.
     """
     if table_hwD.shape[:2] == grid:
         return table_hwD.clone()

@@ -3,8 +3,8 @@
 Shapes: B images, C channels, H x W feature map, D features, K classes.
 
     x_0 = conv(image)                        and, in BiT, max pooling
-    x_u = x_(u-1) + F_u(x_(u-1))             each unit sees 3x3 neighbours
-    y   = mean over places of x_U            equivariance becomes invariance here
+    x_u = x_(u-1) + F_u(x_(u-1))             each unit mixes 3x3 neighbours
+    y   = mean over positions of x_U            equivariance becomes invariance here
 """
 
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ from vitrail.settings import Pair
 
 
 class Block(nn.Module):
-    """One encoder layer: attention mixes tokens, the MLP works on each alone; both add to what was there."""
+    """One encoder layer: attention across tokens, then an MLP on each token, both with residual connections."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Block(nn.Module):
     def forward(
         self, z_BTD: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
-        """With `queries`, only the first so many tokens are carried on: (B, queries, D)."""
+        """With `queries`, only the first `queries` tokens are computed: (B, queries, D)."""
         asking_BQD = z_BTD if queries is None else z_BTD[:, :queries]
         if self.pre_norm:
             z_BQD = self._add(asking_BQD, self._attend(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
@@ -69,7 +69,7 @@ class Block(nn.Module):
         return z_BQD + drop_path(branch_BQD, self.drop_path, self.training)
 
     def attention(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The attention weights (B, H, T, T) of this layer, computed beside the fused kernel."""
+        """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
         return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
 
 
@@ -125,18 +125,18 @@ class ViT(Model[ViTConfig]):
         return PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
-        """Logits (B, K). `seen` collects what passes by; it never changes the way."""
+        """Logits (B, K). `seen` records intermediate results and does not change them."""
         z_BTD = self.embed(images_BCHW, seen)
         z_BTD = self.encode(z_BTD, seen)
         return self.read(z_BTD, seen)
 
     def embed(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
-        """Eq. 1: patches, projected, with [CLS] and registers before them and their positions added."""
+        """Eq. 1: project the patches, prepend [CLS] and registers, add positions."""
         self._check_images(images_BCHW)
         return self.assemble(self.patch_embed(images_BCHW, seen), seen)
 
     def assemble(self, x_BND: Tensor, seen: Seen | None = None) -> Tensor:
-        """The rest of eq. 1: the sequence of tokens from projected patches. Training may drop some of them."""
+        """The rest of eq. 1: the sequence of tokens from projected patches. Training may drop some tokens."""
         prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
         if self.config.placement == "once" and (added_TD := self.position.added(self, 0)) is not None:
@@ -150,8 +150,8 @@ class ViT(Model[ViTConfig]):
     def encode(self, z_BTD: Tensor, seen: Seen | None = None, all_tokens: bool = False) -> Tensor:
         """Eqs. 2 and 3, `depth` times.
 
-        The head reads [CLS] alone, so the last block asks, projects and runs its MLP for that one token: the same
-        logits for less work (7 % of ViT-B/16). `all_tokens` carries every token to the end.
+        If the head reads only [CLS], the last block computes only that token: the same logits for less work (7 % of
+        ViT-B/16). `all_tokens` computes every token.
         """
         last = len(self.blocks) - 1
         # BatchNorm draws its statistics from every token, so there none may be left out.
@@ -217,7 +217,7 @@ class ViT(Model[ViTConfig]):
         self.zero_head()
 
     def make_tables(self) -> dict[str, Tensor | None]:
-        """Fixed positions, angles, indices, masks."""
+        """Fixed position tables, rotations, indices and masks."""
         c = self.config
         mask = attention_mask(c) if c.attention != "global" else None
         return {**self.position.tables(), "mask": mask}
@@ -226,8 +226,8 @@ class ViT(Model[ViTConfig]):
     def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
         """A copy of this model for another resolution or aspect ratio, on the same device.
 
-        Learned positions are interpolated on the grid they were learned on, under the named rule (default: the one
-        in the configuration, which then remembers it); [CLS] keeps its own; all other parameters are the same.
+        Learned position embeddings of patches are interpolated by `rule` (default: that of the configuration), which
+        the copy's configuration records. All other parameters are the same.
         """
         old = self.config
         new = old.replace(resolution=resolution, resize_rule=rule or old.resize_rule)

@@ -1,1 +1,1 @@
-"""Pages for people: one stylesheet, plain HTML, figures as inline SVG. Everything in one file that works from disk."""
+"""HTML pages: one stylesheet, figures as inline SVG, everything in one file that opens from disk."""

@@ -1,4 +1,4 @@
-"""The parts that pages are made of. Every text from outside goes through `escape`."""
+"""Building blocks of HTML pages. All untrusted text goes through `escape`."""
 
 import base64
 import functools
@@ -19,20 +19,19 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 92, 30, 40
 
 
 class Html(str):
-    """Text that is markup already, made by us: `escape` leaves it as it is."""
+    """Trusted markup, which `escape` does not change."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> Html:
-    """Text as text, whatever a folder or label is called."""
+    """Escape text for HTML."""
     return text if isinstance(text, Html) else Html(html.escape(str(text), quote=True))
 
 
 def page(title: str, subtitle: str, body: str, script: str = "", *, style: str = "") -> str:
-    """A complete document, with `style` after the common one; the heading may be markup.
-
-    Of scripts, only the given one may run: the policy names it by its hash.
+    """A complete document, with `style` after the common stylesheet; the heading may be markup. The content security
+    policy allows only the given script, by its hash.
     """
     runs = ""
     if script:
@@ -55,20 +54,20 @@ def _style() -> str:
 
 
 def _plain(text: str) -> Html:
-    """Words for an attribute or a title: of markup, the English part."""
+    """Plain text for an attribute or a title; of markup, the English part."""
     if isinstance(text, Html):
         text = html.unescape(re.sub(r"<[^>]*>", "", re.sub(r'<(\w+) class="ko".*?</\1>', "", text)))
     return Html(html.escape(text, quote=True))
 
 
 def numbers(pairs: Sequence[tuple[str, str]]) -> Html:
-    """A few large figures with what they are."""
+    """A row of large numbers with captions."""
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in pairs)
     return Html(f'<div class="numbers">{cells}</div>')
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: frozenset[int] = frozenset()) -> str:
-    """A table; `numeric` columns are set to the right."""
+    """A table; `numeric` columns are right-aligned."""
 
     def cells(tag: str, row: Sequence[object]) -> str:
         return "".join(
@@ -83,17 +82,17 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: fro
 
 
 def figure(title: str, note: str, content: str) -> Html:
-    """A frame with the answer as its title."""
+    """A figure with title and note."""
     return Html(f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{content}</figure>")
 
 
 def image(pixels_HWC: np.ndarray, text: str) -> str:
-    """Pixels as an image inside the page."""
+    """Pixels as an inline image."""
     return f'<img src="{data_image(pixels_HWC)}" alt="{escape(text)}">'
 
 
 def data_image(pixels_HWC: np.ndarray, *, photo: bool = False) -> str:
-    """Pixels as an address that holds them: a PNG file, or a JPEG of a large `photo`, which is much smaller."""
+    """Pixels as a data URL: a PNG file, or a JPEG for a large `photo`, which is much smaller."""
     file = io.BytesIO()
     one = pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]
     is_jpeg = photo and one.shape[0] * one.shape[1] > 64 * 64
@@ -112,7 +111,7 @@ class Line(NamedTuple):
     ys: Sequence[float]
     colour: int = 0
     joined: bool = True
-    """Else a cloud of points."""
+    """Whether points are connected; otherwise a scatter plot."""
     bars: Sequence[tuple[float, float]] = ()
     """The interval of each point, drawn as a vertical bar."""
 
@@ -120,7 +119,7 @@ class Line(NamedTuple):
 def chart(
     lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, log_x: bool = False, dots: bool = False
 ) -> str:
-    """Curves with axes; each is named at its end."""
+    """A line chart; each line is labelled at its end."""
     points = [
         (line, [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(y) and (y > 0 or not log)])
         for line in lines
@@ -182,7 +181,7 @@ def chart(
 
 
 def matrix(colours: np.ndarray, rows: Sequence[str], columns: Sequence[str], x_label: str, y_label: str) -> str:
-    """A table of colours (rows, columns, 3) as squares, its first row at the bottom, with the names of both sides."""
+    """Colours (rows, columns, 3) as a grid of squares, first row at the bottom, with labels on both axes."""
     side = min((WIDTH - _LEFT - _RIGHT) / len(columns), (HEIGHT - _TOP - _BOTTOM) / len(rows))
     top, high = _TOP, side * len(rows)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">']
@@ -206,7 +205,7 @@ def matrix(colours: np.ndarray, rows: Sequence[str], columns: Sequence[str], x_l
 
 
 def stand_alone(svg: str) -> str:
-    """A chart as a file of its own, in the colours of print."""
+    """A chart as a separate SVG file, in the light colours."""
     colours = dict(reversed(re.findall(r"(--\w+): (#\w+)", _style())))  # the first of each name: the light ones
     svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], svg)
     style = (
@@ -227,7 +226,7 @@ def _ends(values: Sequence[float], margin: float) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, *, integers: bool = False) -> list[float]:
-    """Three to six round numbers between the ends; integers where nothing lies between."""
+    """Three to six round numbers between the ends; `integers` only if set."""
     rough = max((high - low) / 4, 1 if integers else 0)
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)

@@ -1,1 +1,1 @@
-"""Training: from a recipe to weights, and back again after anything that kills the process."""
+"""Training: from a recipe to a bundle, with checkpoints to resume from."""

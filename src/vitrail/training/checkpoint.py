@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a run is at one step, in an atomic folder.
+"""Checkpoints: the complete state of a run at one step, in a folder that is written atomically.
 
 step-000000120/
-  tensors.safetensors   weights, averages and the optimiser's memory
-  state.json            the step, the position in the data, scores, and what the run must agree on to go on
+  tensors.safetensors   weights, their average and the optimiser's state
+  state.json            the step, scores, and the settings that a resumed run must have
   manifest.json         SHA-256 of both, written last
 
 No torch here: arrays come in and go out.
@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of a step into `folder`; if one is there already, it is exchanged."""
+    """Write the checkpoint of a step into `folder`; an existing one is replaced."""
     path = folder / f"step-{step:09d}"
     try:
         with atomic_folder(path, force=True) as aside:
@@ -48,7 +48,7 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Steps that have a checkpoint, intact or damaged, oldest first."""
+    """Steps with a checkpoint, intact or damaged, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
@@ -57,8 +57,8 @@ def steps_of(folder: Path) -> list[int]:
 def load_newest(
     folder: Path, check: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
 ) -> tuple[Checkpoint | None, dict[int, str]]:
-    """The newest intact checkpoint, and what is wrong with each newer one. `check` may complete it, or refuse it
-    by DamagedError."""
+    """The newest intact checkpoint, and what is wrong with each newer one. `check` may complete a checkpoint, or refuse
+    it with DamagedError."""
     complaints = {}
     for step in reversed(steps_of(folder)):
         path = folder / f"step-{step:09d}"
@@ -74,14 +74,14 @@ def load_newest(
 
 
 def set_aside(folder: Path, steps: Iterable[int]) -> None:
-    """Give damaged checkpoints a name that no reader takes for one: `tidy` would keep them for the newest."""
+    """Rename damaged checkpoints, so that they are not read and `tidy` does not count them."""
     for step in steps:
         with contextlib.suppress(OSError):
             (folder / f"step-{step:09d}").rename(folder / f"damaged-step-{step:09d}")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint, every byte of it checked."""
+    """Read a checkpoint and verify its checksums."""
     verify(path, _FILES)
     try:
         with named_in_utf8(path / _FILES[0]) as file:
@@ -110,7 +110,7 @@ def tidy(folder: Path, *, keep: int, best: int | None) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind. Only for who holds the run's lock: others may be writing still."""
+    """Remove temporary folders of killed writers. Only the holder of the run's lock may call this."""
     _remove(folder.glob(".step-*"))
 
 

@@ -1,4 +1,4 @@
-"""After training that began with a head by least squares: the better of both, by held-out images."""
+"""After training from a head by least squares: keep the better of both models on held-out images."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -8,14 +8,14 @@ from vitrail.training.start import Start
 
 
 class Choice(NamedTuple):
-    """What is kept after training that began with a head by least squares, and why."""
+    """Which model is kept after training from a head by least squares, and why."""
 
     kept: Literal["start", "tuned"]
     reason: str
 
 
 def choose(trainer: Trainer, begin: Start, log: RunLog) -> Choice | None:
-    """Keep the tuned model, unless the one it began with does better on the held-out images."""
+    """Keep the trained model, unless the initial one is better on the held-out images."""
     start = trainer.start
     if start is None or begin.body is None or not trainer.total:
         return None

@@ -1,4 +1,4 @@
-"""Scalars in a file that TensorBoard reads: records of a length, a checksum, a protocol-buffer message, a checksum."""
+"""TensorBoard event files of scalars: records of length, checksum, protocol-buffer message, checksum."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ _TABLE = _table()
 
 
 def masked_checksum(data: bytes) -> int:
-    """CRC-32C, rotated and shifted as TensorFlow's records have it."""
+    """CRC-32C, masked as in TensorFlow's record format."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 255] ^ (crc >> 8)
@@ -31,7 +31,7 @@ def masked_checksum(data: bytes) -> int:
 
 
 class EventFile:
-    """Appends scalars under a name; every record is complete once it is written."""
+    """Appends scalars by name; every record is flushed."""
 
     def __init__(self, folder: Path) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
@@ -39,12 +39,12 @@ class EventFile:
         self._write(_double(1, time.time()) + _text(3, b"brain.Event:2"))
 
     def add(self, step: int, scalars: dict[str, float]) -> None:
-        """Record some numbers of one step."""
+        """Write scalars of one step."""
         values = b"".join(_text(1, _text(1, name.encode()) + _float(2, value)) for name, value in scalars.items())
         self._write(_double(1, time.time()) + b"\x10" + _varint(step) + _text(5, values))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, message: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Optimisers, learning rates and weight averages."""
+"""Optimisers, learning rate schedules and weight averaging."""
 
 import copy
 import math
@@ -21,9 +21,9 @@ class Optimiser(NamedTuple):
 
     make: Callable[[Groups, Recipe], torch.optim.Optimizer]
     takes: Callable[[Role], bool] = lambda _: True
-    """Which parameters it is for."""
+    """Selects the parameters that it updates."""
     rest: str = "adamw"
-    """The name of the optimiser for the others."""
+    """Name of the optimiser for the other parameters."""
 
 
 ADAMW = Optimiser(lambda groups, recipe: torch.optim.AdamW(groups, betas=recipe.betas, fused=True))
@@ -32,7 +32,7 @@ MUON = Optimiser(lambda groups, recipe: Muon(groups, momentum=recipe.momentum), 
 
 
 class Trained(Protocol):
-    """What has parameters with roles: a model, or an objective around one."""
+    """Something with parameters and roles: a model, or an objective that wraps one."""
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
@@ -43,9 +43,9 @@ class Trained(Protocol):
 
 
 def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimiser for the parameters that it takes, and another for the rest.
+    """The recipe's optimiser for the parameters that it updates, and another one for the rest.
 
-    Each group of parameters carries `share`: what its learning rate is of the schedule's.
+    Each parameter group has `share`, the factor of its learning rate.
     """
     chosen = OPTIMISERS[recipe.optimiser]
     shares = _layer_shares(trained, recipe.layer_decay)
@@ -75,7 +75,7 @@ def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimi
 
 
 def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
-    """Each parameter's share of the learning rate: 1 for the head, `decay` less for each block below it."""
+    """Factor of each parameter's learning rate: 1 for the head, multiplied by `decay` for each block below it."""
     roles = trained.roles()
     if decay != 1 and not trained.has_ordered_blocks:
         raise UsageError("Layer decay must be 1 for models without a row of blocks.")
@@ -84,10 +84,10 @@ def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal (K. Jordan 2024), with steps as long as AdamW's usually are (arXiv 2502.16982).
+    """Muon: orthogonalised momentum (K. Jordan 2024), scaled to the usual update size of AdamW (arXiv 2502.16982).
 
-    Torch's own Muon works in bfloat16, which CPUs without it emulate 40 times slower; this one stays in the weights'
-    precision. Queries, keys and values share one matrix but are made orthogonal one by one.
+    Torch's own Muon works in bfloat16, which CPUs without it emulate 40 times slower; this one uses the dtype of the
+    weights. Queries, keys and values share one matrix but are orthogonalised separately.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float) -> None:
@@ -120,7 +120,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """About the nearest orthogonal matrices, by a quintic Newton-Schulz iteration: singular values come near to 1."""
+    """Approximately the nearest orthogonal matrices, by a quintic Newton-Schulz iteration: singular values become about
+    1."""
     a, b, c = 3.4445, -4.7750, 2.0315
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
@@ -132,7 +133,7 @@ def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
 
 
 def schedule(recipe: Recipe, step: int, total: int) -> float:
-    """The learning rate of a step as a share of the highest."""
+    """The learning rate of a step as a share of the peak."""
     warmup = round(recipe.warmup * total) if recipe.warmup < 1 else int(recipe.warmup)
     if step < warmup:
         return (step + 1) / warmup
@@ -153,14 +154,14 @@ def schedule(recipe: Recipe, step: int, total: int) -> float:
 
 
 def set_learning_rate(optimisers: list[torch.optim.Optimizer], rate: float) -> None:
-    """Give every group its share."""
+    """Set the learning rate of every group to its share of `rate`."""
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["lr"] = rate * group["share"]
 
 
 class Average:
-    """A running average of a model's weights. It starts with short memory: decay min(d, (1 + t) / (10 + t))."""
+    """Exponential moving average of a model's weights, with decay min(d, (1 + t) / (10 + t)) at step t."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -170,7 +171,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Move towards the model's weights after `step` updates; running statistics are copied."""
+        """Update the average with the model's weights after `step` updates; running statistics are copied."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
         for name in self._statistics:

@@ -1,4 +1,4 @@
-"""Many processes that train one model: who I am, what we agree on. Alone, all of it costs nothing.
+"""Ranks: the processes that train one model together. With a single process, all of this does nothing.
 
 `torchrun --nproc-per-node 2 -m vitrail train ...` starts them; gloo connects CPUs, nccl GPUs.
 """
@@ -21,6 +21,10 @@ from vitrail.errors import VitrailError
 from vitrail.models.device import find_device
 
 _COLLECTIVE = timedelta(minutes=5)  # how long ranks wait for each other: the first one may be writing a checkpoint
+# Seconds before a rank may end. After the last collective, threads of gloo let go of its tensors, for which they need
+# Python's lock; an interpreter that ends meanwhile aborts the process (until CPython 3.14): 4 of 42 runs on a busy
+# machine did.
+_LETTING_GO = 0.5
 _LEAVING = 25.0  # seconds that a rank may take to leave after SIGTERM; torchrun kills it after 30
 
 
@@ -33,7 +37,7 @@ class Ranks(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def largest(self, *numbers: float) -> list[float]:
@@ -52,7 +56,7 @@ class Ranks(NamedTuple):
         return together.tolist()
 
     def from_first(self, thing: Any) -> Any:
-        """What the first rank has, for all."""
+        """The value of the first rank, on all ranks."""
         if self.count == 1:
             return thing
         things = [thing]
@@ -60,7 +64,7 @@ class Ranks(NamedTuple):
         return things[0]
 
     def first_does(self, work: Callable[[], Any]) -> Any:
-        """What the first rank's work returns, for all; its error is everybody's."""
+        """Run `work` on the first rank and return its result, or raise its error, on all ranks."""
         result, problem = None, None
         if self.is_first:
             try:
@@ -75,7 +79,7 @@ class Ranks(NamedTuple):
         return result
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every rank has, for all."""
+        """The values of all ranks, on all ranks."""
         if self.count == 1:
             return [thing]
         things: list[Any] = [None] * self.count
@@ -85,7 +89,7 @@ class Ranks(NamedTuple):
 
 @contextmanager
 def join(device: str) -> Generator[Ranks]:
-    """Join the ranks that torchrun started, or be alone."""
+    """Join the ranks that torchrun started, or return a single rank."""
     count = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
     place = find_device(device)
     if count == 1:
@@ -105,11 +109,12 @@ def join(device: str) -> Generator[Ranks]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            time.sleep(_LETTING_GO)
 
 
 def _connect(backend: str) -> None:
-    """Meet the other ranks. torchrun on one machine keeps its store when it starts ranks again, with the addresses of
-    those that died: each start writes under a name of its own."""
+    """Initialise the process group. torchrun on one machine keeps its store across restarts, with the addresses of the
+    dead ranks, so each start uses its own prefix."""
     store, rank, count = next(rendezvous("env://", timeout=_COLLECTIVE))
     if os.environ.get("GROUP_WORLD_SIZE") == "1":  # machines count their starts each for itself
         store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -118,10 +123,10 @@ def _connect(backend: str) -> None:
 
 @contextmanager
 def watched() -> Generator[None]:
-    """End this process soon after SIGTERM, whatever it is doing.
+    """Context in which this process ends soon after SIGTERM, even in a blocking call.
 
-    Python's signal handlers run between two steps of the main thread, which may be waiting in a collective for a rank
-    that is gone. The number of a signal is written into a pipe at once, and read by another thread.
+    Python's signal handlers run between bytecodes of the main thread, which may be blocked in a collective with a dead
+    rank. The number of a signal is written to a pipe at once and read by another thread.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -39,18 +39,40 @@ def write_report(output: Path, bundle: Bundle, objective: Objective, judgement: 
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; of steps that a killed run did twice, the later ones. A torn line is left out."""
+    """The lines of metrics.jsonl; of steps that a killed run did twice, the later ones. A torn line is left out, and so
+    is one that no run writes."""
     kept: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        if not _is_event(event):
             continue
         key = (event["event"], event["step"]) if event["event"] in ("step", "evaluate") else (number,)
         kept[key] = event
     return list(kept.values())
+
+
+# The numbers of events that a report shows, and those of them that are null where a number was not finite.
+_SHOWN = {
+    "step": ("step", "loss", "learning_rate", "images_per_second"),
+    "evaluate": ("step", "loss", "count"),
+    "probe": ("accuracy", "count"),
+}
+_NULLABLE = ("loss", "learning_rate", "images_per_second")
+
+
+def _is_event(event: object) -> bool:
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return False
+    shown = _SHOWN.get(event["event"], ())
+    is_null = (name in event and event[name] is None and name in _NULLABLE for name in shown)
+    return all(null or _is_number(event.get(name)) for null, name in zip(is_null, shown, strict=True))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def _summary(bundle: Bundle, judgement: Judgement | None, events: list[dict[str, Any]]) -> str:
@@ -84,7 +106,7 @@ def _curves(events: list[dict[str, Any]], objective: Objective) -> str:
     losses = [line("training", steps, "loss", 0)] + ([line("held out", seen, "loss", 1)] if seen else [])
     figures = [figure("Loss", "training includes augmentation and smoothing", chart(losses, "step", "loss"))]
     watched, name = objective.watched, objective.watched_name
-    if known := [event for event in seen if event[watched] is not None]:
+    if known := [event for event in seen if _is_number(event.get(watched))]:
         curve = chart([line("held out", known, watched, 1)], "step", name, dots=len(known) < 40)
         title = f"Held-out images: {objective.describe(known[-1])} at the end"
         figures.append(figure(title, f"n = {known[-1]['count']:,}", curve))

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: the newest intact one, which must be of this very run."""
+"""Resuming from the newest intact checkpoint of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from vitrail.training.state import check_state
 
 
 def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-    """Restore the newest intact checkpoint of `folder`, if there is one; which must be of this run. Returns it, and
-    a line for each newer one that is damaged."""
+    """Restore the newest intact checkpoint of `folder`, if there is one; it must have the settings of this run. Returns
+    it, and a line for each newer one that is damaged."""
 
     def check(checkpoint: Checkpoint) -> Checkpoint:
         checkpoint = checkpoint._replace(state=check_state(checkpoint.state))
@@ -41,7 +41,7 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
 
 
 def _difference(before: Any, now: Any) -> str:
-    """What changed, in a few words."""
+    """The differences, in a few words."""
     if isinstance(before, dict) and isinstance(now, dict):
         changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
         return "; ".join(f"{key} {_difference(before.get(key), now.get(key))}" for key in changed[:3])

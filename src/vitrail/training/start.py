@@ -1,4 +1,4 @@
-"""Where a run begins: the model with its first weights, for this data, and what happens to pixels before it."""
+"""The start of a run: the initial model for the data, and its preprocessing."""
 
 import contextlib
 import dataclasses
@@ -25,38 +25,38 @@ _LOOKED_AT = 200  # files that tell whether images are grey
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run begins: a model with its first weights, and what happens to pixels before it."""
+    """The start of a run: the initial model and its preprocessing."""
 
     model: AnyModel
     preprocess: Preprocess
     source: str = ""
-    """What tells apart where the weights come from: a run goes on only from the same."""
+    """Identifies the origin of the weights; a run can be resumed only with the same one."""
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the bundle should remember of it."""
+    """Provenance of the weights for the bundle."""
     notes: tuple[str, ...] = ()
-    """What people should know of it."""
+    """Notes for the user."""
     probe: dict[str, Any] | None = None
-    """What its head is worth already, if it was learned in closed form."""
+    """Scores of its head, if that was fitted by least squares."""
     damaged: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Images that could not be read on the way."""
+    """Images that could not be read."""
     body: Callable[[], AnyModel] | None = None
-    """Makes the model again as it began, but for its head, where training may turn out not to be worth it."""
+    """Builds the initial model again, except for its head, if the run may return to it."""
 
 
 class Given(NamedTuple):
-    """What a start is made from."""
+    """What a start is built from."""
 
     dataset: Dataset
     training: Split
     ranks: Ranks
     is_new: bool
-    """Whether the start matters: a run that goes on has its weights in a checkpoint."""
+    """Whether the run is new; a resumed run takes its weights from a checkpoint."""
     tell: Say
-    """Says a line to people."""
+    """Prints a line for the user."""
 
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
-    """A named model for this data: channels and classes, and for small presets the resolution, come from DATA."""
+    """The model for this data: channels, classes and, for small presets, the resolution come from DATA."""
     output, pixels = OBJECTIVES[recipe.objective].output, dataset.first.in_memory
     resolved = config.predicting(output).for_data(
         classes=0 if output == "features" else len(dataset.labels),
@@ -71,7 +71,8 @@ def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> Mode
 
 
 def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
-    """Small images uncropped; photos with a crop and ImageNet's statistics; then what the recipe says."""
+    """Preprocessing for the data: small images without a crop, photos with a crop and ImageNet's statistics; the
+    recipe's settings override it."""
     settings: dict[str, Any] = {"resolution": config.resolution}
     if split.in_memory is not None:
         settings["crop_fraction"] = 1.0
@@ -98,7 +99,7 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
 
 
 def some_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
-    """At most so many training images, chosen at random, as the model sees them (B, C, H, W)."""
+    """At most `count` random training images, preprocessed (B, C, H, W)."""
     chosen = chance.permutation(len(split), seed, stream="palette pictures")[:count]
     loader = Loader(split.take(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
     return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])

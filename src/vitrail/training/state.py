@@ -1,10 +1,9 @@
-"""What `state.json` of a checkpoint must hold. A right checksum says who wrote it last, not that it makes sense.
+"""Validation of a checkpoint's `state.json`: a valid checksum does not mean that the values are valid.
 
-step total seconds losses                 where the run is; the losses of the last steps, null where one was left out
-best start damaged left_out               what it has met so far; `start` is how good it was before the first step
-bundle seed model preprocess recipe data  what a run must agree on to go on
-threads ranks device amp compile torch    what its last bits depend on
-origin                                    what the bundle should remember of where the weights come from
+step total seconds losses                 progress; the losses of the last steps, null for skipped ones best start
+damaged left_out               best evaluation, evaluation before the first step, damaged images, skipped steps bundle
+seed model preprocess recipe data  settings that a resumed run must have threads ranks device amp compile torch    what
+its last bits depend on origin                                    provenance of the weights for the bundle
 """
 
 import json
@@ -21,12 +20,12 @@ _NEWER: dict[str, Any] = {"left_out": 0, "start": None, "losses": []}
 
 
 def filled(state: dict[str, Any]) -> dict[str, Any]:
-    """The same state; what is newer than the checkpoint has its default."""
+    """The state, with defaults for fields that older versions did not write."""
     return {**_NEWER, **state}
 
 
 def check_state(state: dict[str, Any]) -> dict[str, Any]:
-    """The same state, filled, and every field of it checked."""
+    """The state with defaults filled in and every field checked."""
     try:
         return _checked(filled(state))
     except UsageError as error:
@@ -73,7 +72,7 @@ _TABLES = ("model", "preprocess", "recipe", "damaged", "origin")
 
 
 def _check_best(best: object, step: int) -> None:
-    """Null, or the numbers of an evaluation (see `Objective.evaluate`) with its step and score."""
+    """Null, or an evaluation (see `Objective.evaluate`) with its step and score."""
     if best is None:
         return
     if not isinstance(best, dict) or not {"step", "score", "loss", "count"} <= best.keys():
@@ -83,7 +82,7 @@ def _check_best(best: object, step: int) -> None:
 
 
 def _check_start(start: object) -> None:
-    """Null where there is no choice at the end; a count of 0 where no held-out images can tell."""
+    """Null if the run does not choose between two models at the end; a count of 0 if there are no held-out images."""
     if start in (None, {"count": 0}):
         return
     if not isinstance(start, dict) or not {"score", "loss", "count"} <= start.keys():

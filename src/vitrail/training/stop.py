@@ -1,4 +1,4 @@
-"""Signals that end a run: after the step that is under way, with a checkpoint."""
+"""Signals that end a run after the current step, with a checkpoint."""
 
 import contextlib
 import signal
@@ -16,7 +16,7 @@ class Interrupted(VitrailError):
 
 
 class Stop:
-    """Remembers a signal until the step is done. A second Ctrl-C does not wait."""
+    """Stores a signal until the step is done. A second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -28,7 +28,7 @@ class Stop:
 
     @contextlib.contextmanager
     def watching(self) -> Generator["Stop"]:
-        """Take SIGTERM and SIGINT for the time of the block."""
+        """Context that handles SIGTERM and SIGINT."""
         before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self

@@ -1,1 +1,1 @@
-"""Models on disk: our own bundle, and one file for each foreign vocabulary."""
+"""Models on disk: the bundle, and one file for each format of another library."""

@@ -1,10 +1,10 @@
-"""The bundle, format 1: a folder with everything that a model needs to be used, and nothing that can run code.
+"""The bundle, format 1: a folder with everything that is needed to use a model, and nothing that can run code.
 
 config.json         format, family, and every setting of the model
 model.safetensors   its tensors, and no metadata: equal weights are equal bytes
 preprocess.json     what happens to pixels before the model sees them
 labels.json         the name of each class, or null
-provenance.json     where it comes from: data, scores, licences, versions
+provenance.json     provenance: data, scores, licences, versions
 README.md           the model card
 manifest.json       SHA-256 of every file above
 """
@@ -33,14 +33,14 @@ from vitrail.weights.parts import Parts, check_provenance, read_parts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A model with what its use needs. The parts are checked against each other."""
+    """A model with its preprocessing, labels and provenance, which are checked against each other."""
 
     model: AnyModel
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     """The name of each class, in the order of the logits."""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Anything that JSON can hold about where this comes from."""
+    """Where the model comes from; anything that JSON can hold."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Model) or not isinstance(self.preprocess, Preprocess):
@@ -82,7 +82,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file; what goes wrong is an OSError, as for other files."""
+    """Write a safetensors file; failures raise OSError, as for other files."""
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
@@ -90,10 +90,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Bundle:
-    """Read a bundle back, with its model on a device: a folder, or an embedded one by its name ("fashion").
+    """Load a bundle, with its model on a device: a folder, or an embedded bundle by its name ("fashion").
 
     Every file is checked against the manifest, every tensor against the model. The header of the weights is compared
-    with the model's shapes before anything of the size that the configuration asks for is allocated.
+    with the model's shapes before memory is allocated for them.
     """
     place = find_device(device)
     parts, folder = read_parts(path), check_folder(path)
@@ -122,17 +122,17 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of tensors that hold NaN or an infinity. A sum that is finite proves that there is none, at a twentieth
-    of the cost of asking every number; one that is not may also have overflowed."""
+    """Names of tensors with NaN or infinities. A finite sum proves that there is none, at a twentieth of the cost of
+    checking every element; an infinite one may be an overflow, so then every element is checked."""
     return [name for name, tensor in tensors.items() if not tensor.sum().isfinite() and not tensor.isfinite().all()]
 
 
 class Header(NamedTuple):
-    """What a file says of a tensor before its numbers are read."""
+    """Header of a tensor in a file."""
 
     shape: Sequence[int]
     dtype: torch.dtype | None
-    """None is a type that no model of ours computes with."""
+    """None if no model uses this dtype."""
 
 
 # What the header of a safetensors file calls the types of our tensors.
@@ -151,7 +151,7 @@ def _read_header(file: safe_open) -> dict[str, Header]:
 
 
 def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
-    """Which tensors are missing, left over, or of another shape or type than the model's; empty where all fit."""
+    """Which tensors are missing, left over, or of another shape or dtype than the model's; empty if all match."""
     expected = model.state_dict()
     problems = [
         *(f"{name} is missing" for name in expected.keys() - found.keys()),
@@ -172,7 +172,7 @@ def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
 
 
 def _model_card(bundle: Bundle) -> str:
-    """What a stranger reads first; the front matter is what model hubs read."""
+    """The model card, with the front matter that model hubs read."""
     info = bundle.model.config.info()
     provenance = bundle.provenance
     height, width = info["resolution"]

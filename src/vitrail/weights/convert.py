@@ -1,4 +1,4 @@
-"""`vitrail convert`: other people's weights into a bundle, and a bundle into their formats, with the proof."""
+"""`vitrail convert`: weights of other libraries into a bundle, a bundle into their formats, and the proof."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, join_ten
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What the user says of a source that does not say it itself."""
+    """What the user states about a source whose files do not."""
 
     model: str | None = None
     resolution: Pair | None = None
@@ -39,7 +39,7 @@ class Told:
 
     @property
     def config(self) -> ModelConfig | None:
-        """The model that the source is said to be."""
+        """The configuration of the model that the user named."""
         if self.model is None:
             if self.resolution is not None:
                 raise UsageError("Resolution must go with --model, which says the size of patches, got it alone.")
@@ -50,7 +50,7 @@ class Told:
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-    """A source that was understood: its bundle, and how it came about."""
+    """A source as a bundle, and how it was read."""
 
     bundle: Bundle
     library: str
@@ -58,7 +58,7 @@ class Foreign:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     open_peer: Callable[[], Forward] | None = None
-    """Opens the source in its own library; None for a bundle of ours."""
+    """Opens the source in its own library; None for a bundle."""
 
 
 def convert(
@@ -71,9 +71,10 @@ def convert(
     images: Sequence[ImageLike],
     force: bool = False,
 ) -> dict[str, Any]:
-    """Read `source`, whatever it is, and write `destination`. Returns what was done, with the proof or why not.
+    """Read `source` in any format and write `destination`. Returns a report, with the proof or the reason why there is
+    none.
 
-    `images` are what both models are compared on, or some of them where the model takes long.
+    Both models are compared on `images`, or on some of them if the model is large.
     """
     check_written_format(to)
     target = None if to == "vitrail" else FORMATS[to](to)
@@ -110,7 +111,7 @@ def convert(
 
 
 def read_any(source: str, told: Told) -> Foreign:
-    """A bundle of ours, or a checkpoint of a library that we know by its names."""
+    """Read a bundle, or a checkpoint of a library that is recognised by its tensor names."""
     path = Path(source)
     if path.name == "model.safetensors" and _is_bundle(path.parent):
         path = path.parent
@@ -127,8 +128,8 @@ def read_any(source: str, told: Told) -> Foreign:
 
 
 def _recognise(checkpoint: Checkpoint) -> Vocabulary:
-    """The first format that knows the names of the tensors. Those of other packages come last, and are imported only
-    if none of ours does."""
+    """The first format that recognises the tensor names. Formats of other packages are imported only if no built-in one
+    does."""
     for name in FORMATS:
         vocabulary = FORMATS[name](name)
         if vocabulary.recognises(checkpoint.tensors.keys()):
@@ -180,8 +181,8 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Names of classes in a file: a JSON list of names, or of objects that have a name; or a name a line. One that
-    comes twice (ImageNet has two cranes) gets its number."""
+    """Class names in a file: a JSON list of names or of objects with a name, or one name per line. Repeated names
+    (ImageNet has two cranes) get their index."""
     try:
         text = read_document(path).decode()
     except (OSError, ValueError) as error:
@@ -200,7 +201,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
-    """A user who names another model than the file holds is told so."""
+    """Refuse a file that does not hold the model that the user named."""
     if told is None:
         return
     for name in ("family", "width", "depth", "patch", "layers"):
@@ -213,14 +214,14 @@ def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Stated:
-    """What we wrote beside a file of ours in another format: everything, also what the format has no word for."""
+    """The content of `vitrail.json`: the settings that a file in another format cannot hold."""
 
     reading: Reading
     provenance: dict[str, Any]
 
 
 def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
-    """It is believed only if all files are as we left them."""
+    """Read `vitrail.json` beside a checkpoint; None unless all files are as they were written."""
     stated = checkpoint.document("vitrail.json")
     if not stated:
         return None, None
@@ -241,7 +242,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
 
 
 def _change(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:
-    """`mean=0.5 crop_fraction=0.9`: one number stands for all channels."""
+    """Apply changes such as `mean=0.5 crop_fraction=0.9`; one number stands for all channels."""
     fields = preprocess.to_json()
     for change in changes:
         key, equals, text = change.partition("=")
@@ -257,7 +258,7 @@ def _change(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:
 
 
 def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
-    """Our model with these tensors; every one has its place and its shape."""
+    """Our model with these tensors, all of which must match."""
     with torch.device("meta"):
         model = build(config)
     expected = model.state_dict()
@@ -277,8 +278,8 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
 def _write(
     bundle: Bundle, destination: Path, target: Vocabulary, images: list[ImageLike], *, verifies: bool, force: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write a bundle in another library's format. Returns the proof by that library's answers from the files, and what
-    it will compute slightly differently."""
+    """Write a bundle in another library's format. Returns the proof, made with that library's model from the files, and
+    notes on what it computes slightly differently."""
     config = bundle.model.config
     notes = target.check(bundle)
     theirs = split_tensors(target.entries(config), bundle.model.state_dict())
@@ -310,14 +311,14 @@ def _prove(
     ours: bool,
     verifies: bool,
 ) -> dict[str, Any]:
-    """The proof for the report, if one is wanted."""
+    """The proof for the report, or why there is none."""
     if not verifies:
         return {"library": library, "not_verified": "not asked for"}
     return attempt(library, open_peer, bundle, images, ours=ours)
 
 
 def _is_bundle(path: Path) -> bool:
-    """A folder that says our format's number."""
+    """Whether a path is a folder with a bundle's config.json."""
     try:
         document = json.loads(read_document(path / "config.json"))
     except (OSError, ValueError, RecursionError):

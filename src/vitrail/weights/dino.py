@@ -1,4 +1,4 @@
-"""The names of DINO and DINOv2, as facebookresearch and Hugging Face write them: no head, and read only."""
+"""Tensor names of DINO and DINOv2, in facebookresearch's and Hugging Face's form; without a head, read only."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -96,7 +96,8 @@ class Dino(Vocabulary):
 
 
 def _bare(name: str) -> str:
-    """Training files wrap the backbone, and group its blocks for sharding (blocks.0.3. is the fourth layer)."""
+    """The name without wrappers of training checkpoints and without groups of sharded blocks (blocks.0.3. is the fourth
+    layer)."""
     name = name.removeprefix("teacher.").removeprefix("backbone.").removeprefix("dinov2.")
     return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)
 

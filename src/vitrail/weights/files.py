@@ -1,7 +1,7 @@
-"""Tensors from files that strangers made: safetensors, npz, and pickles, which are opened behind a wall.
+"""Tensors from untrusted files: safetensors, npz, and pickles, which are opened in a sandbox.
 
-A pickle can run code. It is read with `weights_only=True`, never otherwise, by a child process that has no network, and
-that hands over plain tensors: `weights.unpickle`.
+A pickle can run code. It is always read with `weights_only=True`, by a child process without network that returns plain
+tensors: `weights.unpickle`.
 """
 
 import json
@@ -41,7 +41,7 @@ _PATIENCE = 600  # seconds for a pickle
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The tensors at `path` (a file, or a folder as libraries lay them out), and the JSON documents beside them."""
+    """The tensors at `path` (a file, or a folder as libraries write it), and the JSON documents beside them."""
     try:
         exists = path.exists()
     except (OSError, ValueError):  # no file can have such a name
@@ -62,7 +62,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _card_licence(path: Path) -> str | None:
-    """What a model card says in its front matter, as hubs read it: `license: apache-2.0`, or a list."""
+    """The licence in the front matter of a model card: `license: apache-2.0`, or a list."""
     try:
         lines = read_document(path).decode(errors="replace").splitlines()
     except OSError:
@@ -81,7 +81,7 @@ def _card_licence(path: Path) -> str | None:
 
 
 def _config_licence(documents: dict[str, Any]) -> str | None:
-    """What config.json says: timm's table of pretrained settings, or the document itself."""
+    """The licence in config.json: in timm's table of pretrained settings, or in the document itself."""
     config = documents.get("config.json")
     tables = [config, config.get("pretrained_cfg")] if isinstance(config, dict) else []
     stated = (table.get("license") for table in tables if isinstance(table, dict))
@@ -89,7 +89,7 @@ def _config_licence(documents: dict[str, Any]) -> str | None:
 
 
 def _speakable(licence: str) -> str | None:
-    """A licence in one short line, or none."""
+    """A licence as one short line; None if it is empty."""
     return " ".join("".join(one if one.isprintable() else " " for one in licence).split())[:200] or None
 
 
@@ -124,7 +124,7 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
-    """Large models of Hugging Face: a table of which tensor is in which file."""
+    """Read sharded checkpoints of Hugging Face, whose index lists the file of each tensor."""
     document = read_json(index)
     table = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(table, dict) or not table:
@@ -151,7 +151,7 @@ def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
 
 
 def _is_real(dtype: np.dtype) -> bool:
-    """Reals; bfloat16, for which numpy has no name, is two bytes of nothing to it."""
+    """Whether a dtype is floating point; numpy shows bfloat16 as two bytes of void."""
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize == 2)
 
 
@@ -162,7 +162,7 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 
 
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
-    """The state dict in a pickle, through a child process that can do nothing else with what it finds."""
+    """The state dict in a pickle, read by a child process without other abilities."""
     if not os.access(file, os.R_OK):
         raise DamagedError(path=file, cause="cannot be read")
     refuse_more(file.stat().st_size, file)
@@ -202,5 +202,5 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
 
 
 def _search_path() -> list[str]:
-    """Where the child finds torch: an isolated interpreter does not look at PYTHONPATH."""
+    """Paths where the child process finds torch: an isolated interpreter ignores PYTHONPATH."""
     return [place for place in sys.path if place and Path(place).is_dir()]

@@ -1,6 +1,7 @@
-"""Google's names: npz files of vision_transformer and big_vision (ViT, hybrids, Mixer) and of big_transfer (BiT).
+"""Tensor names of Google: npz files of vision_transformer and big_vision (ViT, hybrids, Mixer) and of big_transfer
+(BiT).
 
-Kernels are stored input first; attention keeps a dimension for heads. big_vision calls layers by other numbers, may put
+Kernels are stored input first; attention has a dimension for heads. big_vision numbers layers differently, may put
 everything under `params/` and may stack all layers in one array.
 """
 
@@ -31,7 +32,7 @@ _POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
 class _Numbers(NamedTuple):
-    """How a code base numbers the parts of a layer."""
+    """Names of the parts of a layer, which differ between code bases."""
 
     attention: str
     mlp: str
@@ -137,7 +138,7 @@ def _open_by_timm(config: ModelConfig, file: Path) -> Forward:
 
 
 def needs_big_vision(config: ViTConfig) -> bool:
-    """Attention pooling, and a [CLS] without position, exist in big_vision alone."""
+    """Whether only big_vision has this model: attention pooling, or [CLS] without a position."""
     return config.pool == "map" or not config.class_position
 
 
@@ -222,12 +223,12 @@ def _kernel(ours: str, theirs: str) -> Entry:
 
 
 def _flat(ours: str, theirs: str) -> Entry:
-    """Norms of older files have three dimensions of one number before their features."""
+    """Norms in older files have three leading dimensions of size 1."""
     return shaped(ours, theirs, lambda tensor: tensor.flatten(), lambda tensor: tensor)
 
 
 def _vector_or_matrix(ours: str, theirs: str) -> Entry:
-    """A linear layer's weight or bias; a norm's scale or bias."""
+    """Entry for a linear layer's weight or bias, or a norm's scale or bias."""
     name, _, leaf = ours.rpartition(".")
     is_norm = "norm" in name.rpartition(".")[2]
     if leaf == "bias":
@@ -289,7 +290,8 @@ def _pool_entry(ours: str, at: str, heads: int) -> Entry:
 
 
 def _heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> Entry:
-    """Projections into heads: kernels (D, heads, K) and biases (heads, K), one below the other for us."""
+    """Entry for projections into heads: kernels (D, heads, K) and biases (heads, K), which are stacked in our
+    tensors."""
     if leaf == "bias":
         return Entry(
             ours,
@@ -306,7 +308,7 @@ def _heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> Entry:
 
 
 def _out_entry(ours: str, theirs: str, heads: int, leaf: str) -> Entry:
-    """The projection out of heads: a kernel (heads, K, D)."""
+    """Entry for the projection out of heads: a kernel (heads, K, D)."""
     if leaf == "bias":
         return renamed(ours, f"{theirs}/bias")
     return shaped(

@@ -1,4 +1,4 @@
-"""What a checkpoint does not say outright: inferred from the shapes of its tensors, or the usual value with a note."""
+"""What a checkpoint does not state: inferred from the shapes of its tensors, or the usual value with a note."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from vitrail.settings import Pair
 
 
 def count_layers(names: Iterable[str], prefix: str, ending: str = ".") -> int:
-    """How many numbered layers have tensors: `blocks.0.`, `blocks.1.`, ..."""
+    """Number of layers that have tensors: `blocks.0.`, `blocks.1.`, ..."""
     found = {name.removeprefix(prefix).partition(ending)[0] for name in names if name.startswith(prefix)}
     numbers = {int(number) for number in found if number.isdecimal()}
     if not numbers or numbers != set(range(len(numbers))):
@@ -22,7 +22,7 @@ def count_layers(names: Iterable[str], prefix: str, ending: str = ".") -> int:
 
 
 def square_grid(patches: int) -> tuple[int, int]:
-    """The grid of so many patches, if nothing says that it is another than a square."""
+    """The square grid of this number of patches."""
     side = math.isqrt(patches)
     if side < 1 or side * side != patches:
         raise UsageError(f"Positions of {patches} patches are no square: say the size with --model and --resolution.")
@@ -30,8 +30,8 @@ def square_grid(patches: int) -> tuple[int, int]:
 
 
 def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
-    """Heads cannot be seen in a state dict: what the user says; else those of the published model of this width, or 64
-    features for each, which is said."""
+    """Number of heads, which a state dict does not contain: as the user states; otherwise that of the published model
+    of this width, or width / 64 with a note."""
     if isinstance(told, ViTConfig):
         if told.width != width:
             raise UsageError(f"Model must be what the file holds, got {told.name} of width {told.width} for {width}.")
@@ -60,7 +60,8 @@ def place_positions(
     size: Iterable[int] | None,
     plan: type[ViTConfig],
 ) -> dict[str, Any]:
-    """Resolution and whether [CLS] has a row, from the number of rows and the size that the file states, if any."""
+    """Set the resolution and whether [CLS] has a position, from the number of rows of the table and the size that the
+    file states, if any."""
     scale = 1 if plan is ViTConfig else 4 * 2 ** max(len(settings["stem_layers"]) - 1, 0)
     steps = [patch * scale for patch in settings["patch"]]
     has_class = settings["pool"] == "cls"
@@ -79,7 +80,7 @@ def place_positions(
 
 
 def grid_of(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pair:
-    """The resolution of so many patches: what the user says, if it fits; else a square."""
+    """The resolution for this number of patches: as the user states, if it fits; otherwise a square."""
     if told is not None:
         rows, columns = (side // one for side, one in zip(told.resolution, patch, strict=True))
         if rows * columns == patches:
@@ -89,7 +90,7 @@ def grid_of(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pai
 
 
 def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
-    """What most models expect, and that it was assumed."""
+    """The usual preprocessing, and a note that it was assumed."""
     if config.channels == 3:
         note = "the files do not say mean and std; ImageNet's are taken"
         return Preprocess(resolution=config.resolution), note
@@ -99,7 +100,7 @@ def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
 
 
 def named(config: ModelConfig) -> ModelConfig:
-    """The same configuration under the name of the model that it is, if it is one of ours."""
+    """The configuration with the name of the published model it equals, if there is one."""
 
     def shape(one: ModelConfig) -> dict[str, Any]:
         return {key: value for key, value in one.to_json().items() if key not in _NOT_IN_A_NAME}
@@ -130,7 +131,7 @@ _NOT_IN_A_NAME = frozenset(
 
 
 def distinct(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
-    """Labels that differ from each other: ImageNet has two cranes. Later ones get their number, which is said."""
+    """Unique labels, and a note: repeated ones (ImageNet has two cranes) get their index."""
     seen: set[str] = set()
     found, repeated = [], []
     for index, label in enumerate(labels):
@@ -145,5 +146,5 @@ def distinct(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
 
 
 def notes_of(notes: Iterable[str | None]) -> tuple[str, ...]:
-    """The notes that there are."""
+    """The notes that are not empty."""
     return tuple(note for note in notes if note)

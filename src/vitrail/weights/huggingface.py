@@ -1,4 +1,4 @@
-"""The names of Hugging Face transformers: ViT and DeiT, in both spellings of their attention."""
+"""Tensor names of Hugging Face transformers: ViT and DeiT, with both naming schemes of attention."""
 
 import tempfile
 from collections.abc import Collection, Iterable
@@ -175,7 +175,8 @@ _CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_regis
 
 
 def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-    """A checkpoint in transformers: its config.json and its tensors, without the code that config.json may name."""
+    """Open a checkpoint in transformers from its config.json and tensors, without code that config.json may refer
+    to."""
     document = {key: value for key, value in checkpoint.document("config.json").items() if key != "auto_map"}
     if not document:
         raise Unverified("there is no config.json for transformers to read")
@@ -210,7 +211,7 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
 
 
 def labels_of(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Names of classes; those that Hugging Face makes up are none."""
+    """Class names; None for the placeholder names of Hugging Face."""
     table = stated.get("id2label") or {}
     found = [table.get(str(index)) for index in range(classes)]
     if any(label is None for label in found) or found == [f"LABEL_{index}" for index in range(classes)]:
@@ -236,7 +237,7 @@ def _in_a_layer(ours: str, at: str, rest: str, is_old: bool) -> Entry:
 
 
 def _with_distillation(name: str) -> Entry:
-    """A token that is only attended to is a register; its row of the table is added to it once and for all."""
+    """Entry for DeiT's distillation token: it becomes a register, with its row of the position table added."""
 
     def join(parts: Any) -> Tensor:
         token, table = parts
@@ -278,7 +279,7 @@ def read_processor(checkpoint: Checkpoint, config: ViTConfig) -> tuple[Preproces
 
 
 def _sides(size: Any) -> dict[str, int]:
-    """Sizes have been written as a number, a pair and a dictionary."""
+    """Height and width from a number, a pair or a dictionary, as different versions write them."""
     if isinstance(size, int):
         return {"height": size, "width": size}
     return size if isinstance(size, dict) else {"height": size[0], "width": size[1]}

@@ -1,4 +1,4 @@
-"""What another library's code cannot compute: a model that has it is refused in one line before anything is written."""
+"""Limits of other libraries: models that they cannot compute are refused before anything is written."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _PLAIN = {
 
 
 def refuse_strange_vit(config: ModelConfig, library: str, *, hybrids: bool) -> None:
-    """Refuse the variants of a ViT that only vitrail has, and hybrids if the library has none of them."""
+    """Refuse variants of ViT that only vitrail has, and hybrids if the library has none."""
     if not isinstance(config, ViTConfig):
         return
     if isinstance(config, HybridConfig) and (not hybrids or config.stem != "resnet"):
@@ -34,7 +34,7 @@ def refuse_strange_vit(config: ModelConfig, library: str, *, hybrids: bool) -> N
 
 
 def require_plain_vit(config: ModelConfig, library: str, **fixed: Any) -> None:
-    """Refuse what a library with nothing but the paper's ViT cannot express; `fixed` are its own limits."""
+    """Refuse what a library that has only the paper's ViT cannot express; `fixed` are further fixed settings of it."""
     refuse_strange_vit(config, library, hybrids=False)
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
         raise UsageError(f"{library} must have the family to write it, got {config.family}.")
@@ -50,13 +50,13 @@ def require_head(config: ModelConfig, library: str) -> None:
 
 
 def require(config: ModelConfig, library: str, **fixed: Any) -> None:
-    """Refuse to write a model with other settings than a library's code has."""
+    """Refuse a model whose settings differ from the fixed ones of a library."""
     for name, value in fixed.items():
         if getattr(config, name) != value:
             raise UsageError(f"{library} must have {name.replace('_', ' ')} {value!r}, got {getattr(config, name)!r}.")
 
 
 def other_epsilon(config: ModelConfig, library: str) -> list[str]:
-    """A note where a library with a fixed epsilon computes with another than this model."""
+    """A note if a library's fixed epsilon differs from that of this model."""
     epsilon = getattr(config, "norm_epsilon", 1e-6)
     return [f"{library} computes with epsilon 1e-06, this model with {epsilon:g}"] if epsilon != 1e-6 else []

@@ -1,4 +1,4 @@
-"""What a bundle is besides its weights, and how it is checked: no torch needed."""
+"""The parts of a bundle besides its weights, without torch."""
 
 import dataclasses
 import json
@@ -13,12 +13,12 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.storage import read_json, verify
 
 OVERFLOWS = "Answer of a model must be finite numbers, got others: its weights are too large. Train or convert it anew."
-"""Said of weights that are finite, but too large to compute with."""
+"""Error for weights that are finite, but too large to compute with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts, checked against each other."""
+    """Configuration, preprocessing, labels and provenance, checked against each other."""
 
     config: ModelConfig
     preprocess: Preprocess
@@ -40,13 +40,13 @@ class Parts:
         check_provenance(self.provenance)
 
     def check_computable(self) -> None:
-        """Refuse what has neither one vector of logits nor one of features for an image."""
+        """Refuse a model that has neither one vector of logits nor one of features per image."""
         if self.config.predicts == "pixels":
             raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
 
     @property
     def classifies(self) -> bool:
-        """Whether the model has learned to name the class of an image: it has names for them, or no other objective."""
+        """Whether the model was trained to classify: it has class names, or no other objective is recorded."""
         return self.config.classifies and (self.labels is not None or self._objective == "classify")
 
     @property
@@ -54,7 +54,7 @@ class Parts:
         return self.provenance.get("objective", "classify")
 
     def check_classifies(self) -> None:
-        """Refuse what cannot name the class of an image."""
+        """Refuse a model that does not classify."""
         if self.classifies:
             return
         if self._objective != "classify":
@@ -68,8 +68,8 @@ class Parts:
 
 
 def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
-    """Everything but the weights of the bundle at `path`. Every file is checked against the manifest; the weights only
-    if they are wanted, too."""
+    """Everything but the weights of the bundle at `path`. Every file is checked against the manifest, the weights only
+    if `weights`."""
     folder = check_folder(path)
     config = read_config(folder)
     verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
@@ -96,7 +96,7 @@ def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:
 
 
 def check_provenance(provenance: object) -> None:
-    """JSON can hold it."""
+    """Refuse a provenance that JSON cannot hold."""
     try:
         is_object = isinstance(provenance, dict) and all(isinstance(key, str) for key in provenance)
         json.dumps(provenance, allow_nan=False, ensure_ascii=False).encode()
@@ -123,5 +123,5 @@ def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Names of files may hold bytes that are no text; JSON cannot."""
+    """Whether text is valid Unicode; file names may contain other bytes."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,7 +1,7 @@
-"""Proof of a conversion: both models answer the same images, and their logits are compared.
+"""Proof of a conversion: both models are run on the same images, and their logits are compared.
 
-The other library is imported by name through `import_peer`: vitrail does not depend on it. Whatever its import or its
-model raises means "not verified", with the reason.
+The other library is imported through `import_peer`; vitrail does not depend on it. If its import or its model fails,
+the conversion is "not verified", with the reason.
 """
 
 import warnings
@@ -21,20 +21,21 @@ from vitrail.telemetry import import_quietly
 from vitrail.weights.bundle import Bundle
 
 TOLERANCE = 1e-4
-"""Largest difference of two logits, where they are of the size of 10 or less; above, in proportion."""
+"""Largest allowed difference of two logits up to 10; for larger logits, in proportion."""
 
 Forward = Callable[[Tensor], Tensor]
 
 
 class Unverified(Exception):
-    """There is no other model to compare with, for this reason."""
+    """There is no other model to compare with; the message is the reason."""
 
 
 @torch.inference_mode()
 def prove(
     model: AnyModel, preprocess: Preprocess, peer: Forward, library: str, images: Sequence[ImageLike]
 ) -> dict[str, Any]:
-    """The largest difference of both models' answers to `images`, and how many are equal. More than rounding raises."""
+    """The largest difference of both models' logits on `images`, and the number of equal predictions. Raises if it is
+    more than rounding."""
     ours, theirs = [], []
     with evaluating(model):
         for start in range(0, len(images), 8):
@@ -65,8 +66,8 @@ def prove(
 def attempt(
     library: str, make: Callable[[], Forward], bundle: Bundle, images: Sequence[ImageLike], *, ours: bool
 ) -> dict[str, Any]:
-    """The proof against the model that `make` makes, or why there is none. That a library does not take files that are
-    `ours` is no excuse but an error."""
+    """The proof against the model that `make` returns, or why there is none. If a library cannot open files that we
+    wrote (`ours`), that is an error."""
     try:
         return prove(bundle.model, bundle.preprocess, make(), library, images)
     except Unverified as reason:
@@ -81,8 +82,8 @@ def attempt(
 
 
 def import_peer(name: str, member: str | None = None) -> Any:
-    """Another library, or a member of it (transformers imports its models when they are asked for); or the reason why
-    not: the first of the errors, which are raised one from another."""
+    """Import another library, or a member of it (transformers imports its models lazily). Raises `Unverified` with the
+    first error of the chain."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -96,7 +97,7 @@ def import_peer(name: str, member: str | None = None) -> Any:
 
 
 def some_images(config: ModelConfig, images: Sequence[ImageLike]) -> list[ImageLike]:
-    """Up to 64 images; fewer for models that take long; with as many channels as the model reads."""
+    """Up to 64 images, fewer for large models, with the number of channels of the model."""
     most = 64 if config.macs < 2e9 else 16 if config.macs < 2e10 else 4
     chosen = list(images[:: max(-(-len(images) // most), 1)])
     if config.channels in (1, 3):

@@ -1,4 +1,4 @@
-"""timm's names (huggingface/pytorch-image-models). Ours are the same, but for three families' corners."""
+"""Tensor names of timm (huggingface/pytorch-image-models). Ours are the same except for a few in three families."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -128,8 +128,8 @@ class Timm(Vocabulary):
 
 
 def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
-    """timm's model without weights: by the function that config.json names, so that what we assume of it is proved,
-    too; else by our configuration."""
+    """timm's model without weights: by the function that config.json names, which also verifies our assumptions;
+    otherwise from our configuration."""
     timm = import_peer("timm")
     if name := document.get("architecture"):
         own = model_arguments(config)
@@ -146,8 +146,8 @@ def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
 
 
 def architecture(config: ModelConfig) -> str:
-    """timm's function that makes this model. A plain ViT is one function with arguments; others must be just what their
-    name says."""
+    """timm's function for this model. Any plain ViT is one function with arguments; other models must equal a published
+    one."""
     if type(config) is ViTConfig:
         return "vit_base_patch16_224"
     known = MODELS.get(config.name)
@@ -161,7 +161,7 @@ def architecture(config: ModelConfig) -> str:
 
 
 def model_arguments(config: ModelConfig) -> dict[str, Any]:
-    """What timm's function is to be called with, in JSON's types."""
+    """Arguments of timm's function, in JSON types."""
     if type(config) is ViTConfig:
         return vit_arguments(config)
     sized = {} if isinstance(config, ResNetConfig) else {"img_size": list(config.resolution)}
@@ -169,7 +169,7 @@ def model_arguments(config: ModelConfig) -> dict[str, Any]:
 
 
 def vit_arguments(config: ViTConfig) -> dict[str, Any]:
-    """What timm's VisionTransformer is to be called with, in JSON's types."""
+    """Arguments of timm's VisionTransformer, in JSON types."""
     return {
         "img_size": list(config.resolution),
         "patch_size": config.patch[0],

@@ -1,4 +1,4 @@
-"""torchvision's names: vit_b_16 and its sisters."""
+"""Tensor names of torchvision: vit_b_16 and the other ViTs."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -43,7 +43,7 @@ _FUNCTIONS = {
 
 
 class Torchvision(Vocabulary):
-    """State dicts of torchvision's VisionTransformer, which come without a word beside them."""
+    """State dicts of torchvision's VisionTransformer, which have no settings beside them."""
 
     def recognises(self, names: Collection[str]) -> bool:
         return "conv_proj.weight" in names and "encoder.pos_embedding" in names
@@ -103,7 +103,8 @@ class Torchvision(Vocabulary):
 
 
 def _open_by_torchvision(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Forward:
-    """By torchvision's own function, if it has one for this width and patch: then the heads are proved, too."""
+    """Open with torchvision's function for this width and patch if there is one, which also verifies the number of
+    heads."""
     assert isinstance(config, ViTConfig)
     if not config.classes:
         raise Unverified("torchvision has no ViT without a head")

@@ -1,11 +1,11 @@
-"""A program of its own, which `weights.files` starts: the tensors of a pickle into a safetensors file.
+"""A separate program, started by `weights.files`: converts the tensors of a pickle to a safetensors file.
 
     python -I unpickle.py SOURCE TARGET BYTES PLACE...
 
-A pickle can run code, so it is read with `weights_only=True` by a process that can do nothing else: the network is cut
-first, while it is one thread; it may start no process and fill no more than BYTES of memory, and no more than a file of
-SOURCE's size can need. PLACEs are where torch is found, for an isolated interpreter does not look at PYTHONPATH.
-Nothing of vitrail is imported. Exit code 3 means refused, with the reason on stderr; 0 comes with a report in JSON.
+A pickle can run code, so it is read with `weights_only=True` by a restricted process: it has no network, cannot start
+processes, and can use no more than BYTES of memory, nor more than a file of SOURCE's size needs. PLACEs are the paths
+of torch, because an isolated interpreter ignores PYTHONPATH. Nothing of vitrail is imported. Exit code 3 means refused,
+with the reason on stderr; 0 means success, with a JSON report on stdout.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _SPARE = 2**28  # bytes beyond what the tensors take
 
 
 def main(source: Path, target: Path, memory: int, places: list[str]) -> None:
-    """Read `source`, write `target`, print what was taken and what was left out."""
+    """Read `source`, write `target`, print which table was taken and what was left out."""
     is_cut = cut_network()
     sys.path += places
     import torch
@@ -48,7 +48,7 @@ def main(source: Path, target: Path, memory: int, places: list[str]) -> None:
 
 
 def cut_network() -> bool:
-    """Move into a network namespace without interfaces, where the kernel has such and lets us."""
+    """Move into a network namespace without interfaces, if the kernel supports and allows it."""
     kernel = ctypes.CDLL(None)
     return hasattr(kernel, "unshare") and (
         kernel.unshare(_NEW_NETWORK) == 0 or kernel.unshare(_NEW_USER | _NEW_NETWORK) == 0
@@ -56,7 +56,7 @@ def cut_network() -> bool:
 
 
 def forbid_sockets() -> None:
-    """Python opens none any more. (Not before torch is imported: what it imports derives classes from them.)"""
+    """Make Python's sockets unusable. (Called after torch is imported, because its imports subclass them.)"""
 
     def no_socket(*_: Any, **__: Any) -> NoReturn:
         raise OSError("no network here")
@@ -65,8 +65,8 @@ def forbid_sockets() -> None:
 
 
 def limit(memory: int, size: int) -> None:
-    """No further process, and no more memory than is available or than a file of this size can need: it is read, its
-    tensors are copied and written, and they are at most four times as large as the file."""
+    """Forbid further processes, and limit memory to what is available and to what a file of this size can need: it is
+    read, its tensors are copied and written, and they are at most four times as large as the file."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -77,7 +77,7 @@ def limit(memory: int, size: int) -> None:
 
 
 def read(source: Path) -> Any:
-    """What the pickle holds, if that is nothing but data."""
+    """The content of the pickle, if it is only data."""
     import argparse
     import re
 
@@ -95,7 +95,7 @@ def read(source: Path) -> Any:
 
 
 def choose(found: Any) -> tuple[dict[Any, Any], str, list[str]]:
-    """The table of tensors, perhaps inside others; its name, and the names of tables beside it."""
+    """The state dict, also if it is nested; its key, and the keys of the other tables."""
     taken, beside = "", []
     for name in _TABLES:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
@@ -109,7 +109,7 @@ def choose(found: Any) -> tuple[dict[Any, Any], str, list[str]]:
 
 
 def refuse(reason: str) -> NoReturn:
-    """Leave with the reason."""
+    """Exit with code 3 and the reason."""
     sys.stderr.write(reason.strip().splitlines()[0][:300])
     sys.exit(REFUSED)
 

@@ -1,8 +1,8 @@
-"""The contract of a foreign format: one class that recognises, reads, writes and proves the weights of one library.
+"""The interface of weight formats: one class recognises, reads, writes and verifies the weights of one library.
 
-A vocabulary lists entries for a model's configuration: which of their tensors make up which of ours. Reading joins
-their tensors into ours, writing splits ours into theirs; whatever no entry names is left over, and a checkpoint with
-left-overs or gaps is refused.
+A vocabulary lists entries for a model's configuration: which of the library's tensors make up which of ours. Reading
+joins their tensors into ours, writing splits ours into theirs. A checkpoint with tensors that are missing or in no
+entry is refused.
 """
 
 import abc
@@ -32,24 +32,24 @@ class Entry(NamedTuple):
 
 
 def renamed(ours: str, theirs: str) -> Entry:
-    """The same tensor under another name."""
+    """Entry for the same tensor under another name."""
     return Entry(ours, (theirs,), lambda parts: parts[0], lambda tensor: [tensor])
 
 
 def shaped(ours: str, theirs: str, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]) -> Entry:
-    """The same numbers in another order or shape."""
+    """Entry for a tensor with another shape or order of dimensions."""
     return Entry(ours, (theirs,), lambda parts: inward(parts[0]), lambda tensor: [outward(tensor)])
 
 
 def stacked(ours: str, theirs: Iterable[str]) -> Entry:
-    """Several tensors that are one for us, stacked along the first dimension: queries, keys and values."""
+    """Entry for several tensors that we stack along the first dimension: queries, keys and values."""
     theirs = tuple(theirs)
     return Entry(ours, theirs, lambda parts: torch.cat(list(parts)), lambda tensor: tensor.chunk(len(theirs)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """What was found on disk: tensors, and the JSON documents that lay beside them."""
+    """Tensors on disk, with the JSON documents beside them."""
 
     path: Path
     """The file of tensors."""
@@ -57,14 +57,14 @@ class Checkpoint:
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """By file name: config.json, preprocessor_config.json."""
     notes: tuple[str, ...] = ()
-    """What reading the file had to choose."""
+    """Notes on choices made while reading the file."""
     raw: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """The tensors under the very names of the file."""
+    """The tensors under their names in the file."""
     licence: str | None = None
-    """What the files say of it."""
+    """The licence that the files state."""
 
     def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
-        """The same with other names."""
+        """A copy with renamed tensors."""
         return dataclasses.replace(self, tensors=tensors)
 
     @property
@@ -73,7 +73,7 @@ class Checkpoint:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     def document(self, name: str) -> dict[str, Any]:
-        """One of the documents; empty if it is not there."""
+        """A document by name; empty if it is missing."""
         found = self.documents.get(name, {})
         if not isinstance(found, dict):
             raise DamagedError(
@@ -85,28 +85,28 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a checkpoint was understood to be, and what had to be assumed."""
+    """The model of a checkpoint, and what was assumed."""
 
     config: ModelConfig
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    """What the files did not say, and what was taken instead."""
+    """What the files did not state, and what was assumed instead."""
     about_pixels: str | None = None
-    """The same of the preprocessing, unless the user says it."""
+    """The same for the preprocessing, unless the user states it."""
     left_out: frozenset[str] = frozenset()
-    """Tensors that the model does not compute with: they are listed and not read."""
+    """Tensors that the model does not use: they are listed and ignored."""
 
 
 class Vocabulary(abc.ABC):
     """The names and conventions of one library. `FORMATS` in configs/formats.py knows it under `name`.
 
-    `recognises`, `read` and `entries` are enough to read; `check` must be there to write, and `open_source` and
-    `open_written` to prove that the library's own model gives the same answers.
+    `recognises`, `read` and `entries` are required for reading, `check` for writing, and `open_source` and
+    `open_written` for the proof that the library's own model gives the same outputs.
     """
 
     file: ClassVar[str] = "model.safetensors"
-    """The file of tensors that is written."""
+    """Name of the file of tensors that is written."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -115,31 +115,31 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def recognises(self, names: Collection[str]) -> bool:
-        """Whether tensors of these names are of this library."""
+        """Whether these tensor names are of this library."""
 
     def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same checkpoint without prefixes, and with one tensor for each layer."""
+        """The checkpoint without name prefixes and with one tensor per layer."""
         return checkpoint
 
     @abc.abstractmethod
     def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
-        """Which model it is. `told` is what the user says it is, where the file alone cannot tell."""
+        """Infer the model. `told` is the configuration that the user stated, if any."""
 
     @abc.abstractmethod
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
-        """Our tensors in their names; `names` are those found in a file, where a library has two spellings."""
+        """The entries of a model; `names` are the tensor names of a file, if a library has several naming schemes."""
 
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        """The library's own model with the tensors of a checkpoint; `Unverified` where there is none.
+        """The library's own model with the tensors of a checkpoint; raises `Unverified` if there is none.
 
-        Tensors and settings are handed over: no pickle is opened again, and no code that came with it is run.
+        Only tensors and settings are passed on: no pickle is opened again, and no code beside it is run.
         """
         raise Unverified(f"there is no other model to read {self.name} with")
 
     # Writing
 
     def check(self, bundle: Bundle) -> list[str]:
-        """Refuse to write what the library cannot compute; returns what it will compute slightly differently."""
+        """Refuse a model that the library cannot compute; returns notes on what it computes slightly differently."""
         raise UsageError(f"Format {self.name} is read, but not written.")
 
     def write(self, tensors: dict[str, Tensor], path: Path) -> None:
@@ -152,18 +152,18 @@ class Vocabulary(abc.ABC):
         return {}
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
-        """The library's own model, opened from the folder that was written; `Unverified` where there is none."""
+        """The library's own model, opened from the written folder; raises `Unverified` if there is none."""
         raise Unverified(f"there is no other model to read {self.name} with")
 
 
 def parameter_names(config: ModelConfig) -> list[str]:
-    """Names of all tensors of a model of ours."""
+    """Names of all tensors of our model."""
     with torch.device("meta"):
         return list(build(config).state_dict())
 
 
 def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Collection[str]) -> dict[str, Tensor]:
-    """Our tensors from theirs. Anything missing or left over is a refusal that names it."""
+    """Our tensors from theirs. Raises if any is missing or left over, and names it."""
     tensors, used, missing, ours = checkpoint.tensors, set(left_out), [], {}
     for entry in entries:
         used |= set(entry.theirs)

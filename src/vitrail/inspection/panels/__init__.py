@@ -1,1 +1,1 @@
-"""The panels of `vitrail inspect`, one a file, each with its sentences in the TOML file beside it."""
+"""The panels of `vitrail inspect`, one per file, each with its sentences in the TOML file beside it."""

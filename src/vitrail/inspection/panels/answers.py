@@ -1,4 +1,4 @@
-"""The images as the model gets them, and the classes it predicts for them."""
+"""The images, cropped for the model, and the predicted classes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ _TOP = 5  # classes that are listed
 
 
 class Answers(Panel):
-    """Each shown image with its first classes; of a model that predicts none, with the reason."""
+    """Each shown image with its most probable classes, or with the reason why the model predicts none."""
 
     words = words_beside(__file__)
 

@@ -23,7 +23,8 @@ _ROOM = 4_000_000_000  # bytes of attention that may be held
 _SCRIPTED = ("layer", "head", "from", "to", "on-patches", "largest", "uniform", "entropy-column", "row", "column")
 
 Detail = Literal["heads", "means", "reads"]
-"""What follows the pointer: every head of every patch; head means of every patch; only what the classifier reads."""
+"""How much attention the page contains: every head of every patch; means over heads of every patch; only that of the
+tokens which the head reads."""
 
 # What a smaller page keeps. The levels are those of attention: with 127, entropies are right to 0.01; with 63, to
 # 0.02, at 20 % less to carry.
@@ -31,7 +32,7 @@ _SMALLER: tuple[tuple[Detail, int], ...] = (("heads", 63), ("means", 127), ("rea
 
 
 class Attention(Panel):
-    """Maps of all shown layers and heads beside the image; its script lays the chosen one over it."""
+    """Maps of the shown layers and heads beside the image; its script overlays the selected one."""
 
     words = words_beside(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
@@ -41,14 +42,14 @@ class Attention(Panel):
         self.detail: Detail = "heads"
         self.levels = 127
         self.layers, self.heads = self._choose()
-        """Whose attention is held, from 0."""
+        """Indices of the shown layers and heads."""
         self.weights: dict[int, dict[int, np.ndarray]] = {}
-        """Of each shown image and layer, (H, T, T), 32-bit."""
+        """Attention weights of each shown image and layer, float32 (H, T, T)."""
         self.reading: dict[int, np.ndarray] = {}
-        """Of each shown image, the shares in which the classifier reads the tokens, (T)."""
+        """For each shown image, the weights of the tokens in the input of the head (T)."""
 
     def _choose(self) -> tuple[list[int], list[int]]:
-        """Layers and heads to show, in order; refused where they do not exist or would not fit into memory."""
+        """Layers and heads to show, in order; refused if they do not exist or would not fit into memory."""
         asked, config, count = self.context, self.context.model.config, len(self.context.shown)
         if asked.layout is None:
             if asked.layers is not None or asked.heads is not None:
@@ -85,7 +86,7 @@ class Attention(Panel):
         self.reading[number] = reading(seen, self._layout)[0]
 
     def read(self, number: int, layer: int) -> np.ndarray:
-        """Attention of the tokens that the classifier reads, mean in the shares in which it reads them, (H, T)."""
+        """Attention of the tokens that the head reads, averaged with their weights (H, T)."""
         return np.tensordot(self.weights[number][layer], self.reading[number], axes=(1, 0))
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
@@ -152,10 +153,10 @@ class Attention(Panel):
         return packed
 
     def _packed(self, weights_HQT: np.ndarray) -> dict[str, Any]:
-        """Attention as an 8-bit image of rows h*Q+q: square roots of shares of the row's largest value, in levels.
+        """Attention as an 8-bit image with rows h*Q+q: square roots of values relative to the maximum of the row.
 
-        The square root keeps what is small, of which there is much. [CLS] and registers, which often take most, have a
-        largest value of their own, so that patches are not lost beside them.
+        The square root preserves small values. [CLS] and registers, which often get most of the attention, have a
+        separate maximum, so that patches stay visible.
         """
         heads, queries, tokens = weights_HQT.shape
         rows, prefix = weights_HQT.reshape(heads * queries, tokens), self._layout.prefix
@@ -168,7 +169,7 @@ class Attention(Panel):
         return {"heads": heads, "rows": queries, "image": image, "peaks": peaks}
 
     def least_bytes(self) -> int:
-        """A number of attention takes most of a byte, and a tenth of one where almost all are zero."""
+        """An attention weight takes almost a byte, and a tenth of one if almost all are zero."""
         count = sum(weights.size for layers in self.weights.values() for weights in layers.values())
         return {"heads": count, "means": count // max(len(self.heads), 1), "reads": 0}[self.detail] // 10
 

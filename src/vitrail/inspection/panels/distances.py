@@ -1,4 +1,4 @@
-"""How far each head looks: mean attention distances, as in Figure 7 (right) of arXiv 2010.11929."""
+"""Mean attention distance of each head, as in Figure 7 (right) of arXiv 2010.11929."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

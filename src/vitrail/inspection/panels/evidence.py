@@ -1,4 +1,4 @@
-"""Evidence: how the prediction changes when parts of the image are removed, and whether the maps foretold it."""
+"""Evidence: how the prediction changes when parts of the image are removed, and whether the maps predict that."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,20 +17,21 @@ from vitrail.pages.words import words_beside
 DROPPED = (0.2, 0.5, 0.8)
 """Shares of the cells that are removed at random."""
 DRAWS = 5
-"""Random orders beside which maps are judged, and random sets of cells of each share."""
+"""Number of random orders that maps are compared with, and of random sets of cells for each share."""
 _MEASURES = ("deletion", "insertion")
 _SEVERAL = 5  # images from which on an interval says something
 
 
 class Evidence(Panel):
-    """Occlusion, deletion and insertion of every map, and random cells removed; hundreds of forward passes an image."""
+    """Occlusion, deletion and insertion of every map, and random cells removed; hundreds of forward passes per
+    image."""
 
     words = words_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)
         self.found: dict[int, dict[str, Any]] = {}
-        """Of each shown image, as `inspect.json` has it."""
+        """Results of each shown image, as in `inspect.json`."""
         self._probability: dict[int, float] = {}
 
     def why_absent(self) -> str | None:
@@ -69,7 +70,7 @@ class Evidence(Panel):
         return {"evidence": self.found.get(number)}
 
     def faith(self) -> dict[str, Any] | None:
-        """Deletion and insertion of each map, means over images with intervals."""
+        """Deletion and insertion of each map: means over images with intervals."""
         judged = [one["faith"] for one in self.found.values()]
         if not judged:
             return None
@@ -124,7 +125,7 @@ class Evidence(Panel):
         return f'<div class="panes">{occluded}{judged}{dropped}</div>'
 
     def _all_images(self) -> str:
-        """The means over all images, which say more than a single one."""
+        """The means over all images, which are less noisy than a single one."""
         means = self.faith()
         if means is None or len(self.found) < _SEVERAL:
             return ""

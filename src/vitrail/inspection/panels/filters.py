@@ -1,4 +1,4 @@
-"""What the patch embedding's kernels respond to: Figure 7 (left) of arXiv 2010.11929."""
+"""Filters of the patch embedding: Figure 7 (left) of arXiv 2010.11929."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

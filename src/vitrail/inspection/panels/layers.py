@@ -1,4 +1,4 @@
-"""Layers compared: CKA of their representations, and the norms of their tokens."""
+"""CKA between layers, and norms of their tokens."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from vitrail.pages.page import Html, escape, figure, matrix, table
 from vitrail.pages.words import words_beside
 
 FEW = 16
-"""Images at least for CKA: with fewer it is noise."""
+"""Minimum number of images for CKA; with fewer it is noise."""
 _BATCH = 32  # images of one batch for CKA
 
 

@@ -1,4 +1,4 @@
-"""Attribution maps: the patches that a prediction came from, as several methods tell it."""
+"""Attribution maps: the patches that a prediction comes from, by several methods."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What position embeddings know of rows and columns: Figure 7 (centre) of arXiv 2010.11929, in numbers, too."""
+"""Row and column structure of position embeddings: Figure 7 (centre) of arXiv 2010.11929, with numbers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

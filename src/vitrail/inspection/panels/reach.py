@@ -1,4 +1,4 @@
-"""Receptive fields: which pixels move the state at the centre of a layer."""
+"""Receptive fields: which pixels change the state at the centre of a layer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from vitrail.pages.page import Html, figure
 from vitrail.pages.words import words_beside
 
 HELD = (0.2, 0.5, 0.8)
-"""Shares of the gradient; of each, the smallest square that holds it is reported."""
+"""Shares of the gradient; the smallest square that contains each share is reported."""
 _IMAGES = 4  # at most, for gradients
 
 

@@ -1,4 +1,4 @@
-"""The way of an image through a ViT, step by step: each with its equation, its shape and its real numbers."""
+"""The path of an image through a ViT, step by step: equation, shape and actual values of each."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,19 +25,19 @@ class Step(NamedTuple):
     key: str
     equation: str
     shape: tuple[int, ...]
-    """Of all that is computed in this step; `vector` is the part of the patch that is followed."""
+    """Shape of the result of this step; `vector` is the part that belongs to the followed patch."""
     vector: np.ndarray
     colours: np.ndarray | None = None
-    """What is computed, as an image, uint8 (h, w, 3)."""
+    """The result as an image, uint8 (h, w, 3)."""
     norms: np.ndarray | None = None
     """Norms of the patches' tokens, (h, w)."""
     words: Mapping[str, Any] = {}
-    """What fills in its sentence on the page; the sentence is called by `sentence`, else by the key."""
+    """Values for the placeholders of its sentence, whose name is `sentence`, otherwise the key."""
     sentence: str = ""
 
     @property
     def values(self) -> list[float]:
-        """The first few numbers of the vector."""
+        """The first few values of the vector."""
         return [float(f"{value:.5g}") for value in self.vector[:_NUMBERS]]
 
     def to_json(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 class Walk(Panel):
-    """The steps of each shown image, and what the classifier would say after each layer."""
+    """The steps of each shown image, and the prediction if each layer were the last."""
 
     words = words_beside(__file__)
 
@@ -66,7 +66,7 @@ class Walk(Panel):
 
     @property
     def _patch(self) -> int:
-        """The patch that is followed: the one at the centre."""
+        """The followed patch: the one at the centre."""
         return self.context.model.centre_place()
 
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
@@ -123,7 +123,7 @@ class Walk(Panel):
         return figure(step.equation, " x ".join(map(str, step.shape)), f"{shown}{sentence}{strip}")
 
     def _image(self, number: int) -> str:
-        """The image with the lines of its grid, and a mark around the patch that is followed."""
+        """The image with its grid and the followed patch marked."""
         rows, columns = self.context.model.config.grid
         row, column = divmod(self._patch, columns)
         place = (
@@ -145,7 +145,7 @@ class Walk(Panel):
 
 
 def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
-    """The steps of the first image that `seen` holds; `patch` is the one that is followed."""
+    """The steps of the first image in `seen`; `patch` is the followed one."""
     c, equations = model.config, model.equations()
     if equations is None:
         raise UsageError(f"Walk must be asked of a ViT or a hybrid, got family {c.family}.")
@@ -197,7 +197,7 @@ def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
 def _state(
     key: str, equation: str, state_TD: np.ndarray, model: AnyModel, patch: int, layer: int | None = None
 ) -> Step:
-    """What enters the first layer, or leaves `layer`."""
+    """The step of the input of the first layer, or of the output of `layer`."""
     grid, places = model.config.grid, state_TD[model.config.prefix :]
     norms = np.linalg.norm(places, axis=-1)
     words = {"mean": f"{norms.mean():.3g}", "largest": f"{norms.max():.3g}", "layer": layer}
@@ -215,8 +215,8 @@ def _state(
 
 @torch.no_grad()
 def class_path(model: AnyModel, seen: Seen) -> list[dict[str, float]]:
-    """What the classifier would say of the first image if each layer were the last: the probability of the final
-    prediction, the class that would win, and the cosine of what the classifier reads with what it reads at the end."""
+    """The prediction for the first image if each layer were the last: the probability of the final prediction, the most
+    probable class, and the cosine similarity of the head's input with that of the last layer."""
     final = seen.steps["pooled"][:1].float()
     label = int(seen.logits[0].argmax())
     path = []
@@ -239,7 +239,7 @@ def class_path(model: AnyModel, seen: Seen) -> list[dict[str, float]]:
 def colours_of(features_ND: Tensor | np.ndarray, grid: Pair) -> np.ndarray:
     """The first three principal components of the features of all patches as red, green and blue, uint8 (h, w, 3).
 
-    Each is scaled from its smallest to its largest value; its sign is fixed by its largest part being positive.
+    Each is scaled from its minimum to its maximum; its sign is such that its largest part is positive.
     """
     x = np.asarray(features_ND, np.float64)
     x = x - x.mean(axis=0)

@@ -1,1 +1,1 @@
-"""What a model can be trained to do: one file for each objective, registered in `configs.recipe.OBJECTIVES`."""
+"""Training objectives, one per file, registered in `configs.recipe.OBJECTIVES`."""

@@ -1,5 +1,4 @@
-"""What every objective answers: to the loop its loss and score, to the run its final evaluation, to the report what it
-shows.
+"""The interface of training objectives: loss, scores, final evaluation, and parts of the report.
 
 A new objective is a subclass of `Objective` and a line in `configs.recipe.OBJECTIVES`, or an entry point
 `objective.NAME` of another package.
@@ -23,7 +22,7 @@ from vitrail.training.ranks import Ranks
 
 
 class Task(NamedTuple):
-    """What an objective may know of the run that it is made for."""
+    """What an objective may know about its run."""
 
     recipe: Recipe
     preprocess: Preprocess
@@ -33,17 +32,17 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the final evaluation found."""
+    """Results of the final evaluation."""
 
     scores: dict[str, Any]
-    """Numbers that `metrics.jsonl` and the bundle keep."""
+    """Scores for `metrics.jsonl` and the bundle."""
     sentence: str
-    """What is printed at the end of the run."""
+    """The line that is printed at the end of the run."""
     summary: tuple[tuple[str, str], ...]
-    """The first numbers of the report, each with its name."""
+    """The main numbers of the report, with names."""
 
     def sections(self) -> str:
-        """What the report shows of it, as HTML."""
+        """Its sections of the report, as HTML."""
         return ""
 
 
@@ -56,46 +55,46 @@ class Illustration(NamedTuple):
 
 
 class Objective(nn.Module):
-    """A module around the model, whose forward gives the loss of each image.
+    """A module that wraps the model; its forward returns the loss of each image.
 
-    A subclass must have `forward` and `score`, and may have parameters of its own.
+    A subclass must define `forward` and `score`, and may have parameters of its own.
     """
 
     model: AnyModel
     output: ClassVar[Output] = "classes"
-    """What the model must predict: DATA's classes, pixels, or features, without a head."""
+    """Required output of the model: DATA's classes, pixels, or features (no head)."""
     classifies: ClassVar[bool] = False
-    """Whether the model's output is logits of DATA's classes: then the bundle keeps their names and answers by them."""
+    """Whether the model's output is logits of DATA's classes: then the bundle has their names and can classify."""
     watched: ClassVar[str] = "accuracy"
-    """Which number of `evaluate` is shown while training, a share of 1."""
+    """The metric of `evaluate`, between 0 and 1, that is shown during training."""
     watched_name: ClassVar[str] = "accuracy"
-    """What people call it."""
+    """Its name in messages."""
     head: ClassVar[tuple[str, ...]] = ("model.head.",)
-    """How the names of parameters begin that a recipe with `freeze` still trains."""
+    """Prefixes of the names of parameters that a recipe with `freeze` still trains."""
     illustrated: ClassVar[int] = 0
-    """How many images the report shows through `illustrate`."""
+    """Number of images that the report shows with `illustrate`."""
 
     def __init__(self, model: AnyModel, task: Task) -> None:
-        """Refuse a model or a task that does not suit, by UsageError."""
+        """Refuse an unsuitable model or task with UsageError."""
         super().__init__()
         self.model = model
 
     # For the loop
 
     def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
-        """The loss of each image (B). `others_B` are the labels of images that were mixed in by Mixup or CutMix, and
-        `share_B` is how much of each label stays its own."""
+        """The loss of each image (B). With Mixup or CutMix, `others_B` are the labels of the other images, and
+        `share_B` is the weight of the own label."""
         raise NotImplementedError
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-        """Named numbers of each held-out image (B), without chance in them: `loss`, what is `watched`, and others."""
+        """Deterministic metrics of each held-out image (B) by name: `loss`, the `watched` one, and others."""
         raise NotImplementedError
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks) -> dict[str, Any]:
-        """Numbers of all held-out images over all ranks: `loss`, `count`, what is `watched`, and others.
+        """Metrics over all held-out images and ranks: `loss`, `count`, the `watched` one, and others.
 
         Batches are images, labels and weights (1, or 0 for an image that could not be read). The default is the mean of
-        each number of `score`; an objective overrides this for numbers that are no means.
+        each metric of `score`; an objective overrides this for metrics that are not means.
         """
         sums: dict[str, float] = {}
         for images, labels, weights in batches:
@@ -108,7 +107,7 @@ class Objective(nn.Module):
         return {**{name: total / max(count, 1) for name, total in totals.items()}, "count": int(count)}
 
     def goodness(self, found: dict[str, Any]) -> float:
-        """How good an evaluation is: the checkpoint with the highest is kept."""
+        """Value by which evaluations are compared: the checkpoint with the highest is kept as the best."""
         return -found["loss"]
 
     def describe(self, found: dict[str, Any]) -> str:
@@ -116,14 +115,14 @@ class Objective(nn.Module):
         return f"{self.watched_name} {found[self.watched]:.1%}"
 
     def freeze(self) -> None:
-        """Train the head alone."""
+        """Freeze everything but the head."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name.startswith(self.head))
 
     # For the optimiser
 
     def roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name. The objective's own work on what leaves the last block."""
+        """The role of every parameter, by name. The objective's own parameters follow the last block."""
         found = {f"model.{name}": role for name, role in self.model.roles().items()}
         for name, parameter in self.named_parameters():
             if name not in found:
@@ -132,25 +131,25 @@ class Objective(nn.Module):
 
     @property
     def has_ordered_blocks(self) -> bool:
-        """Whether the layers are one row of blocks, so that a learning rate can decay from the last to the first."""
+        """Whether the layers are one sequence of blocks, so that layer-wise learning rates apply."""
         return self.model.has_ordered_blocks
 
     # For the end of a run
 
     def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
-        """The final evaluation on the loader's images, in which all ranks take part; the first one returns it."""
+        """The final evaluation on the loader's images. All ranks take part; the first one returns the result."""
         return None
 
     def illustrate(self, images_BCHW: Tensor) -> Illustration:
-        """What the model makes of `illustrated` images."""
+        """Rows of images that show the model's output for some images."""
         raise NotImplementedError
 
 
 def make_objective(model: AnyModel, task: Task) -> Objective:
-    """The objective that the recipe names, around the model."""
+    """The recipe's objective for the model."""
     return OBJECTIVES[task.recipe.objective](model, task)
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """Losses are computed in single precision or better, whatever the model is computed in."""
+    """Convert to float32 unless it is already float32 or float64, for computing losses."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

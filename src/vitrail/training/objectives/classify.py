@@ -1,4 +1,4 @@
-"""Name the class of an image: softmax or sigmoid cross-entropy, and a report of what is taken for what."""
+"""Classification: softmax or sigmoid cross-entropy; its report has classes, confusions and mistakes."""
 
 import dataclasses
 from pathlib import Path
@@ -24,7 +24,7 @@ _SHOWN_MISTAKES = 18
 
 
 class Classify(Objective):
-    """Name the class."""
+    """Classification with softmax or sigmoid cross-entropy."""
 
     classifies = True
 
@@ -87,7 +87,7 @@ class Classify(Objective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Judgement):
-    """A classifier, judged."""
+    """Final evaluation of a classifier."""
 
     full: dict[str, Any]
     """All scores (see `evaluation.metrics.score`)."""

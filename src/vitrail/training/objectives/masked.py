@@ -1,4 +1,4 @@
-"""Masked patches: the paper's own self-supervision (section 4.6).
+"""Masked patch prediction: the paper's self-supervision (section 4.6).
 
 Shapes: B images, N patches, D width, K colours, C channels, F pixels of a patch times channels.
 """
@@ -18,8 +18,7 @@ COLOUR_LEVELS = 8  # 3 bits
 
 
 class MaskedPatches(Objective):
-    """Half of the patches are corrupted; the mean colour of each of them, 3 bits a channel, is to be told from the
-    rest."""
+    """Half of the patches are corrupted; the model predicts their mean colours, 3 bits per channel."""
 
     watched_name = "colours right"
     head = ("decoder.",)
@@ -47,7 +46,7 @@ class MaskedPatches(Objective):
         self.register_buffer("std_C", torch.tensor(task.preprocess.std), persistent=False)
 
     def roles(self) -> dict[str, Role]:
-        """The mask token enters with the patches, below the first block."""
+        """The mask token belongs to the embedding, below the first block."""
         found = super().roles()
         return {**found, "mask_token": found["mask_token"]._replace(layer=0)}
 

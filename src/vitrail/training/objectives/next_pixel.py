@@ -1,4 +1,4 @@
-"""The next pixel: iGPT's self-supervision ("Generative Pretraining from Pixels", Chen et al. 2020).
+"""Next-pixel prediction: iGPT's self-supervision ("Generative Pretraining from Pixels", Chen et al. 2020).
 
 Shapes: B images, N pixels, P colours of the palette, C channels.
 """
@@ -13,7 +13,7 @@ from vitrail.training.objectives.base import Illustration, Objective, Task, at_l
 
 
 class NextPixel(Objective):
-    """Tell each pixel's colour, out of the model's palette, from the pixels before it."""
+    """Predict each pixel's colour in the model's palette from the earlier pixels."""
 
     output = "pixels"
     watched_name = "pixels right"
@@ -35,7 +35,7 @@ class NextPixel(Objective):
         return {"loss": losses_BN.mean(1), "accuracy": right_BN.mean(1)}
 
     def _predict(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each pixel (B, N), and whether its colour was told right."""
+        """The loss of each pixel (B, N), and whether its colour was predicted correctly."""
         logits_BNP = at_least_single(self.model(images_BCHW))
         wanted_BN = self.model.quantise(images_BCHW)
         losses_BN = F.cross_entropy(logits_BNP.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
@@ -53,7 +53,7 @@ class NextPixel(Objective):
         )
 
     def complete(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The images in the palette; their upper halves; those, completed pixel by pixel."""
+        """The images in the palette, their upper halves, and the upper halves completed pixel by pixel."""
         height, width = self.model.config.resolution
         fixed = torch.Generator(images_BCHW.device).manual_seed(0)
         colours_BN = self.model.quantise(images_BCHW)
