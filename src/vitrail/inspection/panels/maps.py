@@ -67,4 +67,4 @@ class Maps(Panel):
 
 
 def _file_of(number: int, method: str) -> str:
-    return f"image-{number}-{method.replace(' ', '-')}"
+    return f"picture-{number}-{method.replace(' ', '-')}"
