@@ -67,7 +67,7 @@ def compare(
         smallest = lab.sizes[0] if before is None else before["smallest"]
         results = Results(output / "results.jsonl", images.fingerprint, smallest)
         speeds = before["speeds"] if before else {}
-        missing = [family for family in lab.families if family not in speeds]
+        missing = [name for name in lab.families if name not in speeds]
         if missing:
             tell(f"measuring how fast {', '.join(missing)} train here")
             speeds |= _measure(output, images, missing, jobs, backend)
@@ -142,7 +142,7 @@ def _take_images(dataset: Dataset, output: Path, before: dict[str, Any] | None) 
 def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], seeds: int) -> Lab:
     """What is compared, checked before anything is trained."""
     chosen = tuple(dict.fromkeys(families)) or FAMILIES
-    if unknown := [family for family in chosen if family not in FAMILIES]:
+    if unknown := [name for name in chosen if name not in FAMILIES]:
         raise UsageError(f"Families must be some of {', '.join(FAMILIES)}, got {unknown[0]!r}.")
     classes = len(images.labels)
     counts = tuple(sorted({count // classes * classes for count in sizes})) if sizes else images.sizes()
