@@ -161,24 +161,19 @@ class Data(Question):
             for name in ("data-accuracy", "data-gap")
         )
         rows = []
-        for family in self.lab.families:
-            counts = self._known(family)
+        for name in self.lab.families:
+            counts = self._known(name)
             if not counts:
                 continue
-            values = [self.found.estimate((family, count)).value for count in counts]
+            values = [self.found.estimate((name, count)).value for count in counts]
             law = fit_power_law(counts, [1 - value for value in values])
             base = [self.found.estimate(("vit", count)).value for count in counts if ("vit", count) in self.found]
-            ratio = sample_efficiency(counts, values, base) if len(base) == len(values) and family != "vit" else None
+            ratio = sample_efficiency(counts, values, base) if len(base) == len(values) and name != "vit" else None
             fitted = "-" if law is None else f"{law.floor:.3f} + {law.scale:.2f} n^-{law.exponent:.2f}"
-            rows.append(
-                [family, *(f"{value:.1%}" for value in values), fitted, "-" if ratio is None else f"{ratio:.1f}x"]
-            )
-        heads = [
-            "",
-            *(f"n = {count:,}" for count in self._known(self.lab.families[0])),
-            self.word("fit"),
-            self.word("ratio"),
-        ]
+            times = "-" if ratio is None else f"{ratio:.1f}x"
+            rows.append([name, *(f"{value:.1%}" for value in values), fitted, times])
+        counts = self._known(self.lab.families[0])
+        heads = ["", *(f"n = {count:,}" for count in counts), self.word("fit"), self.word("ratio")]
         listed = table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
         return f'<div class="panes">{panes}</div>{listed}{self.word("floors", "p", floors=self._floor_words())}'
 
