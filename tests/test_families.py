@@ -5,6 +5,7 @@ import torch
 
 from peers import import_peer, timm_with_weights
 from redraw import redraw
+from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.look import look
@@ -34,15 +35,6 @@ def shuffle_within(images, order, grid=(4, 4), patch=(7, 7)):
     return unpatchify(patchify(images, patch)[..., order], grid, patch)
 
 
-def shuffle_pixels(images, order):
-    return images.flatten(2)[..., order].view_as(images)
-
-
-@torch.no_grad()
-def reindex(tensor, order, dim):
-    tensor.copy_(tensor.index_select(dim, order))
-
-
 # MLP-Mixer
 
 
@@ -51,22 +43,17 @@ def test_mixer_can_be_reindexed_to_shuffled_patches():
     images, order = random_images(model), torch.randperm(16)
     logits, shuffled = model(images), shuffle_patches(images, order)
     assert difference(logits, model(shuffled)) > NO
-    for block in model.blocks:
-        reindex(block.mlp_tokens.fc1.weight, order, 1)
-        reindex(block.mlp_tokens.fc2.weight, order, 0)
-        reindex(block.mlp_tokens.fc2.bias, order, 0)
+    assert model.reindex(patch_order(order, (28, 28), (7, 7)))
     assert difference(logits, model(shuffled)) < YES
 
 
-@pytest.mark.parametrize(("name", "embedding"), [("Mixer-Nano/7", "stem"), ("LSTM-Nano/7", "patch_embed")])
-def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name, embedding):
-    model = make(name)
-    images, order = random_images(model), torch.randperm(49)
-    logits, shuffled = model(images), shuffle_within(images, order)
+@pytest.mark.parametrize("name", ["Mixer-Nano/7", "LSTM-Nano/7", "ViT-Nano/7"])
+def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name):
+    model = make(name, channels=3)
+    images, order = random_images(model), permutation("within", (28, 28), (7, 7), 0)
+    logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    kernel = getattr(model, embedding).proj.weight
-    with torch.no_grad():
-        kernel.copy_(kernel.flatten(1)[:, order].view_as(kernel))
+    assert model.reindex(order)
     assert difference(logits, model(shuffled)) < YES
 
 
@@ -106,7 +93,7 @@ def test_neighbourhoods_and_order_matter(name):
     logits = model(images)
     assert difference(logits, model(shuffle_patches(images, torch.randperm(16)))) > NO
     assert difference(logits, model(shuffle_within(images, torch.randperm(49)))) > NO
-    assert difference(logits, model(shuffle_pixels(images, torch.randperm(784)))) > NO
+    assert difference(logits, model(move(images, torch.randperm(784)))) > NO
 
 
 @pytest.mark.parametrize(
@@ -116,32 +103,54 @@ def test_patches_are_a_bias_of_their_own(name, changes):
     """Shuffling all pixels mixes patches with each other: no re-indexing of these models undoes that."""
     model = make(name, **changes)
     images = random_images(model)
-    assert difference(model(images), model(shuffle_pixels(images, torch.randperm(784)))) > NO
+    assert difference(model(images), model(move(images, torch.randperm(784)))) > NO
 
 
 # No bias at all
 
 
 def test_mlp_can_be_reindexed_to_any_order_of_pixels():
-    model = make("MLP-Nano", width=64)
+    model = make("MLP-Nano", width=64, channels=3)
     images, order = random_images(model), torch.randperm(784)
-    logits, shuffled = model(images), shuffle_pixels(images, order)
+    logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    reindex(model.layers[0].weight, order, 1)
+    assert model.reindex(order)
     assert difference(logits, model(shuffled)) < YES
 
 
 def test_a_pixel_transformer_can_be_reindexed_to_any_order_of_pixels():
     model = make("iGPT-Micro")
     images, order = random_images(model), torch.randperm(196)
-    logits, shuffled = model(images), shuffle_pixels(images, order)
+    logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    reindex(model.pos_embed, order, 1)
+    assert model.reindex(order)
     assert difference(logits, model(shuffled)) < YES
     causal = make("iGPT-Micro", causal=True)
     logits = causal(images)
-    reindex(causal.pos_embed, order, 1)
+    assert not causal.reindex(order)
+    with torch.no_grad():
+        causal.pos_embed.copy_(causal.pos_embed[:, order])
     assert difference(logits, causal(shuffled)) > NO
+
+
+REFUSED = [
+    ("ResNet-Nano", {}, "within"),
+    ("Hybrid-Nano", {}, "patches"),
+    ("LSTM-Nano/7", {}, "patches"),
+    ("Mixer-Nano/7", {}, "pixels"),
+    ("Mixer-Nano/7", {"stride": 3}, "within"),
+    ("ViT-Nano/7", {}, "pixels"),
+    ("ViT-Nano/7", {"position": "sincos-2d"}, "patches"),
+    ("ViT-Nano/7", {"position": "none", "attention": "local"}, "patches"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "level"), REFUSED)
+def test_what_cannot_be_reindexed_stays_as_it_is(name, changes, level):
+    model = make(name, **changes)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    assert not model.reindex(permutation(level, (28, 28), (7, 7), 0))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
 # Order and causality

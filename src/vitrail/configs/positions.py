@@ -57,7 +57,7 @@ class PositionRules:
 class NoPosition(PositionRules):
     """No position: the order of tokens does not matter."""
 
-    model = "vitrail.models.positions:Position"
+    model = "vitrail.models.positions:NoPosition"
     placements = ("once",)
 
 

@@ -12,6 +12,7 @@ import torch
 from vitrail import chance
 from vitrail.errors import UsageError
 from vitrail.models.base import AnyModel
+from vitrail.models.layers import patchify, unpatchify
 from vitrail.settings import Pair
 
 LEVELS = ("within", "patches", "pixels")
@@ -23,15 +24,25 @@ def permutation(level: str, resolution: Pair, patch: Pair, seed: int) -> torch.T
     places = torch.arange(height * width).view(resolution)
     if level == "pixels":
         return places.flatten()[_order(height * width, seed)]
-    rows, columns = height // patch[0], width // patch[1]
-    cells = places.view(rows, patch[0], columns, patch[1]).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+    grid = height // patch[0], width // patch[1]
+    if level == "patches":
+        return patch_order(_order(grid[0] * grid[1], seed), resolution, patch)
     if level == "within":
-        cells = cells[:, _order(patch[0] * patch[1], seed)]
-    elif level == "patches":
-        cells = cells[_order(rows * columns, seed)]
-    else:
-        raise UsageError(f"Level must be one of {', '.join(LEVELS)}, got {level!r}.")
-    return cells.view(rows, columns, *patch).permute(0, 2, 1, 3).flatten()
+        cells = patchify(places[None, None], patch)[..., _order(patch[0] * patch[1], seed)]
+        return unpatchify(cells, grid, patch).flatten()
+    raise UsageError(f"Level must be one of {', '.join(LEVELS)}, got {level!r}.")
+
+
+def patch_order(order_N: torch.Tensor, resolution: Pair, patch: Pair) -> torch.Tensor:
+    """The same of pixels (H * W) if patches stand in this order."""
+    places = torch.arange(resolution[0] * resolution[1]).view(1, 1, *resolution)
+    grid = resolution[0] // patch[0], resolution[1] // patch[1]
+    return unpatchify(patchify(places, patch)[:, order_N], grid, patch).flatten()
+
+
+def move(images_BCHW: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Images with their pixels in this order."""
+    return images_BCHW.flatten(2)[..., order.to(images_BCHW.device)].view(images_BCHW.shape)
 
 
 def permute_input(model: AnyModel, level: str, patch: Pair, seed: int) -> None:
@@ -40,8 +51,7 @@ def permute_input(model: AnyModel, level: str, patch: Pair, seed: int) -> None:
 
     def hook(_model: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         images, *rest = arguments
-        moved = images.flatten(2)[..., order.to(images.device)].view(images.shape)
-        return moved, *rest
+        return move(images, order), *rest
 
     model.register_forward_pre_hook(hook)
 

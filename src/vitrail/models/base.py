@@ -268,6 +268,11 @@ class Model(nn.Module, Generic[Config]):
         """Context in which `input_of` has a gradient."""
         yield
 
+    def reindex(self, order: Tensor) -> bool:
+        """Change weights so that the model answers to images whose pixels stand in this order (H * W) what it answered
+        to the original ones. False, and nothing changes, where no other place for its weights does that."""
+        return False
+
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
         """Compute what the family needs from the data before training. `read(count)` returns preprocessed images (B, C,
         H, W)."""

@@ -109,6 +109,14 @@ class IGPT(Model[IGPTConfig]):
     def position_origin(self) -> Literal["learned"]:
         return "learned"
 
+    @torch.no_grad()
+    def reindex(self, order: Tensor) -> bool:
+        """Without a causal mask pixels are a set, and positions say where each was."""
+        if self.mask is not None or self.config.output == "pixels":
+            return False
+        self.pos_embed.copy_(self.pos_embed[:, order.to(self.pos_embed.device)])
+        return True
+
     def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
         """The embedded tokens, one for each pixel: rounding colours to the palette has no gradient."""
         return seen.steps["tokens"]

@@ -28,6 +28,18 @@ def unpatchify(patches_BNF: Tensor, grid: Pair, patch: Pair) -> Tensor:
     return cells.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, grid[0] * patch[0], grid[1] * patch[1])
 
 
+def split_order(order: Tensor, resolution: Pair, patch: Pair) -> tuple[Tensor, Tensor] | None:
+    """An order of pixels (H * W) as one of patches (N) and one of the pixels in each, the same for all patches; None
+    where it is not of that form."""
+    places = torch.arange(order.numel()).view(1, 1, *resolution)
+    cells_NF, moved_NF = (patchify(one.view(1, 1, *resolution), patch)[0] for one in (places, order.cpu()))
+    found = torch.empty(order.numel(), dtype=torch.long)
+    found[cells_NF.flatten()] = torch.arange(order.numel())
+    number_NF, inside_NF = found[moved_NF] // cells_NF.shape[1], found[moved_NF] % cells_NF.shape[1]
+    is_of_patches = (number_NF == number_NF[:, :1]).all() and (inside_NF == inside_NF[:1]).all()
+    return (number_NF[:, 0], inside_NF[0]) if is_of_patches else None
+
+
 class PatchEmbed(nn.Module):
     """x_p E of eq. 1: cut the image into patches, flatten each, project it with one matrix."""
 
@@ -37,9 +49,14 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, patch, stride, padding)
         self.patch, self.stride, self.padding = patch, stride, padding
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every pixel belongs to one patch."""
+        return self.stride == self.patch and self.padding == (0, 0)
+
     def flatten(self, images_BCHW: Tensor) -> Tensor:
         """The flattened patches x_p, (B, N, F)."""
-        if self.stride == self.patch and self.padding == (0, 0):
+        if self.is_plain:
             return patchify(images_BCHW, self.patch)
         return F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride).transpose(1, 2)
 
@@ -49,6 +66,12 @@ class PatchEmbed(nn.Module):
         if seen is not None:
             seen.steps["patches"], seen.steps["projected"] = patches_BNF, x_BND
         return x_BND
+
+    @torch.no_grad()
+    def reindex(self, inside: Tensor) -> None:
+        """Project patches whose pixels stand in this order (P * P) as before."""
+        kernel = self.proj.weight.flatten(2)
+        self.proj.weight.copy_(kernel[..., inside.to(kernel.device)].view_as(self.proj.weight))
 
 
 _SHORT = 128  # tokens

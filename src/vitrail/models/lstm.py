@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail.configs.lstm import LSTMConfig
 from vitrail.models.base import Model, Seen
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import PatchEmbed, drop
+from vitrail.models.layers import PatchEmbed, drop, split_order
 from vitrail.settings import Pair
 
 
@@ -72,6 +72,15 @@ class LSTM(Model[LSTMConfig]):
                 else:
                     gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
         self.zero_head()
+
+    def reindex(self, order: Tensor) -> bool:
+        """The pixels of patches may stand in any order that all share; patches have their time."""
+        c = self.config
+        found = split_order(order, c.resolution, c.patch) if self.patch_embed.is_plain else None
+        if found is None or not torch.equal(found[0], torch.arange(c.patches)):
+            return False
+        self.patch_embed.reindex(found[1])
+        return True
 
     def centre_place(self) -> int:
         return self.order.tolist().index(super().centre_place())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.configs.mixer import MixerConfig
 from vitrail.models.base import Model, Seen
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import MLP, PatchEmbed, drop_path
+from vitrail.models.layers import MLP, PatchEmbed, drop_path, split_order
 
 
 class MixerBlock(nn.Module):
@@ -60,6 +60,22 @@ class Mixer(Model[MixerConfig]):
             if seen is not None:
                 seen.keep(layer, x_BND)
         return self._classify(self.norm(x_BND).mean(dim=1), seen)
+
+    @torch.no_grad()
+    def reindex(self, order: Tensor) -> bool:
+        """Patches may stand in any order, and their pixels in any other that all share."""
+        c = self.config
+        found = split_order(order, c.resolution, c.patch) if self.stem.is_plain else None
+        if found is None:
+            return False
+        numbers, inside = found
+        self.stem.reindex(inside)
+        for block in self.blocks:
+            mlp, place = block.mlp_tokens, numbers.to(block.mlp_tokens.fc1.weight.device)
+            mlp.fc1.weight.copy_(mlp.fc1.weight[:, place])
+            mlp.fc2.weight.copy_(mlp.fc2.weight[place])
+            mlp.fc2.bias.copy_(mlp.fc2.bias[place])
+        return True
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Position:
-    """A kind of position embedding in a ViT. The base class is position none.
+    """A kind of position embedding in a ViT. This one does nothing.
 
     Parameters are registered in the model and its blocks, under timm's names.
     """
@@ -63,12 +63,24 @@ class Position:
         """What is added to the attention logits of `layer`, (H, T, T)."""
         return None
 
+    def reindex(self, model: "ViT", order_N: Tensor) -> bool:
+        """Change parameters so that patches in this order are where they were; False, and nothing changes, where they
+        cannot follow."""
+        return False
+
     def check_resize(self, new: ViTConfig) -> None:
         """Refuse a grid to which this kind cannot be resized."""
 
     def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
         """One of the `learned` parameters, resized to the grid of another configuration."""
         raise NotImplementedError
+
+
+class NoPosition(Position):
+    """Tokens are a set."""
+
+    def reindex(self, model: "ViT", order_N: Tensor) -> bool:
+        return True
 
 
 class Learned1D(Position):
@@ -90,6 +102,12 @@ class Learned1D(Position):
         if len(own) == c.tokens:
             return own
         return _with_prefix(own[: c.positioned_class], own[c.positioned_class :], c)
+
+    @torch.no_grad()
+    def reindex(self, model: "ViT", order_N: Tensor) -> bool:
+        rows = model.get_parameter("pos_embed")[:, self.config.positioned_class :]
+        rows.copy_(rows[:, order_N.to(rows.device)])
+        return True
 
     def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
         first = self.config.positioned_class

@@ -30,6 +30,7 @@ from vitrail.models.layers import (
     drop_tokens,
     is_plain,
     make_norm,
+    split_order,
 )
 from vitrail.models.positions import Position, attention_mask
 from vitrail.settings import Pair
@@ -285,6 +286,20 @@ class ViT(Model[ViTConfig]):
     def position_table(self) -> Tensor | None:
         added_TD = self.position.added(self, 0)
         return None if added_TD is None else added_TD[self.config.prefix :]
+
+    def reindex(self, order: Tensor) -> bool:
+        """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
+        c = self.config
+        found = split_order(order, c.resolution, c.patch) if self.embedding and self.patch_embed.is_plain else None
+        if found is None:
+            return False
+        numbers, inside = found
+        if not torch.equal(numbers, torch.arange(c.patches)) and not (
+            self.mask is None and self.position.reindex(self, numbers)
+        ):
+            return False
+        self.patch_embed.reindex(inside)
+        return True
 
     @property
     def position_origin(self) -> Literal["learned", "factored", "fixed"]:
