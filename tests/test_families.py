@@ -5,10 +5,10 @@ import torch
 
 from peers import import_peer, timm_with_weights
 from redraw import redraw
+from vitrail.lab.measures import influence
 from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.models.look import look
 from vitrail.models.lstm import sequence_order
 
 NO = 1e-2  # "differs", as a share of how much the logits of different images differ
@@ -172,21 +172,6 @@ def test_orders_by_hand():
     assert sequence_order("reversed", (2, 3)).tolist() == [5, 4, 3, 2, 1, 0]
     assert sequence_order("random", (2, 3), 0).tolist() == [3, 5, 2, 4, 1, 0]
     assert sequence_order("random", (4, 4), 1).tolist() != sequence_order("random", (4, 4), 2).tolist()
-
-
-def influence(model, layer):
-    """Which token's state changes when one patch changes: (changed, reader) booleans."""
-    # Two levels that even a pixel model's palette tells apart.
-    base = torch.full((1, 1, *model.config.resolution), -0.9, dtype=torch.float64)
-    before = look(model, base).steps[f"blocks.{layer}"]
-    moved = torch.zeros(before.shape[1], before.shape[1], dtype=torch.bool)
-    patch = [side // count for side, count in zip(model.config.resolution, model.config.grid, strict=True)]
-    for token in range(len(moved)):
-        row, column = divmod(token, model.config.grid[1])
-        changed = base.clone()
-        changed[..., row * patch[0] : (row + 1) * patch[0], column * patch[1] : (column + 1) * patch[1]] = 0.9
-        moved[token] = (look(model, changed).steps[f"blocks.{layer}"] - before)[0].abs().amax(-1) > 0
-    return moved
 
 
 def test_causality_is_exactly_zero_where_it_is_claimed():

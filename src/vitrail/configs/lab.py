@@ -11,6 +11,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
     "question",
     {
         "data": "vitrail.lab.questions.data:Data",
+        "position": "vitrail.lab.questions.position:Position",
     },
 )
 

@@ -8,7 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.configs.base import ModelConfig
 from vitrail.models.base import AnyModel
+from vitrail.models.create import build
 
 EQUAL = 1e-9
 """Below this, two answers are the same."""
@@ -28,6 +30,11 @@ def redraw(model: Module, std: float = 0.2) -> Module:
         if "norm" in name and name.endswith("weight"):
             parameter.add_(1)
     return model.eval()
+
+
+def drawn(config: ModelConfig) -> AnyModel:
+    """A model with random weights in double precision."""
+    return redraw(build(config).double(), std=0.3)
 
 
 def random_images(model: AnyModel, count: int = 3, seed: int = 0) -> Tensor:

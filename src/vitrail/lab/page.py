@@ -26,10 +26,10 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
     """Write the page and the verdicts; returns the latter."""
     verdicts = {name: list(question.verdicts()) for name, question in questions.items()}
     trained = {
-        f"{name} {one.claim}": one.estimate.p_value
+        f"{name} {one.claim}": one.deciding.p_value
         for name, some in verdicts.items()
         for one in some
-        if one.kind == "trained" and one.estimate is not None and not math.isnan(one.estimate.error)
+        if one.kind == "trained" and one.deciding is not None
     }
     levels = holm(trained)
     rows, document = [], []
@@ -80,8 +80,9 @@ def _number(one: Verdict, level: float) -> str:
     extra = "; ".join(str(value) for value in one.words.values())
     if one.estimate is None or math.isnan(one.estimate.error):
         return extra or "-"
+    say = points if one.is_share else "{:+.2f}".format
     low, high = one.estimate.interval(level)
-    number = f"{points(one.estimate.value)} ({points(low)} … {points(high)})"
+    number = f"{say(one.estimate.value)} ({say(low)} … {say(high)})"
     return f"{number}; {extra}" if extra else number
 
 

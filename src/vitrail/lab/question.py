@@ -56,10 +56,23 @@ class Verdict:
     estimate: Estimate | None = None
     holds: bool | None = None
     """Of an exact claim: whether it was proved."""
+    margin: float | None = None
+    """Of a claim that two things are equal: how far `estimate`, their difference, may be from zero."""
+    is_share: bool = True
+    """Whether the estimate is of shares, told in percentage points; else it is a plain number."""
     is_one_sided: bool = False
     """Whether it can be supported, but never contradicted: what it says may lie beyond the range."""
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What fills in the sentence of its result, `claim-result` in the question's words."""
+
+    @property
+    def deciding(self) -> Estimate | None:
+        """What must be above zero, with its interval: the estimate, or how far within the margin it is."""
+        if self.estimate is None or math.isnan(self.estimate.error):
+            return None
+        if self.margin is None:
+            return self.estimate
+        return self.estimate._replace(value=self.margin - abs(self.estimate.value))
 
     def state(self, level: float) -> State:
         """The verdict, at the level that Holm's rule leaves for it."""
@@ -67,9 +80,9 @@ class Verdict:
             return "reported"
         if self.kind == "exact":
             return "cannot tell" if self.holds is None else ("true" if self.holds else "false")
-        if self.estimate is None or math.isnan(self.estimate.error):
+        if self.deciding is None:
             return "cannot tell"
-        low, high = self.estimate.interval(level)
+        low, high = self.deciding.interval(level)
         if low > 0:
             return "supported"
         return "contradicted" if high < 0 and not self.is_one_sided else "cannot tell"

@@ -51,8 +51,10 @@ class Results:
         """The cells that decide the learning rate of a trained cell: the same at the smallest size, under one seed."""
         if not needs_rate(cell):
             return []
-        smallest = {"count": self._smallest} if "count" in cell.settings else {}
-        return [cell.changed(learning_rate=rate, seed=0, **smallest) for rate in RATES]
+        usual: dict[str, Any] = {"count": self._smallest} if "count" in cell.settings else {}
+        if cell.settings.get("permutation"):  # one of a level is as good as another
+            usual["permutation"] = [*cell.settings["permutation"][:2], 0]
+        return [cell.changed(learning_rate=rate, seed=0, **usual) for rate in RATES]
 
     def rate(self, cell: Cell) -> float | None:
         """The chosen learning rate; None while a trial is missing."""

@@ -93,6 +93,22 @@ def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
     return combine((1.0, images), (1.0, Estimate(0.0, math.sqrt(noise.variance / len(right)), noise.freedom)))
 
 
+def lost_skill(original: np.ndarray, changed: np.ndarray, noise: SeedNoise, chance: float) -> Estimate:
+    """The share of what a model knows beyond chance that a change costs it: 0 for nothing, 1 for all, below 0 if the
+    change helps. From right answers (seeds, images) to the same images, by the delta method."""
+    before, after = float(original.mean()) - chance, float(changed.mean()) - chance
+    if before <= 0:
+        return Estimate(0.0, math.nan, 0)
+    moved = contrast([(after / before**2, original), (-1 / before, changed)], noise)
+    return moved._replace(value=1 - after / before)
+
+
+def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
+    """The mean of a number that was measured under several seeds."""
+    error = math.sqrt(noise.variance / len(values)) if noise.freedom else math.nan
+    return Estimate(float(np.mean(values)), error, noise.freedom)
+
+
 def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, float]:
     """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
 

@@ -18,6 +18,7 @@ from vitrail.configs.recipe import Recipe
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import answer
+from vitrail.inspection.places import position_table, structure
 from vitrail.lab.cell import Cell, Outcome, pack
 from vitrail.lab.images import Images
 from vitrail.lab.permute import permute_input
@@ -94,7 +95,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
     trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)
     trainer.total = recipe.steps or 0
     looks = set(np.unique(np.geomspace(1, trainer.total, _LOOKS).round().astype(int)).tolist())
-    curve, seconds, losses = [], [], []
+    curve, seconds, losses, places = [], [], [], [_places(model, 0)]
     for _, batch in trainer.batches():
         losses.append(trainer.update(batch).loss)
         trainer.step += 1
@@ -102,6 +103,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
             spent = time.perf_counter() - began
             curve.append([trainer.step, float(_right(model, images, images.validation).mean())])
             seconds.append([trainer.step, round(spent, 3)])
+            places.append(_places(model, trainer.step))
             began += time.perf_counter() - began - spent  # evaluations do not count as training
     spent = time.perf_counter() - began
     right = _right(model, images, images.test)
@@ -117,6 +119,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
         "training_accuracy": float(fitted.mean()),
         "validation_accuracy": curve[-1][1],
         "curve": curve,
+        "places": [one for one in places if one is not None],
         "loss": float(np.mean(losses[-50:])),
     }
     return Outcome(result, {"seconds": round(spent, 2), "curve_seconds": seconds})
@@ -125,6 +128,15 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
 def read_config(settings: dict[str, Any]) -> ModelConfig:
     """The configuration of a trained cell's model."""
     return read_model(settings["model"])
+
+
+def _places(model: AnyModel, step: int) -> list[float] | None:
+    """What learned positions know of rows and columns after a step: [step, additive, row, column]."""
+    table = position_table(model)
+    if table is None or model.position_origin == "fixed" or model.config.grid is None:
+        return None
+    found = structure(table, model.config.grid)
+    return [step, found.additive, found.row, found.column]
 
 
 def _right(model: AnyModel, images: Images, split: Split) -> np.ndarray:

@@ -180,6 +180,51 @@ def chart(
     return "".join(parts) + "</svg>"
 
 
+class Range(NamedTuple):
+    """A number with its interval and its name."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    colour: int = 0
+
+
+def ranges(
+    rows: Sequence[Range], label: str, *, ends: tuple[float, float] | None = None, zero: float | None = None
+) -> str:
+    """Numbers below each other with their intervals, named at the left. `ends` are those of the axis, to make several
+    figures alike; a line marks `zero`."""
+    if not rows:
+        return '<p class="quiet">Nothing was recorded.</p>'
+    left, right = 2.3 * _LEFT, 24
+    x_ends = ends or _ends([x for row in rows for x in row[1:4]] + ([] if zero is None else [zero]), margin=0.05)
+    across, step = WIDTH - left - right, (HEIGHT - _TOP - _BOTTOM) / len(rows)
+
+    def place(x: float) -> float:
+        return left + across * (x - x_ends[0]) / (x_ends[1] - x_ends[0])
+
+    low, high = _TOP - 8, HEIGHT - _BOTTOM
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_plain(label)}">']
+    for tick in _ticks(*x_ends):
+        x = f"{place(tick):.1f}"
+        parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{low}" y2="{high}"/>')
+        parts.append(f'<text class="soft" x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{tick:.6g}</text>')
+    if zero is not None:
+        x = f"{place(zero):.1f}"
+        parts.append(f'<line x1="{x}" x2="{x}" y1="{low}" y2="{high}" style="stroke:var(--lead)"/>')
+    for number, row in enumerate(rows):
+        y, colour = _TOP + (number + 0.5) * step, f"var(--c{row.colour % 8})"
+        at = f'x1="{place(row.low):.1f}" x2="{place(row.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f'<line {at} stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<circle cx="{place(row.value):.1f}" cy="{y:.1f}" r="3.4" fill="{colour}"/>')
+        name = f'x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end"'
+        parts.append(f"<text {name}>{escape(row.name)}</text>")
+    middle = f'x="{left + across / 2:.1f}" y="{HEIGHT - 5}"'
+    parts.append(f'<text class="soft" {middle} text-anchor="middle">{escape(label)}</text>')
+    return "".join(parts) + "</svg>"
+
+
 def matrix(colours: np.ndarray, rows: Sequence[str], columns: Sequence[str], x_label: str, y_label: str) -> str:
     """Colours (rows, columns, 3) as a grid of squares, first row at the bottom, with labels on both axes."""
     side = min((WIDTH - _LEFT - _RIGHT) / len(columns), (HEIGHT - _TOP - _BOTTOM) / len(rows))
