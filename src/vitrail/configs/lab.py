@@ -11,7 +11,10 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
     "question",
     {
         "data": "vitrail.lab.questions.data:Data",
+        "augmentation": "vitrail.lab.questions.augmentation:Augmentation",
+        "size": "vitrail.lab.questions.size:Size",
         "position": "vitrail.lab.questions.position:Position",
+        "compute": "vitrail.lab.questions.compute:Compute",
     },
 )
 

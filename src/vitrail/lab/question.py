@@ -171,3 +171,9 @@ def bar(one: Estimate) -> tuple[float, float]:
     """The ends of an interval in per cent, for a figure; a point where it is not known."""
     low, high = (one.value, one.value) if math.isnan(one.error) else one.interval()
     return 100 * low, 100 * high
+
+
+def between(one: Estimate) -> str:
+    """The interval of a difference of shares, in percentage points."""
+    low, high = bar(one)
+    return points(one.value) if low == high else f"{points(low / 100)} … {points(high / 100)}"
