@@ -17,6 +17,7 @@ from PIL import Image
 import vitrail
 from vitrail.commands import COMMANDS
 from vitrail.configs.base import INFO_KEYS
+from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe, recipe_names
 from vitrail.configs.zoo import MODELS
 from vitrail.console import json_text, printable
@@ -441,3 +442,10 @@ def test_our_errors_can_be_caught_by_one_name(monkeypatch):
         vitrail.Classifier(FIXTURE, engine="onnx")
     assert issubclass(MissingError, vitrail.VitrailError)
     assert issubclass(MissingError, ImportError)
+
+
+@pytest.mark.parametrize("flag", [field.name.replace("_", "-") for field in dataclasses.fields(Options)])
+def test_a_flag_without_its_last_letter_is_recognised(call, flag):
+    done = call("train", "digits", "--model", "ViT-Pico/2", "--output", "run", f"--{flag[:-1]}", "1")
+    assert done.returncode == 2
+    assert f"Did you mean '--{flag}'?" in done.stderr

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -390,10 +391,16 @@ def test_convert_from_the_command_line(tmp_path):
 
 
 def test_the_former_name_of_images_still_works(call, tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("L", (28, 28), 99).save(tmp_path / "photos" / "a.png")
+    vitrail.save(small(), tmp_path / "ours")
     for flag, folder in (("--images", "one"), ("--pictures", "other")):
-        done = call("convert", "fashion", tmp_path / folder, flag, tmp_path / "nowhere")
-        assert done.returncode == 2
-        assert "nowhere" in done.stderr
+        words = ("convert", tmp_path / "ours", tmp_path / folder, "--to", "timm", "--json")
+        done = call(*words, flag, tmp_path / "photos")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["proofs"][0]["pictures"] == 1
+    done = call(*words, "--images", tmp_path / "photos", f"--pictures={tmp_path / 'photos'}")
+    assert (done.returncode, "--images must be given once" in done.stderr) == (2, True)
     done = call("convert", "--help")
     assert "--images DIR" in done.stdout
     assert "--pictures" not in done.stdout

@@ -88,7 +88,7 @@ def test_every_sample_exactly_once_for_any_batch_and_ranks(count, batch, ranks, 
     for step, whole in enumerate(alone):
         together = np.concatenate([batches[step].indices for batches in per_rank])
         np.testing.assert_array_equal(together, whole.indices)
-        assert {batches[step].whole for batches in per_rank} == {len(whole.indices)}
+        assert {batches[step].global_size for batches in per_rank} == {len(whole.indices)}
     np.testing.assert_array_equal(np.sort(np.concatenate([part.indices for part in alone])), np.arange(count))
     assert len(alone) == -(-count // batch)
 

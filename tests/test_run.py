@@ -1,6 +1,8 @@
 """A run from Python: what it returns, what it says, and the states of its folder."""
 
 import contextlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -93,3 +95,27 @@ def test_the_states_of_a_folder(tmp_path, few):
         ):
             with pytest.raises(UsageError, match="Output"):
                 RunFolder(tmp_path / foreign, **words).check()
+
+
+@pytest.mark.parametrize("settings", [{"optimiser": "sgd", "momentum": 0.0}, {"optimiser": "sgd"}, {}])
+def test_a_run_goes_on_whatever_its_optimiser_remembers(tmp_path, few, settings):
+    recipe = RECIPE.replace(steps=4, **settings)
+    whole = train(few, "ViT-Pico/2", tmp_path / "whole", recipe, Options(workers=0, keep=9), quiet=True)
+    shutil.copytree(whole.folder, tmp_path / "part")
+    for late in ("checkpoints/step-000000004", "bundle"):
+        shutil.rmtree(tmp_path / "part" / late)
+    resumed = train(few, "ViT-Pico/2", tmp_path / "part", recipe, ALONE, resumes=True, quiet=True)
+    for name, tensor in whole.bundle.model.state_dict().items():
+        assert torch.equal(tensor, resumed.bundle.model.state_dict()[name]), name
+
+
+def test_python_gets_the_errors_of_the_command_line_as_their_own_classes(tmp_path, few):
+    train(few, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
+    with pytest.raises(UsageError, match="Output must not exist yet"):
+        train(few, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
+
+
+def test_training_in_a_thread_leaves_signals_alone(tmp_path, few):
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(train, few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
+        assert work.result().bundle.provenance["steps"] == 2

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import tyro
 
 from vitrail import __version__
-from vitrail.commands import COMMANDS, Running, given_words
+from vitrail.commands import COMMANDS, OptionFlags, Running, given_words
 from vitrail.console import say
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
@@ -101,11 +101,19 @@ def _parse(words: list[str]) -> Callable[[], None]:
         _leave(f"{message} See --help.", 2)
 
 
+_FORMER_FLAGS = {("convert", "--pictures"): "--images"}
+
+
 def _fill_in(words: list[str]) -> list[str]:
-    """`--resume` alone means `--resume auto`."""
-    filled = []
+    """`--resume` alone means `--resume auto`; flags may be called by their former names."""
+    filled: list[str] = []
     for word, following in itertools.pairwise([*words, ""]):
-        filled += [word, "auto"] if word == "--resume" and following != "auto" else [word]
+        flag, equals, value = word.partition("=")
+        flag = _FORMER_FLAGS.get((words[0], flag), flag)
+        filled += [word, "auto"] if word == "--resume" and following != "auto" else [flag + equals + value]
+    for (command, former), flag in _FORMER_FLAGS.items():
+        if words[0] == command and sum(word.partition("=")[0] == flag for word in filled) > 1:
+            _leave(f"{flag} must be given once (also as {former}, its former name).", 2)
     return filled
 
 
@@ -118,7 +126,8 @@ def _flags(command: str) -> list[str]:
     names, settings = [], []
     for name, parameter in inspect.signature(COMMANDS[command]).parameters.items():
         if isinstance(parameter.default, Running):
-            names += [field.name for field in dataclasses.fields(Running)]
+            names += [field.name for field in (*dataclasses.fields(Running), *dataclasses.fields(OptionFlags))]
+            names.remove("options")
             settings += [field.name for field in dataclasses.fields(Recipe)]
         elif parameter.kind is parameter.KEYWORD_ONLY:
             names.append(name)

@@ -59,7 +59,7 @@ Data = Annotated[
 ]
 
 
-Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes a GPU if there is one.")]
+Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
 
 
 def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
@@ -414,12 +414,15 @@ def predict(
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.base import cores
     from vitrail.engines.choose import faster
+    from vitrail.weights.parts import read_parts
 
     if features is not None:
         check_features_file(features, force=force)
     paths = find_images(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
     if engine != "auto" and engine not in ENGINES:
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
+    if features is None:
+        read_parts(bundle, weights=False).check_classifies()
     if engine == "auto":  # ONNX Runtime computes on the CPU alone
         engine = faster(bundle, len(paths), threads or cores()) if device == "cpu" else "torch"
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
@@ -518,7 +521,6 @@ def convert(
     images: Annotated[
         str | None, arg(metavar="DIR", help="What to compare both models on, instead of embedded images.")
     ] = None,
-    pictures: Annotated[str | None, tyro.conf.Suppress, arg(help="The former name of --images.")] = None,
     verify: Annotated[bool, arg(help="Compare with the library's own model, if it can be imported.")] = True,
     force: Annotated[bool, arg(help="Overwrite DST if vitrail wrote it.")] = False,
     json: Json = False,
@@ -529,8 +531,7 @@ def convert(
 
     size = None if resolution is None else _parse_resolution(resolution)
     told = Told(model, size, preprocess, None if labels is None else read_labels(labels))
-    folder = images if images is not None else pictures
-    shown = open_data("fashion-40").splits["test"].images if folder is None else find_images([folder])
+    shown = open_data("fashion-40").splits["test"].images if images is None else find_images([images])
     report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force)
     for note in report["notes"]:
         say(f"note: {note}")

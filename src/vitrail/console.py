@@ -76,7 +76,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(printable(text)) for text in row))  # names are text, not markup
     # Piped output has no width of its own: never cut it.
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 100_000)
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write(captured.get())

@@ -19,7 +19,7 @@ class Options(Settings):
     threads: int | None = None
     """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
     device: str = "auto"
-    """cpu, cuda, mps, ...; auto takes a GPU if there is one."""
+    """cpu, cuda, mps, ...; auto takes CUDA if there is any."""
     amp: bool = False
     """Compute in bfloat16 where that is safe. Slow on CPUs without bfloat16."""
     compile: bool = False

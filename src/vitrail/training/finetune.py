@@ -39,7 +39,7 @@ _IN_TRAINING = ("dropout", "drop_path", "token_drop")
 def finetune(
     bundle: str | Path,
     data: str | Path | Dataset,
-    output: Path,
+    output: str | Path,
     recipe: Recipe,
     options: Options,
     *,

@@ -22,7 +22,7 @@ from vitrail.training.checkpoint import steps_of, sweep
 _LOCK = ".lock"
 _MARK = "# vitrail"
 _ASIDE = ".config.toml.writing"
-_CONTENT = ("config.toml", "metrics.jsonl", "checkpoints", "bundle", "report.html")
+_CONTENT = ("metrics.jsonl", "checkpoints", "bundle", "report.html", "config.toml")  # the last one makes it a run
 
 
 class State(enum.Enum):
@@ -43,9 +43,9 @@ class State(enum.Enum):
 class RunFolder:
     """A path that a run is to be written to. `hold` it before anything is changed in it."""
 
-    def __init__(self, path: Path, *, resumes: bool, force: bool) -> None:
-        self.path, self._resumes, self._force = path, resumes, force
-        self.checkpoints = path / "checkpoints"
+    def __init__(self, path: str | Path, *, resumes: bool, force: bool) -> None:
+        self.path, self._resumes, self._force = Path(path), resumes, force
+        self.checkpoints = self.path / "checkpoints"
         self._has_lock: bool | None = None
 
     @property

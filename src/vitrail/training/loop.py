@@ -137,7 +137,8 @@ class Trainer:
                 raise DamagedError(f"{owner} must have {missing}, got none.") from None
             if numbers["score"] != score:
                 raise DamagedError(f"score of the {owner} must be {score}, got {numbers['score']}.")
-        found, expected = checkpoint.arrays, self._expected(checkpoint)
+        self._make_room(checkpoint)
+        found, expected = checkpoint.arrays, self._tensors()
         if missing := sorted(expected.keys() - found.keys()):
             raise DamagedError(f"tensor {missing[0]} is missing.")
         if unknown := sorted(found.keys() - expected.keys()):
@@ -153,8 +154,9 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Become what was saved. Numbers are copied into tensors that torch and the optimiser made, so that alignment,
         and with it the last bits of what is computed from them, is that of a run that never stopped."""
+        self._make_room(checkpoint)
         with torch.no_grad():
-            for name, tensor in self._expected(checkpoint).items():
+            for name, tensor in self._tensors().items():
                 tensor.copy_(torch.from_numpy(checkpoint.arrays[name]))
         state = filled(checkpoint.state)
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
@@ -164,8 +166,9 @@ class Trainer:
         parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
         self._losses.extend(parts)
 
-    def _expected(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """The tensors that a checkpoint of this run fills."""
+    def _make_room(self, checkpoint: Checkpoint) -> None:
+        """Have every tensor that the checkpoint fills: what the optimisers remember, the head of the start. This moves
+        weights."""
         state = filled(checkpoint.state)
         self._start_head = self._clone_head() if state["start"] is not None else {}
         if state["left_out"] == checkpoint.step:
@@ -173,7 +176,6 @@ class Trainer:
                 optimiser.state.clear()
         elif not any(True for _ in self._memory()):
             self._make_memory()
-        return self._tensors()
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"now/{name}": tensor for name, tensor in self.objective.state_dict().items()}

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from vitrail.errors import VitrailError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.models.device import find_device
 
 _COLLECTIVE = timedelta(minutes=5)  # how long ranks wait for each other: the first one may be writing a checkpoint
@@ -65,16 +65,19 @@ class Ranks(NamedTuple):
 
     def first_does(self, work: Callable[[], Any]) -> Any:
         """Run `work` on the first rank and return its result, or raise its error, on all ranks."""
+        if self.count == 1:
+            return work()
         result, problem = None, None
         if self.is_first:
             try:
                 result = work()
             except VitrailError as error:
-                problem = (str(error), error.exit_code)
+                problem = (UsageError if isinstance(error, UsageError) else VitrailError, str(error), error.exit_code)
         result, problem = self.from_first((result, problem))
         if problem:
-            error = VitrailError(problem[0])
-            error.exit_code = problem[1]
+            kind, message, exit_code = problem
+            error = kind(message)
+            error.exit_code = exit_code
             raise error
         return result
 

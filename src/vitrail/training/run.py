@@ -44,7 +44,8 @@ class Result:
     """RUN, with config.toml, metrics.jsonl, checkpoints, bundle and report.html."""
     bundle: Bundle
     scores: dict[str, Any] | None
-    """Of the test images, else of the held-out ones (`split` names them); none where there are neither."""
+    """On the test images, else on the held-out ones (`split` names them); None without either, or if the objective
+    has no final evaluation."""
     sentence: str | None
     """The scores in words."""
     is_first: bool = True
@@ -54,7 +55,7 @@ class Result:
 def train(
     data: str | Path | Dataset,
     model: str,
-    output: Path,
+    output: str | Path,
     recipe: Recipe,
     options: Options,
     *,

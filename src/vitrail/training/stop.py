@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Generator
 
 from vitrail.errors import VitrailError
@@ -29,7 +30,10 @@ class Stop:
     @contextlib.contextmanager
     def watching(self) -> Generator["Stop"]:
         """Context that handles SIGTERM and SIGINT."""
-        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        # Python has signals in its main thread alone; in others, training goes on to its end.
+        is_main = threading.current_thread() is threading.main_thread()
+        caught = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        before = {number: signal.signal(number, self) for number in caught}
         try:
             yield self
         finally:

@@ -64,6 +64,7 @@ class Parts:
             )
         raise UsageError(
             f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
+            " `vitrail predict` with --features writes what it computes."
         )
 
 
