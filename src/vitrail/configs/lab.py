@@ -14,6 +14,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "augmentation": "vitrail.lab.questions.augmentation:Augmentation",
         "size": "vitrail.lab.questions.size:Size",
         "position": "vitrail.lab.questions.position:Position",
+        "neighbourhood": "vitrail.lab.questions.neighbourhood:Neighbourhood",
         "compute": "vitrail.lab.questions.compute:Compute",
     },
 )
