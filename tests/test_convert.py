@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from peers import import_peer
-from redraw import redraw
 from test_cli import run
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.guesses import usual_heads
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import vitrail
-from redraw import redraw
 from vitrail.errors import UsageError
 from vitrail.inspection.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
 from vitrail.inspection.heads import entropy, grid_distances, measure_heads, reading
 from vitrail.inspection.layers import cka, cka_table, gram, outliers
 from vitrail.inspection.maps import attention_written_out, maps, relevance, rollout
 from vitrail.inspection.places import filters, position_table, similarity, structure
+from vitrail.lab.exact import redraw
 
 
 def tiny(**changes):

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
@@ -21,6 +20,7 @@ from vitrail.inspection.page import make_page, render_figures, write_page
 from vitrail.inspection.panels.walk import colours_of, walk
 from vitrail.inspection.registry import PANELS
 from vitrail.inspection.words import SHARED
+from vitrail.lab.exact import redraw
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from test_bundle import FIXTURE, GREY_8, make, tiny
 from test_contract import ONE_PER_FAMILY
 from vitrail.cli import main
@@ -26,6 +25,7 @@ from vitrail.engines.base import Outputs, batch_for, cores, need
 from vitrail.engines.cache import ready
 from vitrail.engines.export import prove, sample
 from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.lab.exact import redraw
 from vitrail.models.convolutions import bake_
 from vitrail.models.look import look
 from vitrail.storage import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redraw import redraw
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
+from vitrail.lab.exact import redraw
 from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify

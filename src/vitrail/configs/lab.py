@@ -15,6 +15,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "size": "vitrail.lab.questions.size:Size",
         "position": "vitrail.lab.questions.position:Position",
         "neighbourhood": "vitrail.lab.questions.neighbourhood:Neighbourhood",
+        "translation": "vitrail.lab.questions.translation:Translation",
         "compute": "vitrail.lab.questions.compute:Compute",
     },
 )
