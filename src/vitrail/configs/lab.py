@@ -16,6 +16,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "position": "vitrail.lab.questions.position:Position",
         "neighbourhood": "vitrail.lab.questions.neighbourhood:Neighbourhood",
         "translation": "vitrail.lab.questions.translation:Translation",
+        "order": "vitrail.lab.questions.order:Order",
         "compute": "vitrail.lab.questions.compute:Compute",
     },
 )
