@@ -66,9 +66,8 @@ class Neighbourhood(Question):
     def cells(self) -> dict[tuple[str, str], list[Cell]]:
         """The cells of every variant, unpermuted ("") and at each level that its weights cannot follow."""
         found = {}
-        for name, (family, changes) in VARIANTS.items():
-            if family not in self.lab.families:
-                continue
+        asked = {name: one for name, one in VARIANTS.items() if one[0] in self.lab.families}
+        for name, (family, changes) in asked.items():
             model = build(self.config(name))
             for level in ("", *LEVELS):
                 if level and model.reindex(permutation(level, self.lab.images.resolution, self.patch, 0)):
