@@ -113,6 +113,7 @@ KINDS = [
     ("ViT-Micro/4", {"attention": "local", "attention_span": 3, "pool": "gap"}),
     ("ViT-Micro/4", {"pool": "map", "registers": 1}),
     ("ViT-Micro/4", {"norm_order": "post", "layer_scale": 0.5}),
+    ("ViT-Micro/4", {"residual": False, "attention_scale": 1}),
     ("Hybrid-Nano", {}),
     ("iGPT-Micro", {"causal": True}),
 ]

@@ -277,6 +277,7 @@ def test_half_the_precision_is_enough():
             "z_1 = LN(g * MLP(z') + z'),  z' = LN(g * MSA(z_0) + z_0)",
             ("y = mean_n z_L^n", "y W + b"),
         ),
+        ({"residual": False}, "z_1 = MLP(LN(z')),  z' = MSA(LN(z_0))", ("y = LN(z_L^0)", "y W + b")),
         (
             {"position_at": "every", "norm": "batch", "pool": "map", "representation": "tanh"},
             "z_1 = MLP(BN(z')) + z',  z' = MSA(BN(z_0 + E_pos)) + (z_0 + E_pos)",
