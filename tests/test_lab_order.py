@@ -109,3 +109,9 @@ def test_raster_order_is_the_lstm_of_other_questions():
     assert question.cells["raster"][1] == LAB.train("lstm", count=1240, seed=1)
     everything = {cell.key("") for cells in question.cells.values() for cell in cells}
     assert everything <= {cell.key("") for cell in question.rounds()[-1]}
+
+
+def test_a_family_that_is_not_asked_for_is_not_trained():
+    lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
+    question = Order("order", lab)
+    assert question.rounds() == ([question.proof],)

@@ -48,7 +48,8 @@ class Order(Question):
             seeds = self.lab.seeds_for(self.count)
             return [self.lab.train(family, count=self.count, seed=seed, changes=changes) for seed in seeds]
 
-        return {order: trained("lstm", order=order) for order in ORDERS} | {"vit": trained("vit")}
+        control = {"vit": trained("vit")} if "vit" in self.lab.families else {}
+        return {order: trained("lstm", order=order) for order in ORDERS} | control
 
     @functools.cached_property
     def measured(self) -> dict[str, list[Cell]]:
@@ -71,7 +72,9 @@ class Order(Question):
         def some(names: Sequence[str], seeds: int | None = 2) -> list[Cell]:
             return [cell for name in names for of in (self.cells, self.measured) for cell in of[name][:seeds]]
 
-        first = ("raster", "reversed", "random", "vit")
+        if "lstm" not in self.lab.families:
+            return ([self.proof],)
+        first = [name for name in self.cells if name not in ("column", "snake")]
         return [self.proof, *some(first)], some(tuple(self.cells)), some(tuple(self.cells), None)
 
     def read(self, results: Results) -> None:
