@@ -23,11 +23,11 @@ import os, sys, time
 from pathlib import Path
 from vitrail.storage import locked
 with locked(Path(sys.argv[1]), lambda holder: sys.exit(holder)):
-    child = os.fork() if "fork" in sys.argv else 1
-    if child == 0:
+    is_child = "fork" in sys.argv and os.fork() == 0
+    if is_child:
         os.setsid()
-    else:
-        print(child, flush=True)
+    if is_child or "fork" not in sys.argv:
+        print(os.getpid(), flush=True)
     time.sleep(60)
 """
 

@@ -92,7 +92,8 @@ def test_a_setting_that_is_newer_than_the_run_takes_its_default(call, run):
 
 def test_every_field_of_a_state_is_checked():
     good = STATE
-    assert check_state(good) == {**good, "left_out": 0, "start": None, "losses": []}
+    recipe = Recipe.from_json(good["recipe"]).to_json()  # with the defaults of settings that are newer
+    assert check_state(good) == {**good, "recipe": recipe, "left_out": 0, "start": None, "losses": []}
     strange = (None, "x", -5, 10**9 + 1, 1.5, True, [], {}, [1], {"a": 1}, float("nan"), "x" * 99)
     best = good["best"]
     forged = [{**good, name: value} for name in good for value in strange]

@@ -1,6 +1,7 @@
 """A run from Python: what it returns, what it says, and the states of its folder."""
 
 import contextlib
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,3 +120,36 @@ def test_training_in_a_thread_leaves_signals_alone(tmp_path, few):
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(train, few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
         assert work.result().bundle.provenance["steps"] == 2
+
+
+def test_a_number_of_each_class_is_nested_and_taken_after_the_held_out_images(few):
+    some, held_out = few.for_training(holdout=0.2, seed=3, per_class=1)
+    more, again = few.for_training(holdout=0.2, seed=3, per_class=2)
+    everything, _ = few.for_training(holdout=0.2, seed=3)
+    assert np.bincount(some.labels).tolist() == [1] * 10
+    np.testing.assert_array_equal(held_out.images, again.images)
+    kinds = [{image.tobytes() for image in split.images} for split in (some, more, everything)]
+    assert kinds[0] <= kinds[1] <= kinds[2]
+    assert not kinds[2] & {image.tobytes() for image in held_out.images}
+
+
+def test_snapshots_gradients_and_the_accuracy_of_what_was_learned(tmp_path, few):
+    recipe = RECIPE.replace(steps=10, per_class=2)
+    options = Options(workers=0, snapshots=3, gradients=True)
+    result = train(few, "ViT-Pico/2", tmp_path / "run", recipe, options, quiet=True)
+    names = [path.name for path in sorted((result.folder / "snapshots").iterdir())]
+    assert names == ["step-000000000", "step-000000001", "step-000000003", "step-000000010"]
+    first, last = (
+        vitrail.load(result.folder / "snapshots" / name).model.state_dict() for name in (names[0], names[-1])
+    )
+    assert not first["head.weight"].any()
+    for name, tensor in result.bundle.model.state_dict().items():
+        assert torch.equal(tensor, last[name])
+    events = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    (step,) = (event for event in events if event["event"] == "step" and event["step"] == 10)
+    assert len(step["gradients"]) == 4 + 2
+    assert all(norm > 0 for norm in step["gradients"][1:])
+    model, split = result.bundle.model, few.for_training(holdout=0.1, seed=0, per_class=2)[0]
+    with torch.no_grad():
+        said = model(result.bundle.preprocess(list(split.images))).argmax(1).numpy()
+    assert result.scores["training_accuracy"] == pytest.approx((said == split.labels).mean())

@@ -86,6 +86,9 @@ class Running:
     )
     lr: Annotated[float | None, arg(metavar="X", help="Highest learning rate; else the recipe's.")] = None
     batch: Annotated[int | None, arg(metavar="N", help="Images of one update; else the recipe's.")] = None
+    per_class: Annotated[
+        int | None, arg(metavar="N", help="Train on at most so many images of each class, chosen by the seed.")
+    ] = None
     set: Annotated[
         tuple[str, ...],
         arg(
@@ -105,12 +108,12 @@ class Running:
 
     def change(self, recipe: Recipe) -> Recipe:
         """The recipe with what the flags change of it."""
-        flags = {"learning_rate": self.lr, "batch": self.batch}
+        flags = {"learning_rate": self.lr, "batch": self.batch, "per_class": self.per_class}
         lengths = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
         given = {key: value for key, value in (flags | lengths).items() if value is not None}
         for key in (change.partition("=")[0] for change in self.set):
             if key in given:
-                flag = "lr" if key == "learning_rate" else key
+                flag = "lr" if key == "learning_rate" else key.replace("_", "-")
                 raise UsageError(f"{spoken(key)} must be given once, got --{flag} and --set {key}.")
         changes = [*self.set, *(f"{key}={given[key]!r}" for key in flags if key in given)]
         return change_recipe(recipe, changes).with_length(**lengths)

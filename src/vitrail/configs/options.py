@@ -30,6 +30,10 @@ class Options(Settings):
     """Maximum size of the cache."""
     checkpoint_seconds: float = 30.0
     """Seconds between checkpoints; one is also written at the end of an epoch, if that comes first."""
+    snapshots: int = 0
+    """Keep the model at this many log-spaced steps, and before the first, as bundles in RUN/snapshots."""
+    gradients: bool = False
+    """Log the norm of each layer's gradient with the loss."""
     keep: int = 2
     """Number of newest checkpoints to keep, besides the best."""
 
@@ -37,6 +41,7 @@ class Options(Settings):
         check_integer("seed", self.seed, low=0, high=2**63 - 1)
         check_integer("workers", self.workers, low=0, high=256)
         check_integer("keep", self.keep, low=1, high=1_000_000)
+        check_integer("snapshots", self.snapshots, low=0, high=10_000)
         check_number("checkpoint_seconds", self.checkpoint_seconds, low=0, below=1e9)
         check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
         if self.threads is not None:

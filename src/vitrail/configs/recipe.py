@@ -101,6 +101,8 @@ class Recipe(Settings):
     enough if they make 5 epochs."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of storing its activations: less memory, more time."""
+    per_class: int | None = None
+    """Train on at most this many images of each class, chosen by the seed; more contain fewer. None: on all."""
     holdout: float = 0.1
     """Share of the training images held out for validation, if DATA has no val split; 0 is off."""
     evaluate_every: int = 1
@@ -130,6 +132,8 @@ class Recipe(Settings):
         if self.minutes is not None:
             check_number("minutes", self.minutes, low=0.01, below=10**6)
         check_integer("batch", self.batch, low=1, high=1_000_000)
+        if self.per_class is not None:
+            check_integer("per_class", self.per_class, low=1, high=10**9)
         check_integer("accumulate", self.accumulate, low=1, high=100_000)
         check_integer("least_steps", self.least_steps, low=0, high=10**9)
         check_integer("evaluate_every", self.evaluate_every, low=1, high=10**6)

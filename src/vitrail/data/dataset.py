@@ -108,20 +108,22 @@ class Dataset:
         """The first split, used to find out the size and channels of the images."""
         return next(iter(self.splits.values()))
 
-    def for_training(self, *, holdout: float, seed: int) -> tuple[Split, Split | None]:
-        """Training images and validation images: `val`, otherwise a share held out of every class."""
+    def for_training(self, *, holdout: float, seed: int, per_class: int | None = None) -> tuple[Split, Split | None]:
+        """Training images, at most `per_class` of each class, and validation images: `val`, otherwise a share held out
+        of every class first."""
         check_number("holdout", holdout, low=0, below=1)
         training = self.splits.get("train", self.splits.get("all"))
         if training is None:
             raise UsageError(f"Data to train on must have a train split, got only {', '.join(self.splits)}.")
         self._check_classes(training)
-        if "val" in self.splits:
-            return dataclasses.replace(training, name="train"), self.splits["val"]
-        held_out = sample_held_out(training.labels, holdout, seed)
-        if not held_out.any():
-            return dataclasses.replace(training, name="train"), None
-        kept, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        return training.take(kept, "train"), training.take(chosen, "val")
+        validation = self.splits.get("val")
+        held_out = sample_held_out(training.labels, 0.0 if validation is not None else holdout, seed)
+        if held_out.any():
+            validation = training.take(np.flatnonzero(held_out), "val")
+            training = training.take(np.flatnonzero(~held_out))
+        if per_class is not None:
+            training = training.take(sample_per_class(training.labels, per_class, seed))
+        return dataclasses.replace(training, name="train"), validation
 
     def for_evaluation(self, split: str | None = None) -> Split:
         """The given split; otherwise `test`, otherwise `val`, otherwise all images."""

@@ -4,6 +4,7 @@ RUN/config.toml      every setting, resolved
 RUN/metrics.jsonl    what happened, a line of JSON for each event; TensorBoard's events beside it
 RUN/checkpoints/     the last ones and the best
 RUN/bundle/          the model, ready to use
+RUN/snapshots/       the model at log-spaced steps, if asked for
 RUN/report.html      for people
 RUN/.lock            held by the process that writes the run, whose id and machine it names
 """
@@ -22,7 +23,14 @@ from vitrail.training.checkpoint import steps_of, sweep
 _LOCK = ".lock"
 _MARK = "# vitrail"
 _ASIDE = ".config.toml.writing"
-_CONTENT = ("metrics.jsonl", "checkpoints", "bundle", "report.html", "config.toml")  # the last one makes it a run
+_CONTENT = (
+    "metrics.jsonl",
+    "checkpoints",
+    "bundle",
+    "snapshots",
+    "report.html",
+    "config.toml",
+)  # the last one makes it a run
 
 
 class State(enum.Enum):

@@ -11,7 +11,7 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +90,7 @@ class Trainer:
         self.damaged: dict[str, str] = {}
         self.left_out = 0
         self.latest: dict[str, Any] | None = None
+        self.gradients: list[float] = []
         self._losses: collections.deque[float] = collections.deque(maxlen=_LOG_EVERY)
         self.began = self._saved = time.monotonic()
         self._runner: Any = self.objective
@@ -273,9 +274,20 @@ class Trainer:
         slowest, spent = self.ranks.largest(usual + between, last - began)
         return max(int(0.95 * max(seconds - spent, 0) / slowest), 1)
 
-    def run(self, folder: Path, log: RunLog, state: dict[str, Any], stop: Stop) -> None:
-        """From where the run is to its end. `state` goes into every checkpoint."""
+    def run(
+        self,
+        folder: Path,
+        log: RunLog,
+        state: dict[str, Any],
+        stop: Stop,
+        snapshot: Callable[[], None] | None = None,
+    ) -> None:
+        """From where the run is to its end. `state` goes into every checkpoint; `snapshot` is called at log-spaced
+        steps on the first rank."""
         checkpoints = folder / "checkpoints"
+        snapshots = self._snapshot_steps() if snapshot is not None and self.ranks.is_first else frozenset()
+        if snapshot is not None and self.step in snapshots:
+            snapshot()
         self._saved = time.monotonic()
         images, since = 0, time.perf_counter()
         for epoch, batch in self.batches():
@@ -285,6 +297,8 @@ class Trainer:
                 self.left_out += 1
                 self._on_nonfinite(batch, log)
             self.step += 1
+            if snapshot is not None and self.step in snapshots:
+                snapshot()
             images += batch.global_size
             is_end = self.step == self.total
             is_epoch = is_end or self.step % self.loader.steps == 0
@@ -298,7 +312,8 @@ class Trainer:
                     "learning_rate": self._rate(self.step - 1),
                     "images_per_second": images / (now - since),
                 }
-                log.write("step", step=self.step, epoch=epoch, **shown)
+                gradients = {"gradients": self.gradients} if self.options.gradients else {}
+                log.write("step", step=self.step, epoch=epoch, **shown, **gradients)
                 images, since = 0, now
             if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
                 self.evaluate(epoch, log)
@@ -348,6 +363,8 @@ class Trainer:
             loss += mean.item()
         gradients = [parameter.grad for parameter in self.objective.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        if self.options.gradients:
+            self.gradients = self._layer_gradients()
         if self.recipe.clip:
             torch._foreach_mul_(gradients, torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0))
         is_finite = math.isfinite(loss) and bool(norm.isfinite())
@@ -364,6 +381,21 @@ class Trainer:
             if self.average:
                 self.average.update(self.objective, self.step + 1)
         return Done(loss, not is_wrong, signal_number, bool(is_due))
+
+    def _layer_gradients(self) -> list[float]:
+        """The norm of the gradient of each layer: what comes before the blocks, each block, what follows them."""
+        squares: dict[int, float] = {}
+        roles = self.objective.roles()
+        for name, parameter in self.objective.named_parameters():
+            if parameter.grad is not None:
+                layer = roles[name].layer
+                squares[layer] = squares.get(layer, 0.0) + float(parameter.grad.square().sum())
+        return [round(math.sqrt(squares[layer]), 6) for layer in sorted(squares)]
+
+    def _snapshot_steps(self) -> frozenset[int]:
+        """The first state, and as many log-spaced steps as the options ask for."""
+        spaced = np.geomspace(1, max(self.total, 1), self.options.snapshots).round().astype(int)
+        return frozenset({0, *spaced.tolist()})
 
     def _running_statistics(self) -> list[tuple[Tensor, Tensor]]:
         """What a forward pass changes (BatchNorm's means and variances), and a copy of it."""
@@ -412,12 +444,14 @@ class Trainer:
     @torch.inference_mode()
     def examine(self) -> dict[str, Any] | None:
         """Loss, share of right answers and score on the held-out images, each counted once over all ranks."""
-        if self.watch is None:
-            return None
+        return None if self.watch is None else self.examine_on(self.watch)
+
+    def examine_on(self, loader: Loader) -> dict[str, Any]:
+        """The same on the images of a loader."""
         objective = self.kept_objective
         was_training = objective.training
         objective.eval()
-        found = objective.evaluate(self._held_out(self.watch), self.ranks)
+        found = objective.evaluate(self._held_out(loader), self.ranks)
         objective.train(was_training)
         return {"score": objective.goodness(found), **found}
 

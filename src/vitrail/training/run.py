@@ -33,6 +33,7 @@ from vitrail.training.start import Given, Start, make_preprocess, resolve_model,
 from vitrail.training.stop import Stop
 from vitrail.weights.bundle import Bundle, save
 
+_FITTED = 1000  # training images that tell how well they are learned
 _ENOUGH_EPOCHS, _ENOUGH_STEPS = 5, 20  # worth training after a head by least squares, though below `least_steps`
 
 
@@ -101,7 +102,7 @@ def run(
         if options.threads:
             torch.set_num_threads(options.threads)
         dataset = open_data(data)
-        training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed)
+        training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed, per_class=recipe.per_class)
 
         # The folder is held by the first rank to the end of the run: from now on if it exists, else from its claim.
         ranks.first_does(folder.check)
@@ -159,12 +160,14 @@ def run(
             else:
                 _introduce(log, begin, dataset, training, held_out, trainer)
             state = {**agreed, **_circumstances(options, ranks), "origin": begin.origin}
-            trainer.run(folder.path, log, state, stop)
+            trainer.run(folder.path, log, state, stop, _snapshots(trainer, folder, dataset))
 
         choice = choose(trainer, begin, log)
         split = dataset.splits.get("test", held_out)
         judgement = _judge(trainer, split, log)
-        scores = None if judgement is None or split is None else {"split": split.name, **judgement.scores}
+        scores = None
+        if judgement is not None and split is not None:
+            scores = {"split": split.name, **judgement.scores, **_fitted(trainer)}
         bundle = Bundle(
             model=trainer.kept.eval(),
             preprocess=trainer.preprocess,
@@ -270,6 +273,28 @@ def _judge(trainer: Trainer, split: Split | None, log: RunLog) -> Judgement | No
     judgement = trainer.kept_objective.judge(loader, trainer.ranks)
     trainer.collect_damage(log, loader)
     return judgement
+
+
+def _fitted(trainer: Trainer) -> dict[str, Any]:
+    """How well the kept model does on images that it was trained on, beside which its scores tell overfitting."""
+    if not trainer.objective.classifies:
+        return {}
+    found = trainer.examine_on(trainer.load_to_evaluate(trainer.loader.split.spread(_FITTED)))
+    return {f"training_{trainer.objective.watched}": found[trainer.objective.watched]}
+
+
+def _snapshots(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Callable[[], None] | None:
+    """What writes the model as it is into RUN/snapshots; None if none are asked for."""
+    if not trainer.options.snapshots:
+        return None
+
+    def write() -> None:
+        labels = dataset.labels if trainer.objective.classifies else None
+        provenance = {"objective": trainer.recipe.objective, "steps": trainer.step, "vitrail": __version__}
+        bundle = Bundle(model=trainer.kept, preprocess=trainer.preprocess, labels=labels, provenance=provenance)
+        save(bundle, folder.path / "snapshots" / f"step-{trainer.step:09d}", force=True)
+
+    return write
 
 
 def _provenance(
