@@ -23,9 +23,9 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torchvision_vit
-from redraw import redraw
 from vitrail.configs.zoo import find
 from vitrail.engines.base import need
+from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 
 BATCHES = {"Ti": (1, 16), "S": (1, 16), "B": (1, 8)}

@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import vitrail
-from redraw import redraw
 from vitrail.console import print_json
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.models.create import create
 from vitrail.storage import MANIFEST, atomic_folder, write_json
 

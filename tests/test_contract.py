@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
-from redraw import redraw
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.zoo import FAMILIES, MODELS, find
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.models.create import build, create
 from vitrail.models.look import look
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from peers import import_peer
-from redraw import redraw
 from test_cli import run
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.guesses import usual_heads
 
@@ -155,6 +155,9 @@ def test_every_tensor_must_have_its_place(tmp_path, to):
         read_any(str(folder), Told())
 
 
+FORMATS_OF_VIT = ("google", "huggingface", "timm", "torchvision")
+
+
 def test_what_another_library_cannot_express_is_refused(tmp_path):
     for to, changes in (
         ("huggingface", {"registers": 1}),
@@ -164,6 +167,7 @@ def test_what_another_library_cannot_express_is_refused(tmp_path):
         ("google", {"layer_scale": 0.1}),
         ("timm", {"position": "rope-2d"}),
         ("google", {"attention": "local"}),
+        *((to, changes) for to in FORMATS_OF_VIT for changes in ({"residual": False}, {"attention_scale": 1.0})),
         ("huggingface", {"resolution": (64, 128)}),
     ):
         bundle = small(**changes)

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from peers import import_peer
-from redraw import redraw
 from test_convert import CLOTHES, SMALL, equal, small, there
 from vitrail.configs.formats import FORMATS
 from vitrail.data.loader import Loader
@@ -17,6 +16,7 @@ from vitrail.errors import UsageError
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.protocols import evaluate
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.proof import prove
 from vitrail.weights.vocabulary import split_tensors

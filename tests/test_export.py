@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vitrail
-from redraw import redraw
 from vitrail.engines.base import need
 from vitrail.engines.cache import MODEL, ready
+from vitrail.lab.exact import redraw
 
 # One of each family, as small as it goes.
 MODELS = {

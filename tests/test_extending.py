@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from redraw import redraw
 from vitrail import extensions
 from vitrail.errors import MissingError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.models.create import create
 from vitrail.weights.bundle import Bundle, load, save
 from vitrail.weights.convert import Told, read_any

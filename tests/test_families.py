@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from peers import import_peer, timm_with_weights
-from redraw import redraw
+from vitrail.lab.exact import redraw
 from vitrail.lab.measures import influence
 from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.create import create

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from test_old_runs import forge
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe, find_recipe
@@ -17,6 +16,7 @@ from vitrail.errors import UsageError, VitrailError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import Ridge, ridge_head
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.training.finetune import adapt, adapt_head, finetune
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import vitrail
-from redraw import redraw
 from vitrail.errors import UsageError
 from vitrail.inspection.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
 from vitrail.inspection.heads import entropy, grid_distances, measure_heads, reading
 from vitrail.inspection.layers import cka, cka_table, gram, outliers
 from vitrail.inspection.maps import attention_written_out, maps, relevance, rollout
 from vitrail.inspection.places import filters, position_table, similarity, structure
+from vitrail.lab.exact import redraw
 
 
 def tiny(**changes):
@@ -113,6 +113,7 @@ KINDS = [
     ("ViT-Micro/4", {"attention": "local", "attention_span": 3, "pool": "gap"}),
     ("ViT-Micro/4", {"pool": "map", "registers": 1}),
     ("ViT-Micro/4", {"norm_order": "post", "layer_scale": 0.5}),
+    ("ViT-Micro/4", {"residual": False, "attention_scale": 1}),
     ("Hybrid-Nano", {}),
     ("iGPT-Micro", {"causal": True}),
 ]

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from vitrail.data.sources import open_data
 from vitrail.inspection.examine import examine
 from vitrail.inspection.page import make_page, render_figures, write_page
+from vitrail.lab.exact import redraw
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

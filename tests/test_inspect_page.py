@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
@@ -21,6 +20,7 @@ from vitrail.inspection.page import make_page, render_figures, write_page
 from vitrail.inspection.panels.walk import colours_of, walk
 from vitrail.inspection.registry import PANELS
 from vitrail.inspection.words import SHARED
+from vitrail.lab.exact import redraw
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 
@@ -277,6 +277,7 @@ def test_half_the_precision_is_enough():
             "z_1 = LN(g * MLP(z') + z'),  z' = LN(g * MSA(z_0) + z_0)",
             ("y = mean_n z_L^n", "y W + b"),
         ),
+        ({"residual": False}, "z_1 = MLP(LN(z')),  z' = MSA(LN(z_0))", ("y = LN(z_L^0)", "y W + b")),
         (
             {"position_at": "every", "norm": "batch", "pool": "map", "representation": "tanh"},
             "z_1 = MLP(BN(z')) + z',  z' = MSA(BN(z_0 + E_pos)) + (z_0 + E_pos)",

@@ -138,3 +138,9 @@ def test_the_usual_vit_is_shared_with_other_questions():
     keys = [{cell.key("") for cell in one} for one in rounds]
     assert all(len(one) for one in keys)
     assert {cell.key("") for cells in question.cells.values() for cell in cells} <= keys[-1]
+
+
+def test_a_family_that_is_not_asked_for_is_not_trained():
+    lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
+    question = Position("position", lab)
+    assert question.rounds() == ([question.proof],)

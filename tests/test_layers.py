@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redraw import redraw
+from vitrail.lab.exact import redraw
 from vitrail.models.layers import MLP, Attention, PatchEmbed, TokenBatchNorm, activate, drop_path, patchify, unpatchify
 
 small = st.integers(1, 5)

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from vitrail import extensions
 from vitrail.data.sources import open_data
 from vitrail.errors import VitrailError
@@ -19,6 +18,7 @@ from vitrail.inspection.examine import examine
 from vitrail.inspection.page import write_page
 from vitrail.inspection.panel import Context, Panel
 from vitrail.inspection.registry import PANELS
+from vitrail.lab.exact import redraw
 
 CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
 

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from test_bundle import FIXTURE, GREY_8, make, tiny
 from test_contract import ONE_PER_FAMILY
 from vitrail.cli import main
@@ -26,6 +25,7 @@ from vitrail.engines.base import Outputs, batch_for, cores, need
 from vitrail.engines.cache import ready
 from vitrail.engines.export import prove, sample
 from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.lab.exact import redraw
 from vitrail.models.convolutions import bake_
 from vitrail.models.look import look
 from vitrail.storage import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
@@ -237,6 +237,7 @@ def test_every_family_has_an_onnx_engine(name, tmp_path):
         {"position": "learned-2d", "representation": "tanh", "norm": "batch"},
         {"position": "sincos-2d", "norm_order": "post", "channels": 13},
         {"stride": 1, "activation": "gelu-tanh", "layer_scale": 0.1},
+        {"residual": False, "attention_scale": 1.0},
     ],
     ids=str,
 )

@@ -15,11 +15,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import vitrail
-from redraw import redraw
 from vitrail.data.sources import open_data
 from vitrail.errors import MissingError, UsageError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import sample_shots
+from vitrail.lab.exact import redraw
 from vitrail.sklearn import ViTClassifier, ViTFeatures
 
 # The one thing that scikit-learn asks of every estimator and that ours do not promise.

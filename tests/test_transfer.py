@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 import vitrail
-from redraw import redraw
 from test_cli import FIXTURE, run
 from vitrail.cli import main
 from vitrail.data.dataset import Dataset, Split
@@ -30,6 +29,7 @@ from vitrail.evaluation.transfer import (
     sample_shots,
 )
 from vitrail.evaluation.transfer import probe as learn_probe
+from vitrail.lab.exact import redraw
 from vitrail.models.look import look
 from vitrail.storage import MANIFEST, _write_manifest, user_folder
 

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from redraw import redraw
 from vitrail.cli import main
 from vitrail.configs.augment import Augment
 from vitrail.configs.options import Options
@@ -26,6 +25,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.images.preprocess import IMAGENET_MEAN, Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.training.finetune import adapt
 from vitrail.training.run import train
 from vitrail.weights.convert import Told, convert, read_any

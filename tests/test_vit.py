@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redraw import redraw
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
+from vitrail.lab.exact import redraw
 from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify
@@ -146,6 +146,7 @@ COMBINATIONS = [
         {},
         {"norm": "batch", "norm_order": "post", "activation": "relu", "attention": "strided", "representation": "tanh"},
         {"attention": "local", "layer_scale": 0.3, "representation": "gelu", "activation": "gelu-tanh"},
+        {"residual": False, "attention_scale": 0.7},
     )
 ] + [
     {"position": position, "position_at": at, "registers": registers, "class_position": named}
@@ -378,3 +379,24 @@ def test_seeded_creation_is_reproducible():
         torch.manual_seed(3)
         weights.append(create("ViT-Pico/2").state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_without_residual_connections_a_block_is_its_sub_layers():
+    model = small(residual=False)
+    block, z_BTD = model.blocks[0], torch.randn(2, model.config.tokens, model.config.width, dtype=torch.float64)
+    between = block.attn(block.norm1(z_BTD))
+    torch.testing.assert_close(block(z_BTD), block.mlp(block.norm2(between)), rtol=0, atol=1e-12)
+
+
+def test_attention_without_its_scale_is_that_of_longer_queries():
+    model, scaled = small(), small(attention_scale=1)
+    width = model.config.width
+    scaled.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for block in scaled.blocks:
+            block.attn.qkv.weight[:width] *= (width // model.config.heads) ** -0.5
+            block.attn.qkv.bias[:width] *= (width // model.config.heads) ** -0.5
+    images = random_images(model)
+    assert difference(model(images), scaled(images)) < 1e-10
+    attention, other = (look(one, images).attention[1] for one in (model, scaled))
+    torch.testing.assert_close(attention, other, rtol=0, atol=1e-10)

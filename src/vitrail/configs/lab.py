@@ -14,6 +14,9 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "augmentation": "vitrail.lab.questions.augmentation:Augmentation",
         "size": "vitrail.lab.questions.size:Size",
         "position": "vitrail.lab.questions.position:Position",
+        "neighbourhood": "vitrail.lab.questions.neighbourhood:Neighbourhood",
+        "translation": "vitrail.lab.questions.translation:Translation",
+        "order": "vitrail.lab.questions.order:Order",
         "compute": "vitrail.lab.questions.compute:Compute",
     },
 )

@@ -48,6 +48,10 @@ class ViTConfig(PatchedConfig):
     """Patches that a patch attends to: all, a square window, or the strided pattern of Sparse Transformers."""
     attention_span: int | None = None
     """Radius of the local window in patches (default 1: 3x3), or the stride (default: one row of the grid)."""
+    attention_scale: float | None = None
+    """Factor of the logits of the encoder's attention: none is 1 / sqrt(D / k); 1 leaves the logits as they are."""
+    residual: bool = True
+    """Whether each sub-layer adds to what entered it (eqs. 2-3); false replaces it."""
     norm: Literal["layer", "batch"] = "layer"
     """LayerNorm per token over D, or BatchNorm per feature over images and tokens."""
     norm_order: Literal["pre", "post"] = "pre"
@@ -81,7 +85,7 @@ class ViTConfig(PatchedConfig):
                 "activation",
             )
         )
-        self._check_flags(("class_position", "wrap", "qkv_bias"))
+        self._check_flags(("class_position", "wrap", "qkv_bias", "residual"))
         check_integer("width", self.width, low=1, high=65_536)
         check_integer("depth", self.depth, low=1, high=1000)
         check_integer("heads", self.heads, low=1, high=4096)
@@ -96,6 +100,11 @@ class ViTConfig(PatchedConfig):
         if self.layer_scale is not None:
             check_number("layer_scale", self.layer_scale, low=0, below=1e6)
             object.__setattr__(self, "layer_scale", float(self.layer_scale))  # a 0 would make a table of integers
+        if self.attention_scale is not None:
+            check_number("attention_scale", self.attention_scale, low=0, below=1e6)
+            object.__setattr__(self, "attention_scale", float(self.attention_scale))
+        if self.drop_path and not self.residual:
+            raise UsageError(f"Drop path must be 0 without residual connections, got {self.drop_path}.")
         if self.attention_span is not None:
             check_integer("attention_span", self.attention_span, low=1, high=65_536)
         self._check_width()

@@ -39,15 +39,15 @@ def evidence_grid(model: AnyModel) -> Pair:
 
 
 def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
-    """K copies of an image, each without the cells that its row of `gone_KN` marks. Sizes of cells may differ by a
-    pixel."""
-    _, height, width = image_CHW.shape
+    """K copies of an image, or K images (K, C, H, W), each without the cells that its row of `gone_KN` marks. Sizes of
+    cells may differ by a pixel."""
+    height, width = image_CHW.shape[-2:]
     if grid[0] > height or grid[1] > width:
         raise UsageError(f"Grid must be within the image's {height} x {width} px, got {grid[0]} x {grid[1]}.")
     rows = torch.arange(height, device=image_CHW.device) * grid[0] // height
     columns = torch.arange(width, device=image_CHW.device) * grid[1] // width
     mask = gone_KN.view(-1, 1, *grid).to(image_CHW.dtype)[:, :, rows][..., columns]
-    mean = image_CHW.mean(dim=(1, 2), keepdim=True)
+    mean = image_CHW.mean(dim=(-2, -1), keepdim=True)
     return image_CHW * (1 - mask) + mean * mask
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel
+from vitrail.models.look import look
 
 
 def cka(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
@@ -29,6 +31,16 @@ def cka_table(ones: Mapping[str, Sequence[np.ndarray]], others: Mapping[str, Seq
             both = sum(map(_hsic, ones[one], others[other]))
             table[row, column] = both / np.sqrt(max(own[0][one] * own[1][other], 1e-300))
     return table
+
+
+def layer_grams(model: AnyModel, images: Tensor, batch: int = 32) -> dict[str, list[np.ndarray]]:
+    """The `gram` of what leaves each layer, one for each batch of about so many images."""
+    found: dict[str, list[np.ndarray]] = {}
+    for part in images.tensor_split(-(-len(images) // batch)):
+        for name, tensor in look(model, part, attention=False).steps.items():
+            if name.startswith("blocks."):
+                found.setdefault(name, []).append(gram(tensor.float().flatten(1).cpu().numpy()))
+    return found
 
 
 def gram(features: np.ndarray) -> np.ndarray:

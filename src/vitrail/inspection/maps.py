@@ -30,7 +30,7 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
         raise UsageError(f"Seen must be of these {len(images)} images, got {len(seen.logits)}.")
     shares_BT = reading(seen, layout)
     last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
-    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)])
+    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)], residual=_is_residual(model))
     found = {
         name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, layout.prefix :].reshape(-1, *layout.grid)
         for name, weights_BTT in (("rollout", flow), ("last attention", last))
@@ -40,15 +40,16 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
     return found
 
 
-def rollout(attentions: Sequence[Tensor]) -> np.ndarray:
+def rollout(attentions: Sequence[Tensor], *, residual: bool = True) -> np.ndarray:
     """Attention rollout (arXiv 2005.00928), how much of each input token reaches each output token (B, T, T): the
-    product over layers of (mean over heads + identity), with rows normalised to 1."""
+    product over layers of (mean over heads + identity), with rows normalised to 1. The identity stands for the residual
+    connections; a model without them has none."""
     if not attentions:
         raise UsageError("Rollout must have the attention of at least one layer, got none.")
     flow = None
     for attention_BHTT in attentions:
         step = attention_BHTT.cpu().double().mean(dim=1)  # not every GPU has 64-bit reals
-        step = step + torch.eye(step.shape[-1], dtype=step.dtype)
+        step = step + residual * torch.eye(step.shape[-1], dtype=step.dtype)
         step = step / step.sum(dim=-1, keepdim=True)
         flow = step if flow is None else step @ flow
     assert flow is not None
@@ -71,19 +72,19 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
         logits = model(images)
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
         gradients = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), kept)
-    identity = torch.eye(kept[0].shape[-1], dtype=torch.float64)
+    identity, is_residual = torch.eye(kept[0].shape[-1], dtype=torch.float64), _is_residual(model)
     flow = identity.expand(len(images), -1, -1).clone()
     steps = [
         (weights * gradient).clamp(min=0).detach().cpu().double().mean(dim=1)
         for weights, gradient in zip(kept, gradients, strict=True)
     ]
     for step in steps[: model.config.depth]:  # (B, Q, T): the last layer may ask for [CLS] alone
-        flow[:, : step.shape[1]] += step @ flow
+        flow[:, : step.shape[1]] = flow[:, : step.shape[1]] * is_residual + step @ flow
     match layout.reads:
         case "[CLS]":
             row = flow[:, 0]
         case "mean":
-            row = (flow - identity)[:, layout.prefix :].mean(dim=1)
+            row = (flow - is_residual * identity)[:, layout.prefix :].mean(dim=1)
         case "pool":
             row = (steps[-1] @ flow)[:, 0]
     found = row[:, layout.prefix :].float().numpy()
@@ -115,7 +116,7 @@ def _attend(
     queries: int | None = None,
 ) -> Tensor:
     q, k, v = layer.qkv_heads(x_BND, rope, queries)
-    weights = attention_weights(q, k, bias if bias is None or queries is None else bias[..., :queries, :])
+    weights = attention_weights(q, k, bias if bias is None or queries is None else bias[..., :queries, :], layer.scale)
     return layer.proj((_keep(weights, kept) @ v).transpose(1, 2).flatten(2))
 
 
@@ -129,6 +130,11 @@ def _keep(weights: Tensor, kept: list[Tensor]) -> Tensor:
         weights = weights.detach().requires_grad_()  # in a frozen model, gradients begin here
     kept.append(weights)
     return weights
+
+
+def _is_residual(model: AnyModel) -> bool:
+    """Whether what enters a layer also leaves it: only a ViT can be asked to leave that out."""
+    return getattr(model.config, "residual", True)
 
 
 def _layout(model: AnyModel) -> Layout:

@@ -177,3 +177,9 @@ def between(one: Estimate) -> str:
     """The interval of a difference of shares, in percentage points."""
     low, high = bar(one)
     return points(one.value) if low == high else f"{points(low / 100)} … {points(high / 100)}"
+
+
+def interval_text(one: Estimate) -> str:
+    """A share in per cent with its interval, where it is known."""
+    low, high = bar(one)
+    return f"{one.value:.1%}" if low == high else f"{one.value:.1%} ({low:.1f} … {high:.1f})"

@@ -84,9 +84,11 @@ class Attention(nn.Module):
     eqs. 6 and 7 without fusion), so training on small images does not use it.
     """
 
-    def __init__(self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True) -> None:
+    def __init__(
+        self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True, scale: float | None = None
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.scale = heads, scale
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.proj = nn.Linear(width, width, bias=proj_bias)
 
@@ -99,15 +101,15 @@ class Attention(nn.Module):
         if bias is not None and queries is not None:
             bias = bias[..., :queries, :]
         if self.training and q_BHQK.requires_grad and q_BHQK.device.type == "cpu" and k_BHNK.shape[2] <= _SHORT:
-            y_BHQK = attention_weights(q_BHQK, k_BHNK, bias) @ v_BHNK
+            y_BHQK = attention_weights(q_BHQK, k_BHNK, bias, self.scale) @ v_BHNK
         else:
-            y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias)
+            y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, scale=self.scale)
         return self.proj(y_BHQK.transpose(1, 2).flatten(2))
 
     def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """The attention A = softmax(q k^T / sqrt(K)) of eq. 6, which the fused kernel does not return."""
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
-        return attention_weights(q_BHNK, k_BHNK, bias)
+        return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
     def qkv_heads(
         self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None
@@ -133,9 +135,9 @@ class Attention(nn.Module):
         )
 
 
-def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None) -> Tensor:
+def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
     """Attention weights of eq. 6 (B, H, Q, N); rows sum to 1."""
-    logits_BHQN = (q_BHQK * q_BHQK.shape[-1] ** -0.5) @ k_BHNK.transpose(-2, -1)
+    logits_BHQN = (q_BHQK * (q_BHQK.shape[-1] ** -0.5 if scale is None else scale)) @ k_BHNK.transpose(-2, -1)
     if bias is not None:
         is_mask = bias.dtype == torch.bool
         logits_BHQN = logits_BHQN.masked_fill(~bias, -torch.inf) if is_mask else logits_BHQN + bias

@@ -43,7 +43,10 @@ class Block(nn.Module):
         super().__init__()
         self.pre_norm, self.dropout, self.drop_path = config.norm_order == "pre", config.dropout, drop_path
         self.norm1 = make_norm(config.norm, config.width, config.norm_epsilon)
-        self.attn = Attention(width=config.width, heads=config.heads, qkv_bias=config.qkv_bias)
+        self.residual = config.residual
+        self.attn = Attention(
+            width=config.width, heads=config.heads, qkv_bias=config.qkv_bias, scale=config.attention_scale
+        )
         self.norm2 = make_norm(config.norm, config.width, config.norm_epsilon)
         self.mlp = MLP(width=config.width, hidden=config.mlp, activation=config.activation, dropout=config.dropout)
         self.ls1 = self.ls2 = None
@@ -67,7 +70,7 @@ class Block(nn.Module):
     def _add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
         if scale is not None:
             branch_BQD = scale(branch_BQD)
-        return z_BQD + drop_path(branch_BQD, self.drop_path, self.training)
+        return z_BQD + drop_path(branch_BQD, self.drop_path, self.training) if self.residual else branch_BQD
 
     def attention(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
         """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
@@ -270,10 +273,13 @@ class ViT(Model[ViTConfig]):
     def _block_equation(self, layer: int, norm: str, *, adds: bool) -> str:
         scale = "g * " if self.config.layer_scale is not None else ""
         inner = f"z_{layer} + E_pos" if adds else f"z_{layer}"
-        entering = f"({inner})" if adds else inner
+        entering = f" + ({inner})" if adds else f" + {inner}"
+        middle = " + z'"
+        if not self.config.residual:
+            entering = middle = ""
         if self.config.norm_order == "pre":
-            return f"z_{layer + 1} = {scale}MLP({norm}(z')) + z',  z' = {scale}MSA({norm}({inner})) + {entering}"
-        return f"z_{layer + 1} = {norm}({scale}MLP(z') + z'),  z' = {norm}({scale}MSA({inner}) + {entering})"
+            return f"z_{layer + 1} = {scale}MLP({norm}(z')){middle},  z' = {scale}MSA({norm}({inner})){entering}"
+        return f"z_{layer + 1} = {norm}({scale}MLP(z'){middle}),  z' = {norm}({scale}MSA({inner}){entering})"
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), all_tokens=True)

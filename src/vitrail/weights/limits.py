@@ -12,6 +12,8 @@ _PLAIN = {
     "position": "learned-1d",
     "placement": "once",
     "attention": "global",
+    "attention_scale": None,
+    "residual": True,
     "norm": "layer",
     "norm_order": "pre",
     "stride": None,

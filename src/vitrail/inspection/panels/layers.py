@@ -7,16 +7,15 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.inspection.colours import sequential
-from vitrail.inspection.layers import cka_table, gram, outliers, token_norms
+from vitrail.inspection.layers import cka_table, layer_grams, outliers, token_norms
 from vitrail.inspection.panel import Context, Figure, Panel, prepare, rounded
-from vitrail.models.base import AnyModel, Seen
-from vitrail.models.look import evaluating, look
+from vitrail.models.base import Seen
+from vitrail.models.look import evaluating
 from vitrail.pages.page import Html, escape, figure, matrix, table
 from vitrail.pages.words import words_beside
 
 FEW = 16
 """Minimum number of images for CKA; with fewer it is noise."""
-_BATCH = 32  # images of one batch for CKA
 
 
 class Comparison(NamedTuple):
@@ -69,13 +68,13 @@ class Layers(Panel):
 
     def _compare(self) -> Comparison:
         context = self.context
-        one = two = _grams(context.model, context.images)
+        one = two = layer_grams(context.model, context.images)
         name = None
         if context.against is not None:
             name, other = context.against
             with evaluating(other.model):
                 crops = [other.preprocess.crop(image) for image in context.sources]
-                two = _grams(other.model, prepare(other, crops))
+                two = layer_grams(other.model, prepare(other, crops))
         return Comparison(cka_table(one, two), list(one), list(two), len(context.images), name)
 
     def layer_numbers(self, layer: int) -> dict[str, Any]:
@@ -116,13 +115,3 @@ class Layers(Panel):
             headers = [self.word(name) for name in ("layer", "median", "largest-norm", "outliers")]
             parts += [self.say("norms"), table(headers, rows, frozenset(range(4)))]
         return "".join(parts)
-
-
-def _grams(model: AnyModel, images: Tensor) -> Mapping[str, list[np.ndarray]]:
-    """The Gram matrices of each layer's outputs, one for each batch."""
-    found: dict[str, list[np.ndarray]] = {}
-    for part in images.tensor_split(-(-len(images) // _BATCH)):
-        for name, tensor in look(model, part, attention=False).steps.items():
-            if name.startswith("blocks."):
-                found.setdefault(name, []).append(gram(tensor.float().flatten(1).cpu().numpy()))
-    return found

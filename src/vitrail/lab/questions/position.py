@@ -78,6 +78,8 @@ class Position(Question):
         return Cell("vitrail.lab.questions.position:prove", {"model": model.to_document()}, work=1e9)
 
     def rounds(self) -> Sequence[Sequence[Cell]]:
+        if "vit" not in self.lab.families:
+            return ([self.proof],)
         compared = ("none", "learned-1d", "learned-2d", "sincos-2d")
         main = {name: cells for (name, count), cells in self.cells.items() if count == self.count}
         kinds = [cell for kind in KINDS for cell in main[kind][:2]]
@@ -161,7 +163,7 @@ class Position(Question):
             )
             for name, svg in figures.items()
         )
-        return f'<div class="panes">{panes}</div>{self._table()}{self.word("conditions-note", "p")}{self._ladder()}'
+        return f'<div class="panes">{panes}</div>{self._table()}{self.word("conditions-note", "p")}'
 
     def _ends(self) -> dict[str, str]:
         """R2 of rows and columns before and after training."""
@@ -171,28 +173,24 @@ class Position(Question):
         return {"before": f"{first[0]:.2f} / {first[1]:.2f}", "after": f"{last[0]:.2f} / {last[1]:.2f}"}
 
     def _table(self) -> str:
+        counts = sorted({count for _, count in self.found.right}, reverse=True)
         rows = []
         for kind in KINDS:
             if (kind, self.count) not in self.found:
                 continue
+            shares = [f"{self.found.estimate((kind, n)).value:.1%}" if (kind, n) in self.found else "-" for n in counts]
             lead = self._lead(kind, "none")
-            found = self.encodings.get(kind)
             said = "-" if lead is None or kind == "none" else f"{points(lead.value)} ({_range(lead)})"
+            found = self.encodings.get(kind)
             numbers = ["-"] * 3 if found is None else [_change(found, name) for name in ("unique", "bounded", "uneven")]
-            rows.append([kind, f"{self.found.estimate((kind, self.count)).value:.1%}", said, *numbers])
-        heads = ["", *(self.word(name) for name in ("accuracy-head", "lead-head", "unique", "bounded", "uneven"))]
-        return table(heads, rows, frozenset(range(1, 6))) if rows else ""
-
-    def _ladder(self) -> str:
-        """Where differences exceed their noise, at the smallest size."""
-        small = self.lab.sizes[0]
-        rows = [
-            [kind, f"{self.found.estimate((kind, small)).value:.1%}"]
-            for kind in KINDS
-            if small != self.count and (kind, small) in self.found
+            rows.append([kind, *shares, said, *numbers])
+        heads = [
+            "",
+            *(self.word("accuracy-head", count=f"{n:,}") for n in counts),
+            self.word("lead-head", count=f"{self.count:,}"),
+            *(self.word(name) for name in ("unique", "bounded", "uneven")),
         ]
-        heads = ["", self.word("accuracy-small", count=f"{small:,}")]
-        return table(heads, rows, frozenset({1})) if rows else ""
+        return table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
 
     def numbers(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,280 @@
+"""Who uses that pixels have neighbours? Models trained again on images whose pixels are permuted, always alike.
+
+Where weights can follow a permutation, training cannot notice it: that is proved, and nothing is trained.
+"""
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.configs.base import ModelConfig, read_model
+from vitrail.lab.cell import Cell, Outcome
+from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
+from vitrail.lab.images import Images
+from vitrail.lab.permute import LEVELS, move, patch_order, permutation
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import Estimate, lost_skill
+from vitrail.models.base import AnyModel, Seen
+from vitrail.models.create import build
+from vitrail.pages.page import Range, figure, ranges, table
+from vitrail.pages.words import words_beside
+from vitrail.settings import Pair
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("vit", {}),
+    "vit sincos-2d": ("vit", {"position": "sincos-2d"}),
+    "hybrid": ("hybrid", {}),
+    "resnet": ("resnet", {}),
+    "mixer": ("mixer", {}),
+    "lstm": ("lstm", {}),
+    "mlp": ("mlp", {}),
+}
+"""Family and changes by name."""
+_MOST = 10_000  # training images
+_TRAINED_EQUAL = 1e-6  # after some steps of training, whose rounding errors add up
+_RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
+
+
+class Neighbourhood(Question):
+    """What permutations of pixels cost each family."""
+
+    words = words_beside(__file__)
+    claims = ("C13", "C14", "C34a", "C36")
+
+    @functools.cached_property
+    def count(self) -> int:
+        """Training images of every cell."""
+        return max((count for count in self.lab.sizes if count <= _MOST), default=self.lab.sizes[0])
+
+    @functools.cached_property
+    def patch(self) -> Pair:
+        """The patch of the lab's ViT: what is within and what is between patches is the same for all families."""
+        height, width = self.lab.images.matched("vit").to_document()["patch"]
+        return height, width
+
+    def config(self, name: str) -> ModelConfig:
+        family, changes = VARIANTS[name]
+        return self.lab.images.matched(family, **changes)
+
+    @functools.cached_property
+    def cells(self) -> dict[tuple[str, str], list[Cell]]:
+        """The cells of every variant, unpermuted ("") and at each level that its weights cannot follow."""
+        found = {}
+        asked = {name: one for name, one in VARIANTS.items() if one[0] in self.lab.families}
+        for name, (family, changes) in asked.items():
+            model = build(self.config(name))
+            for level in ("", *LEVELS):
+                if level and model.reindex(permutation(level, self.lab.images.resolution, self.patch, 0)):
+                    continue
+                found[name, level] = [
+                    self.lab.train(
+                        family,
+                        count=self.count,
+                        seed=seed,
+                        changes=changes,
+                        permutation=(level, self.patch, seed) if level else None,
+                    )
+                    for seed in self.lab.seeds_for(self.count)
+                ]
+        return found
+
+    @functools.cached_property
+    def proof(self) -> Cell:
+        models = {name: self.config(name).to_document() for name in VARIANTS}
+        settings = {"models": models, "patch": list(self.patch)}
+        return Cell("vitrail.lab.questions.neighbourhood:prove", settings, work=2e9)
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        def some(names: Sequence[str], levels: Sequence[str], seeds: int | None = 2) -> list[Cell]:
+            return [cell for name in names for level in levels for cell in self.cells.get((name, level), [])[:seeds]]
+
+        every = ("", *LEVELS)
+        return (
+            [self.proof, *some(("resnet",), ("", "patches"))],
+            some(("resnet", "vit"), every),
+            some(("mixer", "mlp"), every),
+            some(("hybrid", "lstm", "vit sincos-2d"), every),
+            some(tuple(VARIANTS), every, None),
+        )
+
+    def read(self, results: Results) -> None:
+        self.found = Accuracies(results, self.cells)
+        self.proved = results.get(self.proof)
+
+    def _follows(self, name: str, level: str) -> bool:
+        """Whether weights were proved to follow permutations of a level, and training with them."""
+        one = None if self.proved is None else self.proved["families"][name][level]
+        return bool(one and one["after"] is not None and one["after"] < EQUAL and one["training"] < _TRAINED_EQUAL)
+
+    def loss(self, name: str, level: str) -> Estimate | None:
+        """The permutation's cost in skill (PSI): exactly 0 where weights can follow it; None if it is not known."""
+        if self._follows(name, level):
+            return Estimate(0.0, 0.0)
+        if (name, level) not in self.found or (name, "") not in self.found:
+            return None
+        chance = 1 / len(self.lab.images.labels)
+        return lost_skill(self.found.right[name, ""], self.found.right[name, level], self.found.noise, chance)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        yield Verdict("C13", "exact", holds=self._only_patches_and_positions())
+        lost = [self.loss(name, "patches") for name in ("resnet", "vit")]
+        yield Verdict("C14", "trained", None if lost[0] is None or lost[1] is None else lost[0] - lost[1])
+        yield Verdict("C34a", "exact", holds=self._all_follow("mixer", ("within", "patches")))
+        yield Verdict("C36", "exact", holds=self._all_follow("mlp", LEVELS))
+
+    def _all_follow(self, name: str, levels: Sequence[str]) -> bool | None:
+        return None if self.proved is None else all(self._follows(name, level) for level in levels)
+
+    def _only_patches_and_positions(self) -> bool | None:
+        if self.proved is None:
+            return None
+        tokens, resized = self.proved["tokens"], self.proved["resized"]
+        cuts = tokens["within"] and tokens["patches"] and not tokens["pixels"]
+        grids = resized["mirrored"] < _RESIZED_EQUAL and resized["shuffled"] > DIFFERENT
+        return bool(self._follows("vit", "patches") and cuts and grids)
+
+    def _shown(self) -> list[str]:
+        return [name for name in VARIANTS if (name, "") in self.found]
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        panels = {}
+        for level in LEVELS:
+            rows = []
+            for name in self._shown():
+                one = self.loss(name, level)
+                if one is not None and one.error == one.error:
+                    colour = COLOURS.get(name, 7)
+                    rows.append(Range(name, one.value, *(one.interval() if one.error else (0.0, 0.0)), colour))
+            panels[level] = rows
+        ends = [value for rows in panels.values() for row in rows for value in row[1:4]]
+        if ends:
+            low, high = min(*ends, 0.0), max(*ends, 0.1)
+            wide = (low - 0.05 * (high - low), high + 0.05 * (high - low))
+            for level, rows in panels.items():
+                yield f"neighbourhood-{level}", ranges(rows, self.word("loss", "tspan"), ends=wide, zero=0.0)
+
+    def html(self, figures: dict[str, str]) -> str:
+        if not self._shown():
+            return str(self.word("nothing", "p"))
+        note = self.word("figure-note", count=f"{self.count:,}", seeds=len(self.lab.seeds_for(self.count)))
+        panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
+        rows = [
+            [
+                name,
+                f"{self.found.estimate((name, '')).value:.1%}",
+                *(_say(self.loss(name, level), self.word("exactly")) for level in LEVELS),
+            ]
+            for name in self._shown()
+        ]
+        heads = ["", self.word("accuracy"), *(self.word(level) for level in LEVELS)]
+        listed = table(heads, rows, frozenset(range(1, 5)))
+        return f'<div class="panes">{panes}</div>{listed}{self.word("proof-note", "p")}'
+
+    def numbers(self) -> dict[str, Any]:
+        lost = {(name, level): self.loss(name, level) for name in self._shown() for level in LEVELS}
+        return {
+            "accuracy": {
+                f"{name} {level}".strip(): list(self.found.estimate((name, level))[:2])
+                for name, level in self.found.right
+            },
+            "loss": {
+                f"{name} {level}": [one.value, *one.interval()] if one.error else [0.0, 0.0, 0.0]
+                for (name, level), one in lost.items()
+                if one is not None and one.error == one.error
+            },
+            "exact": self.proved,
+        }
+
+
+def _say(one: Estimate | None, exactly: str) -> str:
+    if one is None:
+        return "-"
+    if one.error == 0:
+        return exactly
+    if one.error != one.error:
+        return f"{one.value:.2f}"
+    low, high = one.interval()
+    return f"{one.value:.2f} ({low:.2f} … {high:.2f})"
+
+
+def prove(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """Which permutations weights can follow, before and after training; and where ViT knows the grid."""
+    patch = tuple(settings["patch"])
+    configs = {name: read_model(document) for name, document in settings["models"].items()}
+    result = {
+        "families": {
+            name: {level: _follow(config, level, patch) for level in LEVELS} for name, config in configs.items()
+        },
+        "tokens": {level: _same_tokens(configs["vit"], level, patch) for level in LEVELS},
+        "resized": _resized(configs["vit"], patch),
+    }
+    return Outcome(result, {})
+
+
+def _follow(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | None]:
+    """How much a permutation changes the answers: as it is, after weights followed it, and after training so."""
+    model, order = drawn(config), permutation(level, config.resolution, patch, 0)
+    images = random_images(model)
+    moved, twin = move(images, order), copy.deepcopy(model)
+    with torch.no_grad():
+        before = difference(model(images), model(moved))
+        if not twin.reindex(order):
+            return {"before": before, "after": None, "training": None}
+        after = difference(model(images), twin(moved))
+    return {"before": before, "after": after, "training": difference(_train(model, images), _train(twin, moved))}
+
+
+def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
+    """Logits after some steps of the lab's optimiser."""
+    labels = torch.arange(len(images)) % model.config.classes
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    with torch.no_grad():
+        return model(images)
+
+
+def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
+    """Whether tokens are made of the same sets of pixels after a permutation: what no place for weights can change."""
+    model = drawn(config)
+    sets = []
+    for order in (
+        torch.arange(config.resolution[0] * config.resolution[1]),
+        permutation(level, config.resolution, patch, 0),
+    ):
+        pixels = random_images(model, 1).requires_grad_()
+        seen = Seen(frozenset(), weighs=False)
+        model(move(pixels, order), seen)
+        tokens = seen.steps["projected"][0].sum(-1)
+        gradients = [torch.autograd.grad(token, pixels, retain_graph=True)[0] for token in tokens]
+        sets.append({frozenset(one.abs().sum(1).flatten().nonzero().flatten().tolist()) for one in gradients})
+    return sets[0] == sets[1]
+
+
+def _resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
+    """How much two models differ at twice the resolution that are equal at their own: one whose patches are mirrored,
+    and so keep their neighbours, and one whose patches are shuffled."""
+    model, (height, width) = drawn(config), config.resolution
+    grid, large = (height // patch[0], width // patch[1]), (2 * height, 2 * width)
+    mirrored, shuffled = copy.deepcopy(model), copy.deepcopy(model)
+    places = torch.arange(grid[0] * grid[1])
+    mirror, shuffle = places.view(grid).flip(1).flatten(), permutation("pixels", grid, (1, 1), 0)
+    mirrored.reindex(patch_order(mirror, config.resolution, patch))
+    shuffled.reindex(patch_order(shuffle, config.resolution, patch))
+    model, mirrored, shuffled = (one.resize(large) for one in (model, mirrored, shuffled))
+    images = random_images(model)
+    large_mirror = torch.arange(4 * len(places)).view(2 * grid[0], 2 * grid[1]).flip(1).flatten()
+    with torch.no_grad():
+        logits = model(images)
+        as_mirror = mirrored(move(images, patch_order(large_mirror, large, patch)))
+        as_shuffle = shuffled(move(images, patch_order(shuffle, large, (2 * patch[0], 2 * patch[1]))))
+    return {"mirrored": difference(logits, as_mirror), "shuffled": difference(logits, as_shuffle)}
