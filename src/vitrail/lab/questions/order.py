@@ -84,7 +84,9 @@ class Order(Question):
         for name, cells in self.measured.items():
             if known := [found for cell in cells if (found := results.get(cell)) is not None]:
                 self.looked[name] = known
-        self.noise: SeedNoise = pool([one["after"]["recency"] for one in some] for some in self.looked.values())
+        indices = {name: [one["after"]["recency"] for one in some] for name, some in self.looked.items()}
+        self.noise: SeedNoise = pool(indices[order] for order in ORDERS if order in indices)
+        self.control_noise: SeedNoise = pool([indices.get("vit", [])])
 
     def verdicts(self) -> Iterator[Verdict]:
         read = [order for order in ORDERS if order in self.looked]
@@ -93,7 +95,8 @@ class Order(Question):
 
     def _forgets(self, order: str) -> Estimate:
         """How much later than evenly the patches lie that count."""
-        return mean_of([one["after"]["recency"] - 0.5 for one in self.looked[order]], self.noise)
+        noise = self.noise if order in ORDERS else self.control_noise
+        return mean_of([one["after"]["recency"] - 0.5 for one in self.looked[order]], noise)
 
     def _assumes_order(self) -> bool | None:
         if self.proved is None:

@@ -93,7 +93,11 @@ class Position(Question):
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        def of_size(count: int) -> Accuracies:
+            """Each size has its own seed noise: small training sets have more."""
+            return Accuracies(results, {name: cells for (name, at), cells in self.cells.items() if at == count})
+
+        self.found, self.few = of_size(self.count), of_size(self.lab.sizes[0])
         self.proved = results.get(self.proof)
         self.encodings = {
             kind: found for kind, cell in self.measured.items() if (found := results.get(cell)) is not None
@@ -110,7 +114,7 @@ class Position(Question):
         yield Verdict("C21", "exact", holds=self._are_good())
 
     def _lead(self, one: str, other: str) -> Estimate | None:
-        return self.found.difference((one, self.count), (other, self.count))
+        return self.found.difference(one, other)
 
     def _learned(self) -> Estimate | None:
         """The smaller of what training adds to the R2 of rows and of columns."""
@@ -136,11 +140,10 @@ class Position(Question):
 
     def figures(self) -> Iterator[tuple[str, str]]:
         rows = []
-        for name, count in self.found.right:
-            if count == self.count:
-                one = self.found.estimate((name, count))
-                colour = COLOURS["vit"] if name in KINDS else 7
-                rows.append(Range(self._name(name, "tspan"), 100 * one.value, *bar(one), colour))
+        for name in self.found.right:
+            one = self.found.estimate(name)
+            colour = COLOURS["vit"] if name in KINDS else 7
+            rows.append(Range(self._name(name, "tspan"), 100 * one.value, *bar(one), colour))
         if rows:
             yield "position-accuracy", ranges(rows, self.word("accuracy", "tspan"))
         if self.courses:
@@ -173,12 +176,12 @@ class Position(Question):
         return {"before": f"{first[0]:.2f} / {first[1]:.2f}", "after": f"{last[0]:.2f} / {last[1]:.2f}"}
 
     def _table(self) -> str:
-        counts = sorted({count for _, count in self.found.right}, reverse=True)
+        of_sizes = {self.count: self.found, self.lab.sizes[0]: self.few}
         rows = []
         for kind in KINDS:
-            if (kind, self.count) not in self.found:
+            if kind not in self.found:
                 continue
-            shares = [f"{self.found.estimate((kind, n)).value:.1%}" if (kind, n) in self.found else "-" for n in counts]
+            shares = [f"{one.estimate(kind).value:.1%}" if kind in one else "-" for one in of_sizes.values()]
             lead = self._lead(kind, "none")
             said = "-" if lead is None or kind == "none" else f"{points(lead.value)} ({_range(lead)})"
             found = self.encodings.get(kind)
@@ -186,7 +189,7 @@ class Position(Question):
             rows.append([kind, *shares, said, *numbers])
         heads = [
             "",
-            *(self.word("accuracy-head", count=f"{n:,}") for n in counts),
+            *(self.word("accuracy-head", count=f"{count:,}") for count in of_sizes),
             self.word("lead-head", count=f"{self.count:,}"),
             *(self.word(name) for name in ("unique", "bounded", "uneven")),
         ]
@@ -194,7 +197,11 @@ class Position(Question):
 
     def numbers(self) -> dict[str, Any]:
         return {
-            "accuracy": {f"{name} {n}": list(self.found.estimate((name, n))[:2]) for name, n in self.found.right},
+            "accuracy": {
+                f"{name} {count}": list(found.estimate(name)[:2])
+                for count, found in ((self.count, self.found), (self.lab.sizes[0], self.few))
+                for name in found.right
+            },
             "conditions": self.encodings,
             "structure": [course.tolist() for course in self.courses],
             "exact": self.proved,
