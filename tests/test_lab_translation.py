@@ -6,9 +6,12 @@ import pytest
 from fake_lab import answer, digits_lab, nothing
 from vitrail.lab.cell import pack
 from vitrail.lab.changes import shift_changes
+from vitrail.lab.exact import redraw
 from vitrail.lab.looking import looking_cell
 from vitrail.lab.questions.translation import Translation, measure, prove
-from vitrail.lab.training import train
+from vitrail.lab.training import read_config
+from vitrail.models.create import build
+from vitrail.weights.bundle import Bundle, save
 
 LAB = digits_lab()
 
@@ -60,8 +63,9 @@ def test_what_is_exact(proved):
 
 
 def test_a_real_model_is_measured_the_same_twice(tmp_path):
-    cell = LAB.train("vit", count=100, seed=0, seen=256, learning_rate=1e-3)
-    train(cell.settings, LAB.images, [], tmp_path / "bundle")
+    cell = LAB.train("vit", count=100, seed=0)
+    model = redraw(build(read_config(cell.settings)))
+    save(Bundle(model=model, preprocess=LAB.images.preprocess), tmp_path / "bundle")
     found = [measure({}, LAB.images, [tmp_path / "bundle"], tmp_path).result for _ in range(2)]
     assert found[0] == found[1]
     assert found[0]["count"] == 360

@@ -16,6 +16,8 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "position": "vitrail.lab.questions.position:Position",
         "neighbourhood": "vitrail.lab.questions.neighbourhood:Neighbourhood",
         "translation": "vitrail.lab.questions.translation:Translation",
+        "locality": "vitrail.lab.questions.locality:Locality",
+        "robustness": "vitrail.lab.questions.robustness:Robustness",
         "order": "vitrail.lab.questions.order:Order",
         "compute": "vitrail.lab.questions.compute:Compute",
     },

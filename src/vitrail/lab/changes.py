@@ -4,7 +4,7 @@ Every measure gives a number for each image, and the mean of these is the measur
 spread, and two models are compared on the same images. Shapes: B images of a batch, C channels, H x W pixels.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -177,6 +177,18 @@ def other_changes(grids: Sequence[Pair], cells: Pair) -> dict[str, Change]:
         **{f"low {band:g}": low_pass(band) for band in BANDS},
         **{f"high {band:g}": high_pass(band) for band in BANDS},
     }
+
+
+CURVES = ("shuffle", "drop", "low", "high")
+"""Kinds of `other_changes`; each is drawn as a curve."""
+
+
+def curve(kind: str, names: Iterable[str]) -> list[tuple[float, str]]:
+    """The changes of a kind as points of a curve: blocks a side, or per cent of cells or frequencies. The image as it
+    is, which has no name, stands where it belongs."""
+    scale, unchanged = {"shuffle": (1, 1), "drop": (100, 0), "low": (100, 100), "high": (100, 0)}[kind]
+    found = [(scale * float(name.partition(" ")[2]), name) for name in names if name.startswith(f"{kind} ")]
+    return sorted([*found, (float(unchanged), "")])
 
 
 def shift_values(asked: Mapping[str, Asked], right: np.ndarray, far: int | None = None) -> dict[str, np.ndarray]:

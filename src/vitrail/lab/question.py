@@ -179,7 +179,8 @@ def between(one: Estimate) -> str:
     return points(one.value) if low == high else f"{points(low / 100)} … {points(high / 100)}"
 
 
-def interval_text(one: Estimate) -> str:
-    """A share in per cent with its interval, where it is known."""
+def interval_text(one: Estimate, most: float = 100.0) -> str:
+    """A share in per cent with its interval, where it is known; no end of it is below 0 or above `most`."""
     low, high = bar(one)
-    return f"{one.value:.1%}" if low == high else f"{one.value:.1%} ({low:.1f} … {high:.1f})"
+    ends = f"({max(low, 0):.1f} … {min(high, most):.1f})"
+    return f"{one.value:.1%}" if low == high else f"{one.value:.1%} {ends}"

@@ -1,0 +1,261 @@
+"""How near does a model look? Receptive areas and distances of attention, against the amount of training data."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.lab import inside
+from vitrail.lab.cell import Cell, Outcome
+from vitrail.lab.exact import random_images, redraw
+from vitrail.lab.images import Images
+from vitrail.lab.looking import Readings, looking_cell, open_model, test_images
+from vitrail.lab.question import COLOURS, Question, Verdict, bar, interval_text
+from vitrail.lab.results import Results
+from vitrail.models.create import create
+from vitrail.models.layers import patchify
+from vitrail.models.vit import ViT
+from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.words import words_beside
+
+_TASK = "vitrail.lab.questions.locality"
+_FAMILIES = ("vit", "resnet", "hybrid", "mixer")
+_PASSES = 3000  # forward passes of one image that a measurement costs
+_WATCHED, _DERIVED = 64, 24  # test images for attention, and for gradients
+
+
+class Locality(Question):
+    """Receptive areas of families, and how far heads look, on a grid of 7 x 7 patches or more."""
+
+    words = words_beside(__file__)
+    claims = ("C10", "C12a", "C15")
+
+    @property
+    def families(self) -> list[str]:
+        """Those whose layers have places, ViT and CNN first."""
+        return [family for family in _FAMILIES if family in self.lab.families]
+
+    @property
+    def counts(self) -> list[int]:
+        """The largest number of training images, the smallest, and one between."""
+        sizes = self.lab.sizes
+        return list(dict.fromkeys((sizes[-1], sizes[0], sizes[len(sizes) // 2])))
+
+    def _train(self, family: str, count: int, seed: int) -> Cell:
+        """Larger models than elsewhere, which see half as many images. Images of 8 px have a patch for each pixel."""
+        if self.lab.images.size != "Pico":
+            return self.lab.train(family, count=count, seed=seed, size="Micro", seen=self.lab.seen // 2)
+        changes = {"patch": 1} if family in ("vit", "mixer") else None
+        return self.lab.train(family, count=count, seed=seed, changes=changes, seen=self.lab.seen // 2)
+
+    @functools.cached_property
+    def cells(self) -> dict[tuple[str, int], list[Cell]]:
+        """What looks at trained models."""
+        return {
+            (family, count): [
+                looking_cell(f"{_TASK}:measure", self._train(family, count, seed), _PASSES)
+                for seed in self.lab.seeds_for(count)
+            ]
+            for family in self.families
+            for count in self.counts
+        }
+
+    @functools.cached_property
+    def untrained(self) -> dict[str, list[Cell]]:
+        """What looks at the same models before training."""
+        return {
+            family: [
+                looking_cell(f"{_TASK}:measure", self._train(family, self.counts[0], seed), _PASSES, untrained=True)
+                for seed in range(self.lab.seeds)
+            ]
+            for family in self.families
+        }
+
+    @functools.cached_property
+    def proof(self) -> Cell:
+        """What is exact."""
+        return Cell(f"{_TASK}:prove", {})
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        largest = self.counts[0]
+        first = [("vit", largest), ("resnet", largest)]
+        dose = [("vit", count) for count in self.counts[1:]]
+        return (
+            [self.proof, *self._some(first, 2)],
+            self._some([("vit", self.counts[-1])] if len(self.counts) < 2 else dose[:1], 2),
+            self._some([*dose, *((family, largest) for family in self.families)], 2),
+            self._some(list(self.cells), None),
+        )
+
+    def _some(self, keys: Sequence[tuple[str, int]], seeds: int | None) -> list[Cell]:
+        keys = [key for key in keys if key in self.cells]
+        before = [cell for family in dict.fromkeys(key[0] for key in keys) for cell in self.untrained[family][:seeds]]
+        return before + [cell for key in keys for cell in self.cells[key][:seeds]]
+
+    def read(self, results: Results) -> None:
+        before = {(family, 0): cells for family, cells in self.untrained.items()}
+        groups = {**self.cells, **before}
+        self.area = Readings(results, groups, lambda found: found["areas"][str(found["third"])])
+        with_heads = {key: cells for key, cells in groups.items() if key[0] in ("vit", "hybrid")}
+        self.nearest = Readings(results, with_heads, lambda found: found["nearest"])
+        self.areas, self.heads, self.grid = {}, {}, None
+        for key, cells in groups.items():
+            found = [one for cell in cells if (one := results.get(cell)) is not None]
+            if found:
+                layers = range(len(found[0]["areas"]))
+                self.areas[key] = [float(np.mean([one["areas"][str(layer)] for one in found])) for layer in layers]
+                if found[0]["heads"]:
+                    self.heads[key] = {int(layer): found[0]["heads"][layer] for layer in found[0]["heads"]}
+        self.proved = results.get(self.proof)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        largest = self.counts[0]
+        yield Verdict("C10", "trained", self.area.difference(("vit", largest), ("resnet", largest)))
+        if self.proved is None:
+            yield from (Verdict("C12a", "exact"), Verdict("C15", "exact"))
+            return
+        alone, tokens = max(self.proved[name] for name in ("embedding", "norm", "mlp")), self.proved["tokens"]
+        attention = self.proved["attention"]
+        yield Verdict(
+            "C12a", "exact", holds=alone == 1 and attention == tokens, words={"tokens": f"1 / {attention} / {tokens}"}
+        )
+        words = {}
+        if (key := ("vit", largest)) in self.heads:
+            words["trained"] = _range(self.heads[key][0])
+            words["untrained"] = f"untrained {_range(self.heads['vit', 0][0])}" if ("vit", 0) in self.heads else "-"
+        yield Verdict("C15", "exact", holds=self.proved["first-layer"] == tokens, words=words)
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        largest = self.counts[0]
+        areas = []
+        for family in self.families:
+            for key, name in (((family, largest), family), ((family, 0), f"{family} 0")):
+                if key in self.areas:
+                    depth = len(self.areas[key])
+                    xs = [100 * (layer + 1) / depth for layer in range(depth)]
+                    values = [100 * one for one in self.areas[key]]
+                    areas.append(Line(name, xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
+        if areas:
+            yield "locality-area", chart(areas, self.word("depth", "tspan"), self.word("area", "tspan"), dots=True)
+        doses = []
+        for family in ("vit", "hybrid"):
+            counts = sorted(count for name, count in self.nearest.right if name == family and count)
+            if counts:
+                some = [self.nearest.estimate((family, count)) for count in counts]
+                colour, values = COLOURS[family], [100 * one.value for one in some]
+                doses.append(Line(family, counts, values, colour, bars=[bar(one) for one in some]))
+                if (family, 0) in self.nearest:
+                    flat = 100 * self.nearest.estimate((family, 0)).value
+                    doses.append(Line(f"{family} 0", counts, [flat] * len(counts), colour, joined=False))
+        if doses:
+            across, up = self.word("images", "tspan"), self.word("nearest", "tspan")
+            yield "locality-dose", chart(doses, across, up, dots=True, log_x=True)
+        heads = []
+        for key, name, colour in ((("vit", largest), "vit", 0), (("vit", 0), "vit 0", 7)):
+            if key in self.heads:
+                spots = [(layer + 1, 100 * one) for layer, some in self.heads[key].items() for one in some]
+                heads.append(Line(name, [x for x, _ in spots], [y for _, y in spots], colour, joined=False))
+        if heads:
+            yield "locality-heads", chart(heads, self.word("layer", "tspan"), self.word("distance", "tspan"))
+
+    def html(self, figures: dict[str, str]) -> str:
+        if not figures:
+            return str(self.word("nothing", "p"))
+        panes = "".join(
+            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), svg) for name, svg in figures.items()
+        )
+        rows = []
+        for family, count in sorted(self.areas, key=lambda key: (self.families.index(key[0]), key[1])):
+            key = (family, count)
+            shown = interval_text(self.nearest.estimate(key), math.inf) if key in self.nearest else "-"
+            first = _range(self.heads[key][0]) if key in self.heads else "-"
+            size = f"{count:,}" if count else self.word("untrained")
+            rows.append([family, size, interval_text(self.area.estimate(key)), shown, first])
+        heads = ["", "n", *(self.word(name) for name in ("area-third", "nearest-head", "first-heads"))]
+        listed = table(heads, rows, frozenset(range(1, 5)))
+        return f'<div class="panes">{panes}</div>{listed}{self._proofs()}'
+
+    def _proofs(self) -> str:
+        if self.proved is None:
+            return ""
+        rows = [
+            [self.word(f"exact-{name}"), f"{value} / {self.proved['tokens']}"]
+            for name, value in self.proved.items()
+            if name != "tokens"
+        ]
+        return f"{self.word('exact', 'p')}{table((self.word('part'), self.word('reached')), rows, frozenset({1}))}"
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "area": {
+                f"{family} {count}": list(self.area.estimate((family, count))[:2]) for family, count in self.area.right
+            },
+            "nearest": {
+                f"{family} {count}": list(self.nearest.estimate((family, count))[:2])
+                for family, count in self.nearest.right
+            },
+            "heads": {f"{family} {count}": some for (family, count), some in self.heads.items()},
+            "exact": self.proved,
+        }
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.0%} … {max(values):.0%}"
+
+
+def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
+    """Receptive areas after every layer; distances of heads where there are some."""
+    model = open_model(settings, of)
+    pixels, _ = test_images(images, _WATCHED)
+    depth = model.config.depth
+    areas = inside.receptive_areas(model, pixels[:: max(len(pixels) // _DERIVED, 1)][:_DERIVED], range(depth))
+    distances = inside.head_distances(model, pixels)
+    result: dict[str, Any] = {
+        "third": inside.third(depth),
+        "areas": {str(layer): inside.rounded(values) for layer, values in areas.items()},
+        "heads": {str(layer): inside.rounded(one.mean(axis=0)) for layer, one in distances.items()},
+    }
+    if distances:
+        first = distances[0]
+        result["nearest"] = inside.rounded(first[:, first.mean(axis=0).argmin()])
+    return Outcome(result, {})
+
+
+def prove(_settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """What is exact: from how many tokens (or patches) at most the gradient of one token's output comes."""
+    model = redraw(cast(ViT, create("ViT-Micro/4", classes=5)).double(), std=0.3)
+    images = random_images(model, 1)
+    block, prefix = model.blocks[0], model.config.prefix
+    patch = model.config.patch
+    z_1ND = model.patch_embed(images).detach()
+
+    def first_layer(pixels: Tensor) -> Tensor:
+        return block(model.assemble(model.patch_embed(pixels)))[:, prefix:]
+
+    layers: dict[str, Callable[[Tensor], Tensor]] = {"norm": block.norm1, "mlp": block.mlp, "attention": block.attn}
+    found = {name: reached(layer, z_1ND, lambda gradient: gradient) for name, layer in layers.items()}
+    found["embedding"] = reached(model.patch_embed, images, lambda gradient: patchify(gradient, patch))
+    counts = {name: int(one.sum(dim=1).max()) for name, one in found.items()}
+    counts["first-layer"] = int(
+        reached(first_layer, images, lambda gradient: patchify(gradient, patch)).sum(dim=1).min()
+    )
+    return Outcome({**counts, "tokens": z_1ND.shape[1]}, {})
+
+
+def reached(layer: Callable[[Tensor], Tensor], source: Tensor, by_token: Callable[[Tensor], Tensor]) -> Tensor:
+    """Whether the gradient of each token's output (rows) is other than zero at each token of the input, (N, N)."""
+    source = source.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        output_1ND = layer(source)
+        # A plain sum of features would be blind to whatever a norm removes.
+        signs = torch.randn(output_1ND.shape[-1], generator=torch.Generator().manual_seed(0), dtype=output_1ND.dtype)
+        rows = []
+        for token in range(output_1ND.shape[1]):
+            (gradient,) = torch.autograd.grad(output_1ND[0, token] @ signs, source, retain_graph=True)
+            rows.append(by_token(gradient)[0].abs().amax(dim=-1) > 0)
+    return torch.stack(rows)
