@@ -19,6 +19,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "locality": "vitrail.lab.questions.locality:Locality",
         "robustness": "vitrail.lab.questions.robustness:Robustness",
         "order": "vitrail.lab.questions.order:Order",
+        "encoder": "vitrail.lab.questions.encoder:Encoder",
         "compute": "vitrail.lab.questions.compute:Compute",
     },
 )

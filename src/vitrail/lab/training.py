@@ -31,7 +31,6 @@ from vitrail.weights.bundle import Bundle, save
 
 BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)
-AUGMENT = {"crop": "pad", "padding": 2}
 _JUDGED = 2000  # training images whose answers are compared with those of the test images
 _LOOKS = 8  # evaluations on validation images, at log-spaced steps
 
@@ -83,7 +82,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
             "clip": 1.0,
             "label_smoothing": 0.1,
             "on_nonfinite": "skip",
-            "augment": AUGMENT if settings["augment"] else {},
+            "augment": shifts(images.resolution) if settings["augment"] else {},
             **settings["recipe"],
         }
     )
@@ -123,6 +122,11 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
         "loss": float(np.mean(losses[-50:])),
     }
     return Outcome(result, {"seconds": round(spent, 2), "curve_seconds": seconds})
+
+
+def shifts(resolution: Pair) -> dict[str, Any]:
+    """The lab's augmentation: random shifts by up to a fourteenth of the image, 2 of 28 pixels."""
+    return {"crop": "pad", "padding": max(1, min(resolution) // 14)}
 
 
 def read_config(settings: dict[str, Any]) -> ModelConfig:

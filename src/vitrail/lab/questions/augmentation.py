@@ -8,16 +8,12 @@ from vitrail.lab.cell import Cell
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
-from vitrail.lab.training import AUGMENT
-from vitrail.pages.page import Line, chart, figure, table
+from vitrail.lab.training import shifts
+from vitrail.pages.page import Range, figure, ranges, table
 from vitrail.pages.words import words_beside
 
 FAMILIES = ("vit", "resnet")
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "augmented": {"augment": True},
-    "regularised": {"recipe": {"augment": {**AUGMENT, "mixup": 0.2}, "weight_decay": 0.2}},
-}
+VARIANTS = ("plain", "augmented", "regularised")
 """What the protocol adds: nothing, a random shift of the image, or that with Mixup and four times the weight decay."""
 
 Key = tuple[str, str, int]
@@ -34,15 +30,26 @@ class Augmentation(Question):
         """The smallest and the largest number of images."""
         return tuple(dict.fromkeys((self.lab.sizes[0], self.lab.sizes[-1])))
 
+    def settings(self, variant: str) -> dict[str, Any]:
+        """What a variant changes of the protocol."""
+        match variant:
+            case "augmented":
+                return {"augment": True}
+            case "regularised":
+                shifted = shifts(self.lab.images.resolution)
+                return {"recipe": {"augment": {**shifted, "mixup": 0.2}, "weight_decay": 0.2}}
+        return {}
+
     @functools.cached_property
     def cells(self) -> dict[Key, list[Cell]]:
         """By family, variant and number of images; a seed each."""
         return {
             (family, variant, count): [
-                self.lab.train(family, count=count, seed=seed, **settings) for seed in self.lab.seeds_for(count)
+                self.lab.train(family, count=count, seed=seed, **self.settings(variant))
+                for seed in self.lab.seeds_for(count)
             ]
             for family in FAMILIES
-            for variant, settings in VARIANTS.items()
+            for variant in VARIANTS
             for count in self.ends
         }
 
@@ -55,7 +62,7 @@ class Augmentation(Question):
                 for cell in cells[:seeds]
             ]
 
-        decisive, all_of_them = ("plain", "augmented"), tuple(VARIANTS)
+        decisive, all_of_them = VARIANTS[:2], VARIANTS
         return (
             some(decisive, self.ends[:1], 2),
             some(decisive, self.ends, 2),
@@ -80,27 +87,17 @@ class Augmentation(Question):
         yield Verdict("C4", "trained", self.found.contrast(*terms), words={"n": f"n = {least:,}"})
 
     def figures(self) -> Iterator[tuple[str, str]]:
+        gains = {
+            key: gain for key in self.found.right if key[1] != "plain" and (gain := self.gain(*key)) is not None
+        }
         for count in self.ends:
-            lines = []
-            for family in FAMILIES:
-                known = [
-                    (at, self.found.estimate((family, variant, count)))
-                    for at, variant in enumerate(VARIANTS)
-                    if (family, variant, count) in self.found
-                ]
-                if known:
-                    lines.append(
-                        Line(
-                            family,
-                            [at for at, _ in known],
-                            [100 * one.value for _, one in known],
-                            COLOURS[family],
-                            bars=[bar(one) for _, one in known],
-                        )
-                    )
-            if lines:
-                labels = self.word("steps", "tspan"), self.word("accuracy", "tspan")
-                yield f"augmentation-{count}", chart(lines, *labels, dots=True)
+            rows = [
+                Range(self.word(f"{family}-{variant}", "tspan"), 100 * gain.value, *bar(gain), COLOURS[family])
+                for (family, variant, n), gain in gains.items()
+                if n == count
+            ]
+            if rows:
+                yield f"augmentation-{count}", ranges(rows, self.word("gain", "tspan"), zero=0.0)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
