@@ -21,6 +21,8 @@ from vitrail.pages.words import Words, word
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 
+_USUAL = 10_000
+
 COLOURS = {"vit": 0, "resnet": 1, "hybrid": 2, "mixer": 3, "lstm": 4, "mlp": 5, "igpt": 6}
 """Every family keeps its colour in all figures; others share the last one."""
 
@@ -36,6 +38,11 @@ class Lab:
     seeds: int
     seen: int
     """Images that every trained model sees."""
+
+    @property
+    def usual_size(self) -> int:
+        """Training images of comparisons at one size: as many as there are, up to 10,000."""
+        return max((count for count in self.sizes if count <= _USUAL), default=self.sizes[0])
 
     def train(self, family: str, *, count: int, seed: int, **settings: Any) -> Cell:
         """A trained cell by the lab's protocol."""

@@ -36,7 +36,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {}),
 }
 """Family and changes by name."""
-_MOST = 10_000  # training images
 _TRAINED_EQUAL = 1e-6  # after some steps of training, whose rounding errors add up
 _RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
 
@@ -46,11 +45,6 @@ class Neighbourhood(Question):
 
     words = words_beside(__file__)
     claims = ("C13", "C14", "C34a", "C36")
-
-    @functools.cached_property
-    def count(self) -> int:
-        """Training images of every cell."""
-        return max((count for count in self.lab.sizes if count <= _MOST), default=self.lab.sizes[0])
 
     @functools.cached_property
     def patch(self) -> Pair:
@@ -75,12 +69,12 @@ class Neighbourhood(Question):
                 found[name, level] = [
                     self.lab.train(
                         family,
-                        count=self.count,
+                        count=self.lab.usual_size,
                         seed=seed,
                         changes=changes,
                         permutation=(level, self.patch, seed) if level else None,
                     )
-                    for seed in self.lab.seeds_for(self.count)
+                    for seed in self.lab.seeds_for(self.lab.usual_size)
                 ]
         return found
 
@@ -162,7 +156,9 @@ class Neighbourhood(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not self._shown():
             return str(self.word("nothing", "p"))
-        note = self.word("figure-note", count=f"{self.count:,}", seeds=len(self.lab.seeds_for(self.count)))
+        note = self.word(
+            "figure-note", count=f"{self.lab.usual_size:,}", seeds=len(self.lab.seeds_for(self.lab.usual_size))
+        )
         panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
         rows = [
             [

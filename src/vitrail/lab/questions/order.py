@@ -12,12 +12,12 @@ from vitrail.configs.base import read_model
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
+from vitrail.lab.looking import looking_cell, open_model, test_images
 from vitrail.lab.measures import influence, recency, strength_by_place
 from vitrail.lab.permute import move, patch_order
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points, smallest
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool
-from vitrail.models.create import build
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.lstm import sequence_order
 from vitrail.pages.page import Line, Range, chart, figure, ranges, table
@@ -25,7 +25,6 @@ from vitrail.pages.words import words_beside
 from vitrail.weights.bundle import load
 
 ORDERS = ("raster", "reversed", "random", "column", "snake")
-_MOST = 10_000  # training images
 _LOOKED_AT = 256  # test images whose gradients are taken
 
 
@@ -36,17 +35,12 @@ class Order(Question):
     claims = ("C32b", "C33")
 
     @functools.cached_property
-    def count(self) -> int:
-        """Training images of every cell."""
-        return max((count for count in self.lab.sizes if count <= _MOST), default=self.lab.sizes[0])
-
-    @functools.cached_property
     def cells(self) -> dict[str, list[Cell]]:
         """The LSTM of each order, and ViT, a seed each."""
 
         def trained(family: str, **changes: Any) -> list[Cell]:
-            seeds = self.lab.seeds_for(self.count)
-            return [self.lab.train(family, count=self.count, seed=seed, changes=changes) for seed in seeds]
+            seeds = self.lab.seeds_for(self.lab.usual_size)
+            return [self.lab.train(family, count=self.lab.usual_size, seed=seed, changes=changes) for seed in seeds]
 
         control = {"vit": trained("vit")} if "vit" in self.lab.families else {}
         return {order: trained("lstm", order=order) for order in ORDERS} | control
@@ -54,12 +48,9 @@ class Order(Question):
     @functools.cached_property
     def measured(self) -> dict[str, list[Cell]]:
         """How strongly each patch counts, by the time at which it is read; ViT's in raster order."""
-        task, work = "vitrail.lab.questions.order:measure", 20.0 * _LOOKED_AT * self.lab.images.matched("lstm").macs
+        task, passes = "vitrail.lab.questions.order:measure", 8.0 * _LOOKED_AT
         return {
-            name: [
-                Cell(task, {"order": "raster" if name == "vit" else name}, of=(cell,), family="lstm", work=work)
-                for cell in cells
-            ]
+            name: [looking_cell(task, cell, passes, order="raster" if name == "vit" else name) for cell in cells]
             for name, cells in self.cells.items()
         }
 
@@ -141,7 +132,7 @@ class Order(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not self.found.right:
             return str(self.word("nothing", "p"))
-        note = {"count": f"{self.count:,}"}
+        note = {"count": f"{self.lab.usual_size:,}"}
         panes = "".join(
             figure(self.word(f"{name}-title"), self.word(f"{name}-note", **note), svg) for name, svg in figures.items()
         )
@@ -208,11 +199,10 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     """
     bundle = load(of[0])
     trained: Any = bundle.provenance["lab"]
-    torch.manual_seed(trained["seed"])
-    untrained = build(read_model(trained["model"]))
+    untrained = open_model(trained, [])
     lecun_normal_(untrained.head)
-    some = images.test.spread(_LOOKED_AT)
-    pixels, labels = images.preprocess(list(some.images)), torch.from_numpy(np.asarray(some.labels))
+    pixels, classes = test_images(images, _LOOKED_AT)
+    labels = torch.from_numpy(classes)
     patch, grid = trained["model"]["patch"], bundle.model.config.grid
     order = sequence_order(settings["order"], grid)
     result: dict[str, Any] = {}

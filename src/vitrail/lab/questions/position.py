@@ -13,12 +13,12 @@ from vitrail.inspection.places import position_table
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
+from vitrail.lab.looking import looking_cell, open_model
 from vitrail.lab.measures import conditions, distances
 from vitrail.lab.permute import move, permutation
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, mean_of, pool
-from vitrail.models.create import build
 from vitrail.models.positions import grid_coordinates, sincos_1d
 from vitrail.pages.page import Line, Range, chart, figure, ranges, table
 from vitrail.pages.words import words_beside
@@ -29,7 +29,6 @@ PLACES = ("every", "shared")
 """Where learned-1d may enter besides once, at the input."""
 MARGIN = 0.01
 """About equal: within one point."""
-_MOST = 10_000  # training images of the main comparison
 
 
 class Position(Question):
@@ -39,15 +38,10 @@ class Position(Question):
     claims = ("C17", "C18", "C19", "C20", "C21")
 
     @functools.cached_property
-    def count(self) -> int:
-        """Training images of the comparison."""
-        return max((count for count in self.lab.sizes if count <= _MOST), default=self.lab.sizes[0])
-
-    @functools.cached_property
     def cells(self) -> dict[tuple[str, int], list[Cell]]:
         """The cells of every variant and size, a seed each."""
         variants = {kind: {"position": kind} for kind in KINDS} | {place: {"position_at": place} for place in PLACES}
-        counts = dict.fromkeys((self.count, self.lab.sizes[0]))
+        counts = dict.fromkeys((self.lab.usual_size, self.lab.sizes[0]))
         return {
             (name, count): [
                 self.lab.train("vit", count=count, seed=seed, changes=changes) for seed in self.lab.seeds_for(count)
@@ -60,15 +54,15 @@ class Position(Question):
     def fine(self) -> list[Cell]:
         """Learned positions of a grid that is large enough to show structure."""
         if self.lab.images.size == "Pico":
-            return self.cells["learned-1d", self.count]
-        seeds, seen = self.lab.seeds_for(self.count), self.lab.seen // 2
-        return [self.lab.train("vit", count=self.count, seed=seed, size="Micro", seen=seen) for seed in seeds]
+            return self.cells["learned-1d", self.lab.usual_size]
+        seeds, seen = self.lab.seeds_for(self.lab.usual_size), self.lab.seen // 2
+        return [self.lab.train("vit", count=self.lab.usual_size, seed=seed, size="Micro", seen=seen) for seed in seeds]
 
     @functools.cached_property
     def measured(self) -> dict[str, Cell]:
         """What every kind's encoding is after training."""
         return {
-            kind: Cell("vitrail.lab.questions.position:measure", {}, of=(self.cells[kind, self.count][0],))
+            kind: looking_cell("vitrail.lab.questions.position:measure", self.cells[kind, self.lab.usual_size][0], 0)
             for kind in KINDS
         }
 
@@ -81,7 +75,7 @@ class Position(Question):
         if "vit" not in self.lab.families:
             return ([self.proof],)
         compared = ("none", "learned-1d", "learned-2d", "sincos-2d")
-        main = {name: cells for (name, count), cells in self.cells.items() if count == self.count}
+        main = {name: cells for (name, count), cells in self.cells.items() if count == self.lab.usual_size}
         kinds = [cell for kind in KINDS for cell in main[kind][:2]]
         return (
             [self.proof, *(cell for kind in compared for cell in (*main[kind][:2], self.measured[kind]))],
@@ -97,7 +91,7 @@ class Position(Question):
             """Each size has its own seed noise: small training sets have more."""
             return Accuracies(results, {name: cells for (name, at), cells in self.cells.items() if at == count})
 
-        self.found, self.few = of_size(self.count), of_size(self.lab.sizes[0])
+        self.found, self.few = of_size(self.lab.usual_size), of_size(self.lab.sizes[0])
         self.proved = results.get(self.proof)
         self.encodings = {
             kind: found for kind, cell in self.measured.items() if (found := results.get(cell)) is not None
@@ -161,7 +155,7 @@ class Position(Question):
         panes = "".join(
             figure(
                 self.word(f"{name}-title"),
-                self.word(f"{name}-note", count=f"{self.count:,}", seeds=len(self.courses), **self._ends()),
+                self.word(f"{name}-note", count=f"{self.lab.usual_size:,}", seeds=len(self.courses), **self._ends()),
                 svg,
             )
             for name, svg in figures.items()
@@ -176,7 +170,7 @@ class Position(Question):
         return {"before": f"{first[0]:.2f} / {first[1]:.2f}", "after": f"{last[0]:.2f} / {last[1]:.2f}"}
 
     def _table(self) -> str:
-        of_sizes = {self.count: self.found, self.lab.sizes[0]: self.few}
+        of_sizes = {self.lab.usual_size: self.found, self.lab.sizes[0]: self.few}
         rows = []
         for kind in KINDS:
             if kind not in self.found:
@@ -190,7 +184,7 @@ class Position(Question):
         heads = [
             "",
             *(self.word("accuracy-head", count=f"{count:,}") for count in of_sizes),
-            self.word("lead-head", count=f"{self.count:,}"),
+            self.word("lead-head", count=f"{self.lab.usual_size:,}"),
             *(self.word(name) for name in ("unique", "bounded", "uneven")),
         ]
         return table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
@@ -199,7 +193,7 @@ class Position(Question):
         return {
             "accuracy": {
                 f"{name} {count}": list(found.estimate(name)[:2])
-                for count, found in ((self.count, self.found), (self.lab.sizes[0], self.few))
+                for count, found in ((self.lab.usual_size, self.found), (self.lab.sizes[0], self.few))
                 for name in found.right
             },
             "conditions": self.encodings,
@@ -261,9 +255,7 @@ def _sinusoids(name: str, width: int) -> dict[str, float]:
 def measure(_settings: dict[str, Any], _images: Images, of: list[Path], _folder: Path) -> Outcome:
     """The three conditions of a trained model's encoding, before and after training."""
     bundle = load(of[0])
-    trained: Any = bundle.provenance["lab"]
-    torch.manual_seed(trained["seed"])
-    models = {"before": build(read_model(trained["model"])), "after": bundle.model}
+    models = {"before": open_model(bundle.provenance["lab"], []), "after": bundle.model}
     return Outcome({when: _conditions(model) for when, model in models.items()}, {})
 
 
