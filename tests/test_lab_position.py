@@ -144,3 +144,8 @@ def test_a_family_that_is_not_asked_for_is_not_trained():
     lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
     question = Position("position", lab)
     assert question.rounds() == ([question.proof],)
+
+
+def test_comparisons_at_one_size_take_up_to_ten_thousand():
+    for sizes, usual in (((300, 10_000, 58_000), 10_000), ((300, 1240), 1240), ((20_000, 30_000), 20_000)):
+        assert Lab(LAB.images, ("vit",), sizes, 2, 256).usual_size == usual

@@ -24,7 +24,6 @@ from vitrail.pages.page import Line, Range, chart, figure, ranges, table
 from vitrail.pages.words import words_beside
 
 _DEEP = 12
-_MOST = 10_000  # images that are trained on, so that there are all seeds
 _LOOKED_AT = 128
 
 
@@ -86,7 +85,7 @@ class Encoder(Question):
     @functools.cached_property
     def count(self) -> int:
         """How many images all are trained on."""
-        return max((n for n in self.lab.sizes if n <= _MOST), default=self.lab.sizes[0])
+        return self.lab.usual_size
 
     @functools.cached_property
     def cells(self) -> dict[str, list[Cell]]:
