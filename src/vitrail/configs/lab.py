@@ -18,6 +18,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "translation": "vitrail.lab.questions.translation:Translation",
         "locality": "vitrail.lab.questions.locality:Locality",
         "robustness": "vitrail.lab.questions.robustness:Robustness",
+        "range": "vitrail.lab.questions.range:Range",
         "order": "vitrail.lab.questions.order:Order",
         "encoder": "vitrail.lab.questions.encoder:Encoder",
         "compute": "vitrail.lab.questions.compute:Compute",

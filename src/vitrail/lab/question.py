@@ -4,9 +4,10 @@ A question lives in one file, with its sentences in the TOML file beside it, and
 (or one entry point `question.NAME` in another package).
 """
 
+import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -143,7 +144,19 @@ class Accuracies:
         for name, cells in groups.items():
             if (right := results.right(cells)) is not None:
                 self.right[name] = right
-        self.noise: SeedNoise = pool(right.mean(axis=1).tolist() for right in self.right.values())
+        self.noise: SeedNoise = self._pool()
+
+    def _pool(self) -> SeedNoise:
+        return pool(right.mean(axis=1).tolist() for right in self.right.values())
+
+    def by_part(self, parts: Mapping[Any, np.ndarray]) -> "Accuracies":
+        """The same variants, each judged on parts of the test images: named (variant, part)."""
+        made = copy.copy(self)
+        made.right = {
+            (name, part): right[:, chosen] for name, right in self.right.items() for part, chosen in parts.items()
+        }
+        made.noise = made._pool()
+        return made
 
     def __contains__(self, name: Any) -> bool:
         return name in self.right

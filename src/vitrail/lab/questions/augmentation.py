@@ -87,9 +87,7 @@ class Augmentation(Question):
         yield Verdict("C4", "trained", self.found.contrast(*terms), words={"n": f"n = {least:,}"})
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        gains = {
-            key: gain for key in self.found.right if key[1] != "plain" and (gain := self.gain(*key)) is not None
-        }
+        gains = {key: gain for key in self.found.right if key[1] != "plain" and (gain := self.gain(*key)) is not None}
         for count in self.ends:
             rows = [
                 Range(self.word(f"{family}-{variant}", "tspan"), 100 * gain.value, *bar(gain), COLOURS[family])

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from vitrail.lab.training import read_config
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.initialise import lecun_normal_
+from vitrail.models.vit import ViT
 from vitrail.pages.page import Line, Range, chart, figure, ranges, table
 from vitrail.pages.words import words_beside
 
@@ -279,7 +280,7 @@ def gradients(settings: dict[str, Any], images: Images, _of: list[Path], _folder
     """Norm of the loss's gradient in each block of an untrained model. Its head is drawn: from one that is zero, as
     training begins with, no gradient reaches the blocks."""
     torch.manual_seed(settings["seed"])
-    model = build(read_config(settings)).train()
+    model = cast(ViT, build(read_config(settings))).train()
     lecun_normal_(model.head)
     split = images.training.spread(_LOOKED_AT)
     logits = model(images.preprocess(split.images))
@@ -307,7 +308,7 @@ def batch_mates(settings: dict[str, Any], images: Images, _of: list[Path], _fold
 
 def attention_entropy(_settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
     """Entropy of each layer's attention, mean over heads and images; 1 is uniform."""
-    model = vitrail.load(of[0]).model
+    model = cast(ViT, vitrail.load(of[0]).model)
     seen = vitrail.look(model, images.preprocess(images.test.spread(_LOOKED_AT).images))
     layout = model.layout()
     found = [float(measure_heads(seen.attention[layer], layout).entropy.mean()) for layer in sorted(seen.attention)]

@@ -1,0 +1,175 @@
+"""Does an answer that needs two distant points get learned? Two marks in an image, the same or not.
+
+An image is noise with two marks on a grid of 7 x 7 cells of 4 x 4 pixels: stripes that lie or stand. Its class is
+whether they are the same. Each mark alone tells nothing, so whatever sees one at a time is right half of the time.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.configs import zoo
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.resnet import ResNetConfig
+from vitrail.data.dataset import Split
+from vitrail.lab.cell import Cell, Outcome
+from vitrail.lab.images import Images
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar
+from vitrail.lab.results import Results
+from vitrail.lab.training import train
+from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.words import words_beside
+
+CELL, GRID = 4, 7  # pixels of a cell; cells in a row
+DISTANCES = tuple(range(1, GRID))
+_TRAINING, _VALIDATION, _TEST = 30_000, 1200, 3000
+_SEEN = 100_000
+_NOISE, _MARK = 64, 255
+
+MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
+"""`wide` is a CNN of the same cost whose units see all of the image."""
+
+
+class Range(Question):
+    """All models at equal cost, on images that are made for it: those of the lab are not used."""
+
+    words = words_beside(__file__)
+    claims = ("C16a", "C16b")
+
+    @functools.cached_property
+    def cells(self) -> dict[str, list[Cell]]:
+        """A seed each."""
+        return {
+            name: [
+                Cell(
+                    "vitrail.lab.questions.range:train_on_marks",
+                    {"model": config.to_document(), "seed": seed, "learning_rate": None, "seen": _SEEN},
+                    family=config.family,
+                    work=config.macs * (3.0 * _SEEN + 6 * _TEST),
+                )
+                for seed in range(self.lab.seeds)
+            ]
+            for name in MODELS
+            for config in (config_of(name),)
+        }
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        def some(names: Sequence[str], seeds: int | None) -> list[Cell]:
+            return [cell for name in names for cell in self.cells[name][:seeds]]
+
+        return some(MODELS[:2], 2), some(MODELS[:3], 2), some(MODELS, 2), some(MODELS, None)
+
+    def read(self, results: Results) -> None:
+        far = distances(_TEST)
+        self.found = Accuracies(results, self.cells).by_part({distance: far == distance for distance in DISTANCES})
+
+    def verdicts(self) -> Iterator[Verdict]:
+        near, far = DISTANCES[0], DISTANCES[-1]
+        yield Verdict("C16a", "trained", self.found.difference(("resnet", near), ("vit", near)))
+        words = {}
+        if ("wide", far) in self.found:
+            words["wide"] = f"CNN whose field covers the image: {self.found.estimate(('wide', far)).value:.1%}"
+        yield Verdict("C16b", "trained", self.found.difference(("vit", far), ("resnet", far)), words=words)
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        lines = []
+        for name in MODELS:
+            if (name, DISTANCES[0]) in self.found:
+                estimates = [self.found.estimate((name, distance)) for distance in DISTANCES]
+                values, bars = [100 * one.value for one in estimates], [bar(one) for one in estimates]
+                pixels = [CELL * distance for distance in DISTANCES]
+                lines.append(Line(self.word(name, "tspan"), pixels, values, COLOURS.get(name, 7), bars=bars))
+        if lines:
+            labels = self.word("distance", "tspan"), self.word("accuracy", "tspan")
+            yield "range-distance", chart(lines, *labels, dots=True)
+
+    def html(self, figures: dict[str, str]) -> str:
+        if not figures:
+            return str(self.word("nothing", "p"))
+        pane = figure(self.word("figure-title"), self.word("figure-note"), figures["range-distance"])
+        rows = []
+        for name in MODELS:
+            if (name, DISTANCES[0]) in self.found:
+                config = config_of(name)
+                shares = [self.found.estimate((name, distance)).value for distance in DISTANCES]
+                cost = f"{config.macs / 1e6:.2f} M"
+                field = field_of(config)
+                rows.append(
+                    (self.word(name), cost, "-" if field is None else field, *(f"{share:.1%}" for share in shares))
+                )
+        ends = (f"{CELL * distance} px" for distance in DISTANCES)
+        heads = ("", self.word("macs"), self.word("field"), *ends)
+        return f'<div class="panes">{pane}</div>{table(heads, rows, frozenset(range(1, len(heads))))}'
+
+    def numbers(self) -> dict[str, Any]:
+        return {f"{name} {CELL * far} px": list(self.found.estimate((name, far))[:2]) for name, far in self.found.right}
+
+
+def config_of(name: str) -> ModelConfig:
+    """A model of the task, as dear as the ViT on its cells within a few per cent."""
+    vit = zoo.small("Nano", "vit").replace(classes=2, patch=CELL, width=32, mlp=64)
+    match name:
+        case "vit":
+            return vit
+        case "resnet" | "wide":
+            changes = {"layers": [1, 2, 2]} if name == "wide" else {}
+            return zoo.small("Nano", "resnet").replace(classes=2, **changes).with_macs(vit.macs)
+    return zoo.small("Nano", name).replace(classes=2, patch=CELL, width=32).with_macs(vit.macs)
+
+
+def field_of(config: ModelConfig) -> int | None:
+    """Pixels in a row that a unit of a CNN's last layer can see: each layer adds (k - 1) times the strides so far."""
+    if not isinstance(config, ResNetConfig):
+        return None
+    field, step = 3, 1
+    for units, stride in zip(config.layers, config.stage_strides, strict=True):
+        field += 2 * step  # the first convolution strides after it has looked
+        step *= stride
+        field += 2 * step * (2 * units - 1)
+    return field
+
+
+# The task
+
+
+def distances(count: int) -> np.ndarray:
+    """How many cells lie between the marks of each test image, the larger of rows and columns: all equally often."""
+    return np.arange(count) % len(DISTANCES) + 1
+
+
+def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images (count, 28, 28, 1) and whether their marks are the same, both equally often at every distance."""
+    generator = np.random.default_rng(seed)
+    cells = list(itertools.product(range(GRID), repeat=2))
+    pairs: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {far: [] for far in DISTANCES}
+    for one, other in itertools.permutations(cells, 2):
+        pairs[max(abs(one[0] - other[0]), abs(one[1] - other[1]))].append((one, other))
+    lying = np.repeat([[1, 0, 1, 0]], CELL, axis=0).T
+    kinds = np.stack([lying, lying.T])
+    same = np.arange(count) // len(DISTANCES) % 2
+    first = generator.integers(2, size=count)
+    pixels = generator.integers(0, _NOISE, (count, GRID * CELL, GRID * CELL, 1), np.uint8)
+    for index, far in enumerate(distances(count)):
+        chosen = pairs[far][generator.integers(len(pairs[far]))]
+        for (row, column), kind in zip(chosen, (first[index], first[index] ^ 1 ^ same[index]), strict=True):
+            place = np.s_[index, row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL, 0]
+            pixels[place] = _MARK * kinds[kind]
+    return pixels, same.astype(np.int64)
+
+
+@functools.lru_cache(1)
+def mark_images() -> Images:
+    """The images of the task, as a lab has them."""
+    parts = {"training": _TRAINING, "validation": _VALIDATION, "test": _TEST}
+    splits = [Split(name, *make_marks(count, seed)) for seed, (name, count) in enumerate(parts.items())]
+    return Images("marks", ("different", "same"), "Nano", *splits, fingerprint="marks")
+
+
+def train_on_marks(settings: dict[str, Any], _images: Images, of: list[Path], folder: Path) -> Outcome:
+    """Train one model on the two marks, by the protocol of the lab."""
+    usual = {"count": _TRAINING, "recipe": {}, "augment": False, "permutation": None}
+    return train({**usual, **settings}, mark_images(), of, folder)
