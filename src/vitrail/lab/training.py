@@ -6,8 +6,9 @@ reads the test images once, at the end; its course is told by validation images.
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,26 +72,75 @@ def training_cell(
 
 def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path) -> Outcome:
     """Train one model. Its bundle is left in `folder`."""
-    began = time.perf_counter()
     split = images.subset(settings["count"])
-    recipe = Recipe.from_json(
+    torch.manual_seed(settings["seed"])
+    model = build(read_config(settings))
+    if settings["permutation"]:
+        permute_input(model, *settings["permutation"])
+    fitted = fit(model, images, split, protocol(settings, images), settings["seed"])
+    right = right_answers(model, images, images.test)
+    learned = right_answers(model, images, split.spread(_JUDGED))
+    keep(model, images, settings, folder)
+    result = {
+        "accuracy": float(right.mean()),
+        "right": pack(right),
+        "count": len(right),
+        "training_accuracy": float(learned.mean()),
+        "validation_accuracy": fitted.curve[-1][1],
+        "curve": fitted.curve,
+        "places": fitted.places,
+        "loss": fitted.loss,
+    }
+    return Outcome(result, {"seconds": round(fitted.seconds[-1][1], 2), "curve_seconds": fitted.seconds})
+
+
+def protocol(settings: dict[str, Any], images: Images) -> Recipe:
+    """The recipe that is the same for all, with the changes of a cell."""
+    changes = settings.get("recipe", {})
+    return Recipe.from_json(
         {
-            "steps": math.ceil(settings["seen"] / settings["recipe"].get("batch", BATCH)),
+            "steps": math.ceil(settings["seen"] / changes.get("batch", BATCH)),
             "batch": BATCH,
             "learning_rate": settings["learning_rate"],
             "warmup": 0.1,
             "clip": 1.0,
             "label_smoothing": 0.1,
             "on_nonfinite": "skip",
-            "augment": shifts(images.resolution) if settings["augment"] else {},
-            **settings["recipe"],
+            "augment": shifts(images.resolution) if settings.get("augment") else {},
+            **changes,
         }
     )
-    torch.manual_seed(settings["seed"])
-    model = build(read_config(settings))
-    if settings["permutation"]:
-        permute_input(model, *settings["permutation"])
-    options = Options(seed=settings["seed"], workers=0, device="cpu")
+
+
+def shifts(resolution: Pair) -> dict[str, Any]:
+    """The lab's augmentation: random shifts by up to a fourteenth of the image, 2 of 28 pixels."""
+    return {"crop": "pad", "padding": max(1, min(resolution) // 14)}
+
+
+class Fit(NamedTuple):
+    """The course of a training."""
+
+    curve: list[list[float]]
+    """Steps and the accuracy on validation images."""
+    seconds: list[list[float]]
+    """Steps and the seconds of training up to them."""
+    places: list[list[float]]
+    """Steps and what learned positions know of rows and columns."""
+    loss: float
+    """Mean of the last steps."""
+
+
+def fit(
+    model: AnyModel,
+    images: Images,
+    split: Split,
+    recipe: Recipe,
+    seed: int,
+    judge: Callable[[], float] | None = None,
+) -> Fit:
+    """Train a model. `judge` tells how good it is meanwhile; by default, the accuracy on validation images does."""
+    began = time.perf_counter()
+    options = Options(seed=seed, workers=0, device="cpu")
     trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)
     trainer.total = recipe.steps or 0
     looks = set(np.unique(np.geomspace(1, trainer.total, _LOOKS).round().astype(int)).tolist())
@@ -100,33 +150,23 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
         trainer.step += 1
         if trainer.step in looks:
             spent = time.perf_counter() - began
-            curve.append([trainer.step, float(_right(model, images, images.validation).mean())])
+            good = float(right_answers(model, images, images.validation).mean()) if judge is None else judge()
+            curve.append([trainer.step, good])
             seconds.append([trainer.step, round(spent, 3)])
             places.append(_places(model, trainer.step))
-            began += time.perf_counter() - began - spent  # evaluations do not count as training
-    spent = time.perf_counter() - began
-    right = _right(model, images, images.test)
-    fitted = _right(model, images, split.spread(_JUDGED))
-    bundle = Bundle(
-        model=model.eval(), preprocess=images.preprocess, labels=images.labels, provenance={"lab": settings}
+            began = time.perf_counter() - spent  # evaluations do not count as training
+    return Fit(curve, seconds, [one for one in places if one is not None], float(np.mean(losses[-50:])))
+
+
+def keep(model: AnyModel, images: Images, settings: dict[str, Any], folder: Path) -> None:
+    """Leave the trained model as a bundle, for cells that look at it and for people."""
+    labels = images.labels if model.config.classifies else None
+    provenance = {"lab": settings}
+    save(
+        Bundle(model=model.eval(), preprocess=images.preprocess, labels=labels, provenance=provenance),
+        folder,
+        force=True,
     )
-    save(bundle, folder, force=True)
-    result = {
-        "accuracy": float(right.mean()),
-        "right": pack(right),
-        "count": len(right),
-        "training_accuracy": float(fitted.mean()),
-        "validation_accuracy": curve[-1][1],
-        "curve": curve,
-        "places": [one for one in places if one is not None],
-        "loss": float(np.mean(losses[-50:])),
-    }
-    return Outcome(result, {"seconds": round(spent, 2), "curve_seconds": seconds})
-
-
-def shifts(resolution: Pair) -> dict[str, Any]:
-    """The lab's augmentation: random shifts by up to a fourteenth of the image, 2 of 28 pixels."""
-    return {"crop": "pad", "padding": max(1, min(resolution) // 14)}
 
 
 def read_config(settings: dict[str, Any]) -> ModelConfig:
@@ -143,7 +183,7 @@ def _places(model: AnyModel, step: int) -> list[float] | None:
     return [step, found.additive, found.row, found.column]
 
 
-def _right(model: AnyModel, images: Images, split: Split) -> np.ndarray:
+def right_answers(model: AnyModel, images: Images, split: Split) -> np.ndarray:
     """Whether each image of a split is named rightly."""
     loader = Loader(split, images.preprocess, batch=500, shuffle=False, workers=0)
     answers = answer(model, loader)

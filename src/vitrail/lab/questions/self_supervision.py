@@ -1,0 +1,173 @@
+"""What is learned without labels? iGPT's next pixel and masked patches, then a linear probe on frozen features."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.configs.base import ModelConfig, read_model
+from vitrail.data.dataset import Split
+from vitrail.evaluation.features import extract
+from vitrail.evaluation.transfer import ridge
+from vitrail.lab.cell import Cell, Outcome, pack
+from vitrail.lab.images import Images
+from vitrail.lab.question import Accuracies, Question, Verdict, interval_text
+from vitrail.lab.results import Results
+from vitrail.lab.training import fit, keep, protocol
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.pages.page import table
+from vitrail.pages.words import words_beside
+
+_SEEN = {"igpt": 0.1, "vit": 1.0}  # of the lab's images seen: a token for each pixel is dear
+_PROBED = 3000  # labelled images at most
+
+VARIANTS = {
+    "iGPT": ("igpt", {}, "next-pixel"),
+    "iGPT, wider": ("igpt", {"width": 48, "mlp": 96}, "next-pixel"),
+    "ViT": ("vit", {}, "masked"),
+}
+
+
+class SelfSupervision(Question):
+    """Two sizes of iGPT and a ViT, each trained without labels and left untrained; raw pixels beside them."""
+
+    words = words_beside(__file__)
+    claims = ("C35",)
+
+    @functools.cached_property
+    def cells(self) -> dict[tuple[str, bool], list[Cell]]:
+        """By variant and whether it is trained; a seed each."""
+        seeds = range(self.lab.seeds)
+        return {
+            (name, is_trained): [self._cell(name, seed, is_trained=is_trained) for seed in seeds]
+            for name in VARIANTS
+            for is_trained in (True, False)
+        }
+
+    def _cell(self, name: str, seed: int, *, is_trained: bool) -> Cell:
+        family, changes, objective = VARIANTS[name]
+        images = self.lab.images
+        is_small = objective == "next-pixel"
+        changes = {**_few_pixels(images), **changes} if is_small else changes
+        config = images.config("Micro" if is_small else images.size, family, **changes)
+        seen = int(self.lab.seen * _SEEN[family])
+        settings = {
+            "model": config.predicting("pixels" if objective == "next-pixel" else "classes").to_document(),
+            "objective": objective if is_trained else None,
+            "count": self.lab.sizes[-1],
+            "seed": seed,
+            "seen": seen,
+            "learning_rate": None if is_trained else 0.0,
+        }
+        work = config.macs * ((3.0 * seen if is_trained else 0) + 2 * (len(images.test) + 2 * _PROBED))
+        return Cell("vitrail.lab.questions.self_supervision:learn", settings, family=family, work=work)
+
+    @functools.cached_property
+    def pixels(self) -> Cell:
+        """The same probe on raw pixels."""
+        return Cell("vitrail.lab.questions.self_supervision:probe_pixels", {"count": self.lab.sizes[-1]}, work=5e9)
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        def some(names: tuple[str, ...], seeds: int | None) -> list[Cell]:
+            return [cell for (name, _), cells in self.cells.items() if name in names for cell in cells[:seeds]]
+
+        return (
+            [*some(("iGPT",), 2), self.pixels],
+            some(("iGPT", "ViT"), 2),
+            some(tuple(VARIANTS), None),
+        )
+
+    def read(self, results: Results) -> None:
+        self.found = Accuracies(results, self.cells)
+        raw = results.get(self.pixels)
+        self.raw = None if raw is None else raw["accuracy"]
+
+    def verdicts(self) -> Iterator[Verdict]:
+        raw = "-" if self.raw is None else f"{self.raw:.1%}"
+        yield Verdict("C35", "trained", self.found.difference(("iGPT", True), ("iGPT", False)), words={"pixels": raw})
+
+    def html(self, figures: dict[str, str]) -> str:
+        if not self.found.right:
+            return str(self.word("nothing", "p"))
+        rows = []
+        for name in VARIANTS:
+            keys = [(name, is_trained) for is_trained in (True, False)]
+            rows.append(
+                (name, *(interval_text(self.found.estimate(key)) if key in self.found else "-" for key in keys))
+            )
+        rows.append((self.word("pixels"), "-" if self.raw is None else f"{self.raw:.1%}", ""))
+        return table(("", self.word("trained"), self.word("untrained")), rows)
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            f"{name} {'trained' if done else 'untrained'}": self.found.estimate((name, done)).value
+            for name, done in self.found.right
+        }
+
+
+def _few_pixels(images: Images) -> dict[str, Any]:
+    """iGPT sees small images: each of their pixels is a token."""
+    side = min(14, images.resolution[0])
+    return {"resolution": [side, side]}
+
+
+def learn(settings: dict[str, Any], images: Images, _of: list[Path], folder: Path) -> Outcome:
+    """Train without labels (or not at all), then probe the layer that tells classes best by validation images."""
+    config = read_model(settings["model"])
+    images = _at(images, config)
+    torch.manual_seed(settings["seed"])
+    model = build(config)
+    split = images.subset(settings["count"])
+    few = split.spread(_PROBED)
+    scale = images.preprocess.scale
+    model.prepare(lambda count: scale(torch.from_numpy(np.asarray(split.spread(count).images))), settings["seed"])
+    measured = {}
+    if settings["objective"] is not None:
+        changes = {"objective": settings["objective"], "label_smoothing": 0.0}
+        recipe = protocol({**settings, "recipe": changes}, images)
+        fitted = fit(model, images, split, recipe, settings["seed"], judge=lambda: 0.0)
+        measured["seconds"] = fitted.seconds[-1][1]
+    keep(model, images, settings, folder)
+    found = [_probe(model, images, few, layer) for layer in range(config.depth)]
+    best = max(range(config.depth), key=lambda layer: found[layer][0])
+    right = found[best][1]
+    result = {
+        "accuracy": float(right.mean()),
+        "right": pack(right),
+        "count": len(right),
+        "layer": best,
+        "validation_accuracy": found[best][0],
+    }
+    return Outcome(result, measured)
+
+
+def _at(images: Images, config: ModelConfig) -> Images:
+    """The images at the size of a model."""
+    preprocess = images.preprocess.replace(resolution=config.resolution)
+    parts: dict[str, Any] = {}
+    for name in ("training", "validation", "test"):
+        split: Split = getattr(images, name)
+        parts[name] = dataclasses.replace(split, images=preprocess.crop_all(np.asarray(split.images)))
+    return dataclasses.replace(images, **parts) if images.resolution != config.resolution else images
+
+
+def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[float, np.ndarray]:
+    """Accuracy on validation images, and right answers to test images, of least squares on the features of a layer."""
+    splits = (few, images.validation, images.test)
+    features = [extract(model, images.preprocess, split, layer=layer, workers=0, batch=250) for split in splits]
+    linear, _ = ridge(features[0], few.labels, classes=len(images.labels))
+    right = [linear(one).argmax(axis=1) == split.labels for one, split in zip(features[1:], splits[1:], strict=True)]
+    return float(right[0].mean()), right[1]
+
+
+def probe_pixels(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """The same probe on raw pixels."""
+    few = images.subset(settings["count"]).spread(_PROBED)
+    flat = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
+    linear, _ = ridge(flat[0], few.labels, classes=len(images.labels))
+    return Outcome({"accuracy": float((linear(flat[1]).argmax(axis=1) == images.test.labels).mean())}, {})

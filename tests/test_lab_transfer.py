@@ -1,0 +1,105 @@
+"""Transfer and self-supervision in the lab: halves of classes, probes, and what the verdicts follow from."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from vitrail.data.sources import open_data
+from vitrail.lab.cell import pack
+from vitrail.lab.images import prepare
+from vitrail.lab.question import Lab
+from vitrail.lab.questions.self_supervision import SelfSupervision, learn, probe_pixels
+from vitrail.lab.questions.transfer import Transfer, halves, transfer
+from vitrail.lab.results import Results
+
+DIGITS = prepare(open_data("digits"))
+LAB = Lab(DIGITS, ("vit", "resnet"), (100, 300), 3, 256)
+
+
+def test_halves_share_no_class_and_lose_no_image():
+    one, other = halves(DIGITS)
+    assert set(one.labels) | set(other.labels) == set(DIGITS.labels)
+    assert not set(one.labels) & set(other.labels)
+    for part in ("training", "validation", "test"):
+        splits = [getattr(images, part) for images in (one, other)]
+        assert sum(map(len, splits)) == len(getattr(DIGITS, part))
+    names = [one.labels[label] for label in one.test.labels]
+    pixels = {
+        image.tobytes(): DIGITS.labels[label]
+        for image, label in zip(DIGITS.test.images, DIGITS.test.labels, strict=True)
+    }
+    assert names == [pixels[image.tobytes()] for image in np.asarray(one.test.images)]
+
+
+def add(results, cell, result):
+    rated = cell if cell.settings["learning_rate"] is not None else cell.changed(learning_rate=3e-4)
+    for one in (*results.trials(cell), rated):
+        if not results.has(one):
+            results.add({"key": one.key("x"), "cell": one.to_json(), "result": result, "measured": {}})
+
+
+@pytest.mark.parametrize(("sign", "state"), [(1, "supported"), (-1, "contradicted"), (0, "cannot tell")])
+def test_more_pre_training_is_better_only_if_the_numbers_say_so(tmp_path, sign, state):
+    results, question = Results(tmp_path / "r.jsonl", "x", 100), Transfer("transfer", LAB)
+    generator = np.random.default_rng(0)
+    for (_, _, count), cells in question.cells.items():
+        for cell in cells:
+            good = 0.5 + sign * 0.1 * (count == 300) + generator.normal(0, 0.01)
+            add(results, cell, {"fewshot": good, "finetuned": good, "validation_accuracy": 0.5})
+    question.read(results)
+    states = {one.claim: one.state(0.05) for one in question.verdicts()}
+    assert states == {"C6": state, "C28": "reported"}
+    figures = dict(question.figures())
+    assert set(figures) == {"transfer-fewshot", "transfer-finetuned"}
+    assert "hidden layer" in question.html(figures)
+
+
+@pytest.mark.parametrize("kind", [Transfer, SelfSupervision])
+def test_without_results_nothing_is_said(tmp_path, kind):
+    question = kind("name", LAB)
+    question.read(Results(tmp_path / "r.jsonl", "x", 100))
+    assert {one.state(0.05) for one in question.verdicts()} <= {"cannot tell", "reported"}
+    assert "Nothing was run" in question.html(dict(question.figures()))
+
+
+def test_two_classes_are_too_few_for_halves():
+    two = Lab(dataclasses.replace(DIGITS, labels=DIGITS.labels[:2]), ("vit", "resnet"), (100,), 2, 256)
+    question = Transfer("transfer", two)
+    assert (question.cells, [list(one) for one in question.rounds()]) == ({}, [[], [], []])
+
+
+def test_a_cell_pre_trains_on_one_half_and_learns_the_other(tmp_path):
+    cell = Transfer("transfer", LAB).cells["vit", "linear", 100][0].changed(learning_rate=3e-3, seen=640)
+    found = transfer(cell.settings, DIGITS, [], tmp_path / "cell").result
+    assert found == transfer(cell.settings, DIGITS, [], tmp_path / "again").result
+    assert vitrail.load(tmp_path / "cell").labels == halves(DIGITS)[0].labels
+    assert 0.2 < found["fewshot"] <= 1
+
+
+def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
+    question = SelfSupervision("self", LAB)
+    trained, untrained = (question.cells["ViT", is_trained][0] for is_trained in (True, False))
+    first = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
+    second = learn(trained.changed(learning_rate=1e-3, seen=256).settings, DIGITS, [], tmp_path / "trained").result
+    assert first["right"] != second["right"]
+    assert first["accuracy"] > 0.3
+    models = [vitrail.load(tmp_path / name).model for name in ("untrained", "trained")]
+    assert not torch.equal(*(next(model.blocks.parameters()) for model in models))
+    assert probe_pixels({"count": 300}, DIGITS, [], tmp_path).result["accuracy"] > 0.7
+
+
+def test_training_without_labels_helps_only_if_the_numbers_say_so(tmp_path):
+    results, question = Results(tmp_path / "r.jsonl", "x", 100), SelfSupervision("self", LAB)
+    generator = np.random.default_rng(0)
+    for (_, is_trained), cells in question.cells.items():
+        for cell in cells:
+            right = generator.random(2000) < (0.6 if is_trained else 0.5)
+            found = {"accuracy": float(right.mean()), "right": pack(right), "count": 2000, "validation_accuracy": 0.5}
+            add(results, cell, found)
+    question.read(results)
+    (verdict,) = question.verdicts()
+    assert verdict.state(0.05) == "supported"
+    assert "60." in question.html({}) or "59." in question.html({})
