@@ -74,7 +74,7 @@ def test_the_hidden_layer_of_pretraining_is_dropped():
     model = small(representation="tanh")
     fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
     assert fresh.config.representation == "none"
-    assert "hidden layer of pre-training is dropped" in words
+    assert "hidden layer of the pre-training head is dropped" in words
 
 
 def test_a_model_that_predicts_pixels_learns_to_name():

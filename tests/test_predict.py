@@ -325,7 +325,7 @@ def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, 
     spoil(beside)
     assert ready(copied) == beside
     assert exports == [beside]
-    assert "pico.onnx is damaged and is made anew" in capsys.readouterr().err
+    assert "pico.onnx is damaged and is made again" in capsys.readouterr().err
     assert ready(copied) == beside
     assert exports == [beside]
 
@@ -334,7 +334,7 @@ def test_a_bundle_that_changed_gets_another_onnx_file(copied, exports, capsys):
     vitrail.save(make(), copied, force=True)
     ready(copied)
     assert exports == [copied.with_name("pico.onnx")]
-    assert "belongs to another state of the bundle and is made anew" in capsys.readouterr().err
+    assert "belongs to another state of the bundle and is made again" in capsys.readouterr().err
 
 
 def test_an_older_vitrails_onnx_file_is_made_anew(copied, exports, monkeypatch):

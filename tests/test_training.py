@@ -161,7 +161,7 @@ def test_layer_decay_falls_from_head_to_patches():
     assert share["head.weight"] == share["norm.weight"] == 1.0
     assert [share[f"blocks.{layer}.mlp.fc1.weight"] for layer in range(4)] == [1 / 16, 1 / 8, 1 / 4, 1 / 2]
     assert share["pos_embed"] == share["patch_embed.proj.weight"] == share["cls_token"] == 1 / 32
-    with pytest.raises(UsageError, match="row of blocks"):
+    with pytest.raises(UsageError, match="sequence of blocks"):
         make_optimisers(vitrail.create("ResNet-Pico"), Recipe(layer_decay=0.5))
 
 
