@@ -339,7 +339,7 @@ def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
     recipe = find_recipe("auto").with_length(epochs=None, steps=1, minutes=None)
     finetune(tmp_path / "bundle", "digits", tmp_path / "run", recipe, Options())
     said = capsys.readouterr().err
-    assert ("no row of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
+    assert ("not one sequence of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
 
 
 def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch):

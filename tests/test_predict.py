@@ -494,7 +494,7 @@ def test_a_file_that_is_no_image_is_named_the_others_are_answered(bundle, images
         assert [name for name, row in zip(names(rows), rows, strict=True) if "error" in row] == ["07.png"]
         error = rows[names(rows).index("07.png")]["error"]
         assert "07.png' cannot be decoded" in error
-        assert said == f"vitrail: 1 of 12 images could not be answered; the first: {error}\n"
+        assert said == f"vitrail: 1 of 12 images could not be classified; the first: {error}\n"
 
 
 def test_on_a_terminal_errors_are_not_said_twice(bundle, images, capsys, monkeypatch):
