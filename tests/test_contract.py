@@ -192,7 +192,7 @@ WRONG = [
     ("LSTM-Nano/7", {"bidirectional": 1}, "Bidirectional must be true or false"),
     ("iGPT-S", {"heads": 7}, "Width must be a multiple of heads"),
     ("iGPT-S", {"classes": 10}, "Classes must be the palette's 512 colours"),
-    ("iGPT-S", {"causal": False}, "Output pixels must go with causal true"),
+    ("iGPT-S", {"causal": False}, "Causal must be true for output pixels"),
     ("MLP-Nano", {"width": -1}, "Width must be an integer"),
 ]
 
