@@ -369,7 +369,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     bundle = make()
     with torch.no_grad():
         bundle.model.head.bias[1] = torch.nan
-    with pytest.raises(UsageError, match=r"finite weights, got others in head\.bias"):
+    with pytest.raises(UsageError, match=r"finite weights, got NaN or infinity in head\.bias"):
         vitrail.save(bundle, tmp_path / "one")
 
 
@@ -392,7 +392,7 @@ def image(tmp_path):
 def test_weights_that_are_not_finite_are_not_loaded(copy, image, call, number):
     """`predict --json` would print NaN, which is no JSON."""
     put(copy, "blocks.0.mlp.fc1.weight", lambda weight: weight.index_fill(0, torch.tensor([2]), float(number)))
-    assert "must hold finite numbers, got others in blocks.0.mlp.fc1.weight" in refusal(copy)
+    assert "must hold finite numbers, got NaN or infinity in blocks.0.mlp.fc1.weight" in refusal(copy)
     done = call("predict", copy, image, "--json")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
@@ -403,12 +403,12 @@ def test_answers_of_weights_that_are_too_large_are_errors(copy, image, call, tmp
     vitrail.load(copy)  # every number of it is finite, though their sum is not
     done = call("predict", copy, image, "--json")
     assert done.returncode == 1
-    assert "must be finite numbers" in json.loads(done.stdout)["error"]
+    assert "must be finite, got NaN or infinity" in json.loads(done.stdout)["error"]
     for words in (("inspect", copy, image, "--output", tmp_path / "page"), ("evaluate", copy, tmp_path / "pictures")):
         done = call(*words)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-        assert "must be finite numbers" in done.stderr
-    with pytest.raises(DamagedError, match="must be finite numbers"):
+        assert "must be finite, got NaN or infinity" in done.stderr
+    with pytest.raises(DamagedError, match="must be finite, got NaN or infinity"):
         vitrail.Classifier(copy).predict([np.zeros((8, 8), np.uint8)])
 
 

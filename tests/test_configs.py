@@ -266,7 +266,7 @@ WRONG = [
     ({"position": "sincos-2d", "width": 6, "heads": 2}, "Width must be a multiple of 4 for position sincos-2d, got 6."),
     ({"wrap": True}, "Wrap must go with position relative or rope-2d"),
     ({"wrap": True, "position": "relative", "attention": "strided"}, "Wrap must go with attention global or local"),
-    ({"wrap": True, "position": "relative", "padding": 8}, "the others know where the edge is"),
+    ({"wrap": True, "position": "relative", "padding": 8}, "others are not shift-invariant at the edges"),
     ({"padding": 16}, "Padding must be smaller than the patch (16, 16), got (16, 16)"),
     ({"residual": False, "drop_path": 0.1}, "Drop path must be 0 without residual connections"),
     ({"residual": 1}, "Residual must be"),

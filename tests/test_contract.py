@@ -154,7 +154,7 @@ def test_resize_where_it_means_something(name, size):
 @pytest.mark.parametrize("name", ["Mixer-Nano/7", "MLP-Nano"])
 def test_resize_is_refused_where_places_have_weights(name):
     for size in (35, (14, 56)):  # the second has as many places as 28 x 28
-        with pytest.raises(UsageError, match="whose weights belong to places"):
+        with pytest.raises(UsageError, match="whose weights depend on positions"):
             create(name).resize(size)
     assert create(name).resize(28).config.resolution == (28, 28)
 
@@ -175,7 +175,7 @@ def test_small_presets_cost_the_same_in_every_family():
 
 WRONG = [
     ("BiT-R50x1", {"base": 60}, "Base must be a multiple of the 32 groups"),
-    ("BiT-R50x1", {"edges": "circular"}, "must be left alone for kind bit"),
+    ("BiT-R50x1", {"edges": "circular"}, "must not be set for kind bit"),
     ("BiT-R50x1", {"layers": ()}, "Layers must be 1 to 8 integers"),
     ("BiT-R50x1", {"pool": "gap"}, "Setting must be one of"),
     ("ResNet-Nano", {"strides": (1, 2)}, "Strides must be one for each of the 3 stages"),
@@ -183,8 +183,8 @@ WRONG = [
     ("R50+ViT-B/16", {"stem": "vgg"}, "Stem must be one of resnet, light"),
     ("R50+ViT-B/16", {"stem_base": 48}, "Stem base must be a multiple of the 32 groups"),
     ("R+ViT-Ti/16", {"resolution": 225}, "got height 225 (a feature map of 57) with patch 8. Use 224 or 256."),
-    ("R+ViT-Ti/16", {"stem_strides": (5, 5)}, "Stem strides must be left alone for stem resnet"),
-    ("Hybrid-Nano", {"position": "relative", "wrap": True}, "Wrap must be left alone in a hybrid"),
+    ("R+ViT-Ti/16", {"stem_strides": (5, 5)}, "Stem strides must not be set for stem resnet"),
+    ("Hybrid-Nano", {"position": "relative", "wrap": True}, "Wrap must be false in a hybrid"),
     ("Hybrid-Nano", {"stem_strides": (2, 2)}, "Stem strides must be one for each"),
     ("Mixer-B/16", {"resolution": 225}, "Use 224 or 240."),
     ("Mixer-B/16", {"token_mlp": 0}, "Token mlp must be an integer"),
@@ -192,7 +192,7 @@ WRONG = [
     ("LSTM-Nano/7", {"bidirectional": 1}, "Bidirectional must be true or false"),
     ("iGPT-S", {"heads": 7}, "Width must be a multiple of heads"),
     ("iGPT-S", {"classes": 10}, "Classes must be the palette's 512 colours"),
-    ("iGPT-S", {"causal": False}, "Output pixels must go with causal true"),
+    ("iGPT-S", {"causal": False}, "Causal must be true for output pixels"),
     ("MLP-Nano", {"width": -1}, "Width must be an integer"),
 ]
 

@@ -147,7 +147,7 @@ def test_every_tensor_must_have_its_place(tmp_path, to):
             read_any(str(folder), Told())
         assert "\n" not in str(caught.value)
     write({**whole, "adapter.down": next(iter(whole.values())) + 0})
-    with pytest.raises(UsageError, match=r"1 of unknown meaning \(adapter.down\)"):
+    with pytest.raises(UsageError, match=r"1 of unknown names \(adapter.down\)"):
         read_any(str(folder), Told())
     name = next(key for key in whole if whole[key].ndim == 2 and "head" not in key)
     write({**whole, name: whole[name][:-1]})
@@ -187,7 +187,7 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
     from vitrail.weights import huggingface
 
     monkeypatch.setitem(huggingface.ACTIVATIONS, config["hidden_act"], "relu")
-    with pytest.raises(VitrailError, match="answers otherwise"):
+    with pytest.raises(VitrailError, match="gives other outputs"):
         convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", images=CLOTHES)
     assert not (tmp_path / "back").exists()
 
@@ -199,7 +199,7 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
 def test_heads_are_those_of_published_models(width, heads):
     found, note = usual_heads(width, None)
     assert found == heads
-    assert "does not say the number of heads" in note
+    assert "does not state the number of heads" in note
 
 
 def test_heads_that_are_said_are_kept(tmp_path):
@@ -218,7 +218,7 @@ def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
     save_file(peer.state_dict(), tmp_path / "model.safetensors")
     document = {"architecture": "vit_base_patch16_gap_224", "model_args": {"depth": 1, "img_size": 64}}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(VitrailError, match="timm answers otherwise"):  # it has 16 heads, not 12
+    with pytest.raises(VitrailError, match="timm gives other outputs"):  # it has 16 heads, not 12
         convert(str(tmp_path), tmp_path / "ours", "vitrail", images=CLOTHES[:4])
 
 
@@ -234,7 +234,7 @@ def test_what_was_changed_since_is_not_believed(tmp_path):
     (tmp_path / "huggingface" / "config.json").write_text(json.dumps(config))
     found = read_any(str(tmp_path / "huggingface"), Told())
     assert found.bundle.labels[0] == "aardvark"
-    assert any("vitrail.json is not believed" in note for note in found.notes)
+    assert any("vitrail.json is ignored" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change,
 def test_an_index_that_names_itself_is_refused(tmp_path):
     name = "model.safetensors.index.json"
     (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(DamagedError, match="no file of tensors beside it"):
+    with pytest.raises(DamagedError, match="names a file that is not beside it"):
         read_any(str(tmp_path), Told())
 
 

@@ -74,7 +74,7 @@ def test_the_hidden_layer_of_pretraining_is_dropped():
     model = small(representation="tanh")
     fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
     assert fresh.config.representation == "none"
-    assert "hidden layer of pre-training is dropped" in words
+    assert "hidden layer of the pre-training head is dropped" in words
 
 
 def test_a_model_that_predicts_pixels_learns_to_name():
@@ -263,7 +263,7 @@ def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few
     tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
     for name, recipe, words in (
         ("tie", tiny, "the head by least squares was as good"),
-        ("none", tiny.replace(holdout=0), "no held-out images tell how good the head by least squares is"),
+        ("none", tiny.replace(holdout=0), "there are no held-out images to compare it with the head by least squares"),
     ):
         finetune("fashion", few, tmp_path / name, recipe, Options())
         (choice,) = events(tmp_path / name, "choice")
@@ -339,7 +339,7 @@ def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
     recipe = find_recipe("auto").with_length(epochs=None, steps=1, minutes=None)
     finetune(tmp_path / "bundle", "digits", tmp_path / "run", recipe, Options())
     said = capsys.readouterr().err
-    assert ("no row of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
+    assert ("not one sequence of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
 
 
 def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Images in: every mode, orientation and size becomes the model's tensor, or one line that says why not."""
 
 import io
+import json
 import os
 import resource
 import time
@@ -336,6 +337,26 @@ def test_levels_that_are_no_numbers_are_refused_by_name(tmp_path):
     Image.fromarray(np.full((2, 2), np.nan, np.float32)).save(tmp_path / "nan.tiff")
     with pytest.raises(DamagedError, match=r"nan\.tiff' of mode F cannot be converted"):
         Preprocess()([tmp_path / "nan.tiff"])
+
+
+def test_a_palette_image_without_a_palette_costs_one_answer(tmp_path, call):
+    """Pillow decodes it without an error."""
+    file = io.BytesIO()
+    Image.new("P", (2, 2)).save(file, "PNG")
+    content = file.getvalue()
+    start = content.index(b"PLTE") - 4
+    length = int.from_bytes(content[start : start + 4], "big")
+    for name in ("bad", "good"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8), 200).save(tmp_path / name / "fine.png")
+    (tmp_path / "bad" / "broken.png").write_bytes(content[:start] + content[start + 12 + length :])
+    done = call("predict", "fashion", tmp_path, "--json")
+    errors = [json.loads(line).get("error") for line in done.stdout.splitlines()]
+    assert [error is None for error in errors] == [False, True, True]
+    assert errors[0].endswith("broken.png' of mode P cannot be converted (it has no palette).")
+    done = call("doctor", tmp_path, "--json")
+    assert done.returncode == 1
+    assert "it has no palette" in done.stdout
 
 
 def test_too_many_pixels_are_refused_before_decoding():

@@ -82,7 +82,7 @@ def test_reach_refuses_a_layer_that_does_not_exist():
         reach(model, torch.randn(1, 1, 28, 28), 4)
     reach(model, torch.randn(1, 1, 28, 28), 3)
     assert model.training
-    with pytest.raises(UsageError, match="must be asked with output classes"):
+    with pytest.raises(UsageError, match="needs an iGPT with output classes"):
         reach(create("iGPT-Micro", causal=True, output="pixels", classes=16), torch.randn(1, 1, 14, 14), 0)
 
 

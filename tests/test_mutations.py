@@ -38,11 +38,15 @@ def originals():
         "two.mpo": encoded(COLOUR, "MPO", save_all=True, append_images=[COLOUR], exif=UPSIDE_DOWN),
         "colour.png": encoded(COLOUR, "PNG", exif=UPSIDE_DOWN),
         "palette.png": encoded(PALETTE, "PNG", transparency=3),
+        "shades.png": encoded(PALETTE, "PNG", transparency=bytes(range(16))),
+        "one-level.png": encoded(GREY, "PNG", transparency=77),
+        "grey-clear.png": encoded(CLEAR.convert("LA"), "PNG"),
         "deep.png": encoded(DEEP, "PNG"),
         "moving.png": encoded(CLEAR, "PNG", save_all=True, append_images=[CLEAR.rotate(90)]),
         "moving.gif": encoded(PALETTE, "GIF", save_all=True, append_images=[PALETTE.rotate(90)], transparency=0),
         "lossy.webp": encoded(COLOUR, "WEBP", exif=UPSIDE_DOWN),
         "lossless.webp": encoded(CLEAR, "WEBP", lossless=True),
+        "moving.webp": encoded(CLEAR, "WEBP", save_all=True, append_images=[CLEAR.rotate(90)]),
         "colour.bmp": encoded(COLOUR, "BMP"),
         "palette.bmp": encoded(PALETTE, "BMP"),
         "bits.bmp": encoded(GREY.convert("1"), "BMP"),
@@ -52,6 +56,9 @@ def originals():
         "plain.ppm": b"P3 3 2 255 " + b" ".join(b"%d" % (13 * place) for place in range(18)),
         "clear.tif": encoded(CLEAR, "TIFF", exif=UPSIDE_DOWN),
         "deep.tif": encoded(DEEP, "TIFF"),
+        "cmyk.tif": encoded(COLOUR.convert("CMYK"), "TIFF"),
+        "lab.tif": encoded(COLOUR.convert("LAB"), "TIFF"),
+        "palette.tif": encoded(PALETTE, "TIFF"),
     }
     if "AVIF" in Image.registered_extensions().values():
         files["colour.avif"] = encoded(COLOUR, "AVIF")

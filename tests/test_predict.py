@@ -326,7 +326,7 @@ def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, 
     spoil(beside)
     assert ready(copied) == beside
     assert exports == [beside]
-    assert "pico.onnx is damaged and is made anew" in capsys.readouterr().err
+    assert "pico.onnx is damaged and is made again" in capsys.readouterr().err
     assert ready(copied) == beside
     assert exports == [beside]
 
@@ -335,7 +335,7 @@ def test_a_bundle_that_changed_gets_another_onnx_file(copied, exports, capsys):
     vitrail.save(make(), copied, force=True)
     ready(copied)
     assert exports == [copied.with_name("pico.onnx")]
-    assert "belongs to another state of the bundle and is made anew" in capsys.readouterr().err
+    assert "belongs to another state of the bundle and is made again" in capsys.readouterr().err
 
 
 def test_an_older_vitrails_onnx_file_is_made_anew(copied, exports, monkeypatch):
@@ -495,7 +495,7 @@ def test_a_file_that_is_no_image_is_named_the_others_are_answered(bundle, images
         assert [name for name, row in zip(names(rows), rows, strict=True) if "error" in row] == ["07.png"]
         error = rows[names(rows).index("07.png")]["error"]
         assert "07.png' cannot be decoded" in error
-        assert said == f"vitrail: 1 of 12 images could not be answered; the first: {error}\n"
+        assert said == f"vitrail: 1 of 12 images could not be classified; the first: {error}\n"
 
 
 def test_on_a_terminal_errors_are_not_said_twice(bundle, images, capsys, monkeypatch):

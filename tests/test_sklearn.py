@@ -180,7 +180,7 @@ def test_wrong_use_is_one_line(bundle, digits):
         (lambda: ViTClassifier(bundle).fit(paths, names[:5]), "inconsistent numbers of samples"),
         (lambda: ViTClassifier(bundle).fit(paths, np.linspace(0, 1, 120)), "Unknown label type"),
         (lambda: ViTClassifier(bundle).fit(paths, None), "requires y to be passed"),
-        (lambda: ViTClassifier(bundle).fit(pixels[singles], names[singles]), "Penalty must be given where every class"),
+        (lambda: ViTClassifier(bundle).fit(pixels[singles], names[singles]), "Penalty must be given if every class"),
         (lambda: ViTClassifier(model="ViT-Pico").fit(pixels, names), "Did you mean"),
         (lambda: ViTClassifier(epochs=1, minutes=1).fit(pixels, names), "Length must be one of"),
     ):

@@ -76,6 +76,9 @@ def test_flags_change_a_recipe():
     )
     assert (recipe.batch, recipe.augment.mixup) == (64, 0.5)
     assert (recipe.model, recipe.preprocess) == ({"pool": "gap"}, {"resize": "squash"})
+    for wrong in (f"batch={'9' * 5000}", f"batch=0x{'f' * 5000}", f"batch={'[' * 5000}", "batch=1979-05-27"):
+        with pytest.raises(UsageError, match="Batch must be an integer"):
+            change_recipe(recipe, [wrong])
     for wrong in ("batch", "batches=3", "augment.mix=1", "batch=-1", "x.y=1", "optimiser=adam"):
         with pytest.raises(UsageError):
             change_recipe(recipe, [wrong])
@@ -102,6 +105,12 @@ def test_impossible_recipes_are_one_line(tmp_path):
         "betas = [1]",
         "[augment]\ncrop = 3",
         "learning_rate = 0",
+        f"batch = {'9' * 5000}",
+        f"batch = 0x{'f' * 5000}",
+        f"batch = {'[' * 5000}{']' * 5000}",
+        f"[model]\nwidth = {'{a = ' * 3000}1{'}' * 3000}",
+        "[model]\nwidth = 07:32:00",
+        "[model]\nwidth = [1979-05-27]",
     ):
         (tmp_path / "x.toml").write_text(text)
         with pytest.raises((UsageError, DamagedError)) as caught:
@@ -152,7 +161,7 @@ def test_layer_decay_falls_from_head_to_patches():
     assert share["head.weight"] == share["norm.weight"] == 1.0
     assert [share[f"blocks.{layer}.mlp.fc1.weight"] for layer in range(4)] == [1 / 16, 1 / 8, 1 / 4, 1 / 2]
     assert share["pos_embed"] == share["patch_embed.proj.weight"] == share["cls_token"] == 1 / 32
-    with pytest.raises(UsageError, match="row of blocks"):
+    with pytest.raises(UsageError, match="sequence of blocks"):
         make_optimisers(vitrail.create("ResNet-Pico"), Recipe(layer_decay=0.5))
 
 

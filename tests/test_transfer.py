@@ -132,7 +132,7 @@ def test_the_probes_penalty_grows_with_noise():
     clear = 3 * np.eye(4)[labels].repeat(5, axis=1) + rng.normal(size=(200, 20))
     chosen = [learn_probe(features, labels, classes=4)[1] for features in (clear, rng.normal(size=(200, 20)))]
     assert chosen[0] < chosen[1] == LOGISTIC_PENALTIES[0]
-    with pytest.raises(UsageError, match="Penalty must be given where every class has one image"):
+    with pytest.raises(UsageError, match="Penalty must be given if every class has only one image"):
         learn_probe(clear[:4], labels[:4], classes=4)
 
 
@@ -348,7 +348,7 @@ def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path
     assert (store.of(splits["test"]) == features).all()
     assert store.hits == 0
     assert len(store.notes) == 1
-    assert store.notes[0].startswith("features are computed anew: ")
+    assert store.notes[0].startswith("features are computed again: ")
     healed = FeatureStore(loaded, bundle, folder=tmp_path)
     assert (healed.of(splits["test"]) == features).all()
     assert (healed.hits, healed.notes) == (1, [])
@@ -364,7 +364,7 @@ def test_a_cache_that_cannot_be_written(bundle, tmp_path, monkeypatch):
     assert user_folder() == tmp_path / "file" / "vitrail"
     store = FeatureStore(loaded, bundle)
     assert store.of(open_data("digits").splits["test"]).shape == (360, 48)
-    assert store.notes[0].startswith("features are not kept: ")
+    assert store.notes[0].startswith("features are not cached: ")
 
 
 def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
@@ -382,7 +382,7 @@ def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
     for data, split, message in (
         (divided, "train", "Split must not be train"),
         (divided, "tset", "Split must be one of"),
-        (whole, "test", "Split must be val, a share held out"),
+        (whole, "test", "Split must be val, a held-out share"),
         (Dataset("some", ("a", "b", "c", "d"), {"test": splits["test"]}), None, "must have a train split"),
         (Dataset("some", ("a", "b"), {"all": Split("all", pixels[:2], labels[:2])}), None, "at least 2 images"),
     ):
@@ -480,7 +480,7 @@ def test_evaluate_prints_short_tables_and_notes(bundle, digits, tmp_path, capsys
     main([*words, "--protocol", "knn", "--neighbours", "5"])
     captured = capsys.readouterr()
     assert captured.out == first
-    assert captured.err.count("note: features are computed anew: ") == 2
+    assert captured.err.count("note: features are computed again: ") == 2
 
 
 def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):

@@ -344,7 +344,7 @@ def test_resize_of_frozen_and_wrapped_models():
     assert not model.resize((32, 24)).head.weight.requires_grad
     assert model.resize((32, 24)).pos_embed.requires_grad
     wrapped = small(position="relative", wrap=True)
-    with pytest.raises(UsageError, match="must keep the grid of wrap-around"):
+    with pytest.raises(UsageError, match="must keep the grid of relative positions with wrap"):
         wrapped.resize((32, 24))
     assert difference(wrapped(images := random_images(wrapped)), wrapped.resize((16, 24))(images)) == 0
 

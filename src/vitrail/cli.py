@@ -25,7 +25,7 @@ from vitrail.commands import COMMANDS, OptionFlags, Running, given_words
 from vitrail.console import say
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
-DESCRIPTION = """The Vision Transformer, whole: define it, train it, look inside it, ship it.
+DESCRIPTION = """The complete Vision Transformer: define it, train it, look inside it, deploy it.
 
 Errors are one line; add --debug for the traceback. --version prints the version."""
 

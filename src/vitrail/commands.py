@@ -1,4 +1,4 @@
-"""What each command of `vitrail` takes and does. Heavy imports wait until a command needs them."""
+"""The commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
 import dataclasses
 import os
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from vitrail.training.run import Result
 
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
-"""What the running command was given on the command line, for the record of a run."""
+"""Arguments of the running command, which a run records."""
 
 Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 BundlePath = Annotated[
     str,
     tyro.conf.Positional,
-    arg(metavar="BUNDLE", help="A folder that train, finetune, convert or save wrote, or fashion, the embedded one."),
+    arg(metavar="BUNDLE", help="A folder written by train, finetune or convert, or the embedded bundle fashion."),
 ]
 Data = Annotated[
     str,
@@ -63,7 +63,8 @@ Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes C
 
 
 def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
-    """A dataclass of flags with the names, types, defaults and meanings of settings, which check them later."""
+    """A dataclass of flags with the names, types, defaults and docstrings of some settings. Values are checked by the
+    settings later."""
     hints, meanings, flags = get_type_hints(kind), kind.meanings(), []
     for field in dataclasses.fields(kind):
         metavar = None if hints[field.name] is bool else metavars.get(field.name, "N")
@@ -77,17 +78,18 @@ OptionFlags = _as_flags(Options, {"seed": "S", "device": "D", "cache": "DIR"})
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """How long, where and how to train; the same flags for all runs."""
+    """Flags that train and finetune share."""
 
-    epochs: Annotated[int | None, arg(metavar="N", help="How often to see every training image.")] = None
+    epochs: Annotated[int | None, arg(metavar="N", help="Number of passes over the training images.")] = None
     steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None
-    minutes: Annotated[float | None, arg(metavar="N", help="Time to spend; fixes a number of steps at the start.")] = (
-        None
-    )
-    lr: Annotated[float | None, arg(metavar="X", help="Highest learning rate; else the recipe's.")] = None
-    batch: Annotated[int | None, arg(metavar="N", help="Images of one update; else the recipe's.")] = None
+    minutes: Annotated[
+        float | None,
+        arg(metavar="N", help="Time limit; the speed is measured at the start, which fixes the number of steps."),
+    ] = None
+    lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate; default: the recipe's.")] = None
+    batch: Annotated[int | None, arg(metavar="N", help="Global batch size; default: the recipe's.")] = None
     per_class: Annotated[
-        int | None, arg(metavar="N", help="Train on at most so many images of each class, chosen by the seed.")
+        int | None, arg(metavar="N", help="Train on at most N images of each class, chosen by the seed.")
     ] = None
     set: Annotated[
         tuple[str, ...],
@@ -100,14 +102,14 @@ class Running:
         Literal["auto"] | None,
         arg(
             metavar="[auto]",
-            help="Go on from the newest intact checkpoint of RUN, or begin if there is none.",
+            help="Continue from the newest intact checkpoint of RUN, or start if there is none.",
         ),
     ] = None
-    force: Annotated[bool, arg(help="Overwrite RUN if it is a run.")] = False
+    force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
     options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
 
     def change(self, recipe: Recipe) -> Recipe:
-        """The recipe with what the flags change of it."""
+        """The recipe with the changes by flags."""
         flags = {"learning_rate": self.lr, "batch": self.batch, "per_class": self.per_class}
         lengths = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
         given = {key: value for key, value in (flags | lengths).items() if value is not None}
@@ -120,7 +122,7 @@ class Running:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments that every kind of run takes."""
+        """Arguments of `train` and `finetune` in `vitrail.training`."""
         return {
             "options": Options(**dataclasses.asdict(self.options)),
             "resumes": self.resume == "auto",
@@ -134,7 +136,7 @@ AS_USUAL = Running()
 
 
 def models(*, json: Json = False) -> None:
-    """List every model by its name, with parameters, multiply-accumulates and shapes."""
+    """List all models with their parameters, multiply-accumulates and shapes."""
     rows = [config.info() for config in zoo.MODELS.values()]
     # Families of other packages are named without importing them; `info` knows the rest.
     rows += [dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.added]
@@ -153,13 +155,13 @@ def info(
     resolution: Annotated[str | None, arg(metavar="R", help="Input size: 384, or 224x384 for height x width.")] = None,
     classes: Annotated[int | None, arg(metavar="K", help="Number of classes.")] = None,
     channels: Annotated[int | None, arg(metavar="C", help="Input channels.")] = None,
-    pool: Annotated[str | None, arg(metavar="P", help="What the head reads: cls, gap or map.")] = None,
+    pool: Annotated[str | None, arg(metavar="P", help="Pooling before the head: cls, gap or map.")] = None,
     representation: Annotated[
         str | None, arg(metavar="W", help="Hidden layer of the head, for pre-training: none, tanh or gelu.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """What a model is and costs, by arithmetic alone: no weights are loaded."""
+    """Show the size and cost of a model. No weights are loaded."""
     config = _find_config(model)
     changes: dict[str, Any] = {
         "resolution": None if resolution is None else _parse_resolution(resolution),
@@ -176,12 +178,14 @@ def info(
 
 def recipes(
     name: Annotated[
-        str | None, tyro.conf.Positional, arg(metavar="NAME", help="A recipe to show, or a .toml file; else all.")
+        str | None,
+        tyro.conf.Positional,
+        arg(metavar="NAME", help="A recipe, or a .toml file; default: list all recipes."),
     ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """List the recipes of train and finetune; of one, every setting with its value, its default and its meaning."""
+    """List the recipes, or all settings of one with value, default and meaning."""
     if name is not None:
         return _show_recipe(name, json=json)
     rows = [{"name": known, "purpose": purpose(recipe_text(known))} for known in recipe_names()]
@@ -216,9 +220,9 @@ def doctor(
     *,
     json: Json = False,
 ) -> None:
-    """Look for what would spoil training: unreadable files, duplicates across splits, classes that do not fit.
+    """Check a data set: unreadable files, duplicates across splits, class imbalance, and more.
 
-    Exit code 1 if something would break training, 0 if there are warnings or nothing.
+    Exit code 1 if there are errors, which would stop training; 0 if there are only warnings or none.
     """
     from vitrail.data.doctor import examine, summarise
 
@@ -232,7 +236,7 @@ def doctor(
         for lines in summarise(findings, dataset.root):
             sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
         if not findings:
-            sys.stdout.write("\nnothing to complain about\n")
+            sys.stdout.write("\nno problems found\n")
     if any(finding.severity == "error" for finding in findings):
         sys.exit(1)
 
@@ -247,18 +251,18 @@ def train(
         str | None,
         arg(
             metavar="NAME",
-            help=f"What to learn: {', '.join(OBJECTIVES)}. Masked patches need a ViT, the next pixel an iGPT.",
+            help=f"Training objective: {', '.join(OBJECTIVES)}. masked needs a ViT, next-pixel an iGPT.",
         ),
     ] = None,
     resolution: Annotated[
         str | None,
-        arg(metavar="R", help="Input size, 224 or 224x384; else the model's own, or that of small images."),
+        arg(metavar="R", help="Input size, 224 or 224x384; default: the model's own, or that of small images."),
     ] = None,
     running: Flags = AS_USUAL,
 ) -> None:
-    """Train a model on your images. Kill it whenever you like: --resume auto ends with the same bits.
+    """Train a model. It may be killed at any time: --resume auto continues and ends with the same weights.
 
-    Channels, classes and (small presets) resolution come from DATA. With torchrun, many processes share the work.
+    Channels, classes and, for small presets, the resolution come from DATA. Use torchrun for several processes.
     """
     chosen = find_recipe(recipe)
     if objective is not None:
@@ -269,7 +273,7 @@ def train(
         sides = height if height == width else [height, width]
         chosen = chosen.replace(model={**chosen.model, "resolution": sides})
     zoo.find(model)
-    from vitrail.training.run import train as run  # torch, only now that nothing typed is wrong
+    from vitrail.training.run import train as run  # imports torch, so only after the arguments were checked
 
     _print_result(run(data, model, output, chosen, **running.settings))
 
@@ -280,29 +284,35 @@ def finetune(
     *,
     output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
     resolution: Annotated[
-        str | None, arg(metavar="R", help="Input size, usually higher: 384, or 224x384. Positions are interpolated.")
+        str | None,
+        arg(
+            metavar="R",
+            help="Input size, 384 or 224x384; default: as the recipe or the bundle. Positions are interpolated.",
+        ),
     ] = None,
     recipe: Annotated[
         str,
         arg(
             metavar="R",
-            help="auto: the head by least squares on the frozen model's features, then everything, if the time allows"
-            " (--minutes, 5). frozen: that head alone. paper-finetune: the paper's way. Any other, or a .toml file.",
+            help="auto: fit the head by least squares on the frozen model's features, then train all layers if the time"
+            " allows (--minutes, 5). frozen: only that head. paper-finetune: as in the paper. Or another recipe, or a"
+            " .toml file.",
         ),
     ] = "auto",
     running: Flags = AS_USUAL,
 ) -> None:
-    """Teach a bundle the classes of your images, perhaps at a higher resolution. What is changed of it is said.
+    """Fine-tune a bundle on the classes of DATA, at its resolution or another one.
 
-    Classes that are the bundle's own keep its head. Kill it whenever you like: --resume auto goes on.
+    The head is kept if the classes are those of the bundle. Changes to the model are printed. It may be killed at any
+    time: --resume auto continues.
     """
     chosen = find_recipe(recipe)
-    if recipe in recipe_names():  # they are for first weights; what happens to pixels is here the bundle's affair
+    if recipe in recipe_names():  # their preprocessing is for new models; here it is the bundle's
         chosen = chosen.replace(preprocess={})
     chosen = running.change(chosen)
     size = None if resolution is None else _parse_resolution(resolution)
     check_folder(bundle)
-    from vitrail.training.finetune import finetune as run  # torch, only now that nothing typed is wrong
+    from vitrail.training.finetune import finetune as run  # imports torch, so only after the arguments were checked
 
     _print_result(run(bundle, data, output, chosen, resolution=size, **running.settings))
 
@@ -316,47 +326,52 @@ def evaluate(
     bundle: BundlePath,
     data: Data,
     *,
-    split: Annotated[str | None, arg(metavar="S", help="train, val or test; else test, val or everything.")] = None,
+    split: Annotated[
+        str | None, arg(metavar="S", help="train, val or test; default: test, otherwise val, otherwise all images.")
+    ] = None,
     protocol: Annotated[
         Literal["classify", "knn", "probe", "fewshot"],
         arg(
-            help="Classify: the bundle's own answers. The others learn DATA's classes from the frozen model's features"
-            " of the train split: knn, a vote of the nearest; probe, logistic regression; fewshot, the paper's least"
-            " squares from a few images of each class."
+            help="classify: the bundle's own predictions. The others fit a classifier of DATA's classes on the frozen"
+            " model's features of the train split: knn, nearest neighbours; probe, logistic regression; fewshot, the"
+            " paper's least squares from a few images of each class."
         ),
     ] = "classify",
     layer: Annotated[
         int | None,
         arg(
             metavar="N",
-            help="Features that leave this layer, from 0 or from the end (-1), [CLS] or the mean; else what the head"
-            " reads.",
+            help="Use the output of this layer as features, from 0 or from the end (-1): [CLS] or the mean. Default:"
+            " the input of the head.",
         ),
     ] = None,
-    neighbours: Annotated[int | None, arg(metavar="K", help="knn: how many vote (20).")] = None,
+    neighbours: Annotated[int | None, arg(metavar="K", help="knn: number of neighbours (20).")] = None,
     temperature: Annotated[
-        float | None, arg(metavar="T", help="knn: a vote counts exp(similarity / T) (0.07); 0: all count the same.")
+        float | None, arg(metavar="T", help="knn: weight of a vote exp(similarity / T) (0.07); 0: equal weights.")
     ] = None,
     shots: Annotated[
-        tuple[int, ...] | None, arg(metavar="K", help="fewshot: images of each class (1 5 10 25); then all.")
+        tuple[int, ...] | None, arg(metavar="K", help="fewshot: numbers of images per class (1 5 10 25); then all.")
     ] = None,
-    seeds: Annotated[int | None, arg(metavar="N", help="fewshot: draws of images for each number (5).")] = None,
+    seeds: Annotated[
+        int | None, arg(metavar="N", help="fewshot: random choices of images for each number (5).")
+    ] = None,
     penalty: Annotated[
         float | None,
-        arg(metavar="L", help="probe, fewshot: pull of weights to 0; else chosen on held-out images, by leaving out."),
+        arg(metavar="L", help="probe, fewshot: L2 penalty; default: chosen on held-out images or by leave-one-out."),
     ] = None,
     seed: Annotated[
         int | None,
-        arg(metavar="S", help="What is held out of data without splits, and drawn by probe and fewshot (0)."),
+        arg(metavar="S", help="Seed of the held-out share of data without splits, of probe and of fewshot (0)."),
     ] = None,
     cache: Annotated[
-        Path | None, arg(metavar="DIR", help="Where features are kept (~/.cache/vitrail/features); delete it at will.")
+        Path | None,
+        arg(metavar="DIR", help="Cache of features (~/.cache/vitrail/features); it can be deleted at any time."),
     ] = None,
-    workers: Annotated[int, arg(metavar="N", help="Threads that prepare images.")] = 2,
+    workers: Annotated[int, arg(metavar="N", help="Number of threads that decode and prepare images.")] = 2,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """How good a bundle is on data: accuracy with its interval, top 5, calibration, each class, confusion."""
+    """Evaluate a bundle on data: accuracy with its interval, top 5, calibration, each class."""
     from vitrail.evaluation.protocols import evaluate as judge
 
     scores = judge(
@@ -388,32 +403,37 @@ def predict(
         arg(
             metavar="FILE|DIR|GLOB|-",
             help="Images, folders of them, quoted patterns such as 'photos/**/*.jpg', or - for names from stdin,"
-            " one a line.",
+            " one per line.",
         ),
     ],
     *,
-    top_k: Annotated[int, arg(metavar="K", help="How many classes to name for each image.")] = 5,
+    top_k: Annotated[int, arg(metavar="K", help="Number of classes to show for each image.")] = 5,
     engine: Annotated[
         str,
         arg(
             metavar="E",
-            help=f"What computes: {', '.join(ENGINES)} or auto. Onnx starts several times faster: it runs a file that"
-            " is made on first request, checked against torch and kept beside BUNDLE. Auto: the fastest, measured.",
+            help=f"Engine: {', '.join(ENGINES)} or auto. onnx starts several times faster: it runs a file that is made"
+            " on first use, verified against torch and kept beside BUNDLE. auto: the fastest, by measurement.",
         ),
     ] = "torch",
-    threads: Annotated[int | None, arg(metavar="N", help="Threads that decode and compute; else every core.")] = None,
+    threads: Annotated[
+        int | None, arg(metavar="N", help="Number of threads that decode and compute; default: every core.")
+    ] = None,
     device: Device = "cpu",
     jpeg: Annotated[
         Literal["exact", "double"] | None,
-        arg(help="Decode JPEG files exactly, or large ones at a reduced scale, much faster; else as BUNDLE says."),
+        arg(
+            help="Decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: as in BUNDLE."
+        ),
     ] = None,
     features: Annotated[
-        Path | None, arg(metavar="OUT.npz", help="Also write what the head reads: arrays `files` and `features`.")
+        Path | None,
+        arg(metavar="OUT.npz", help="Also write features, the input of the head: arrays `files` and `features`."),
     ] = None,
     force: Annotated[bool, arg(help="Overwrite OUT.npz.")] = False,
     json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
-    """Name what is on images. A file that cannot be read is named, the others are answered; then exit code 1."""
+    """Classify images. Files that cannot be read are reported, the others classified; the exit code is then 1."""
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.base import cores
     from vitrail.engines.choose import faster
@@ -426,7 +446,7 @@ def predict(
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if features is None:
         read_parts(bundle, weights=False).check_classifies()
-    if engine == "auto":  # ONNX Runtime computes on the CPU alone
+    if engine == "auto":  # ONNX Runtime is used on the CPU only
         engine = faster(bundle, len(paths), threads or cores()) if device == "cpu" else "torch"
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     show = print_json if json else prediction_table(paths, classifier.labels)
@@ -442,36 +462,37 @@ def predict(
     if errors and sys.stdout.isatty():  # each of them has just been seen
         sys.exit(1)
     if errors:
-        raise DamagedError(f"{len(errors):,} of {len(paths):,} images could not be answered; the first: {errors[0]}")
+        raise DamagedError(f"{len(errors):,} of {len(paths):,} images could not be classified; the first: {errors[0]}")
 
 
 def inspect(
     bundle: BundlePath,
     files: Annotated[
-        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Images to look at, or folders of them.")
+        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Images to inspect, or folders of them.")
     ],
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
     evidence: Annotated[
-        bool, arg(help="Also take parts of the image away and ask again: hundreds of forward passes.")
+        bool, arg(help="Also remove parts of the image and run the model again: hundreds of forward passes.")
     ] = False,
     data: Annotated[
         str | None,
-        arg(metavar="DATA", help="More images (64 of them) for what needs many; a folder need not have classes."),
+        arg(metavar="DATA", help="More images (up to 64) for results that need many; any folder of images will do."),
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
     layers: Annotated[
-        tuple[int, ...], arg(metavar="L", help="Show the attention of these layers, from 0 or from the end (-1).")
+        tuple[int, ...], arg(metavar="L", help="Show only the attention of these layers, from 0 or from the end (-1).")
     ] = (),
-    heads: Annotated[tuple[int, ...], arg(metavar="H", help="Show the attention of these heads only.")] = (),
+    heads: Annotated[tuple[int, ...], arg(metavar="H", help="Show only the attention of these heads, from 0.")] = (),
     full: Annotated[
-        bool, arg(help="Keep every head for every patch, however large the page becomes, and write arrays.npz.")
+        bool,
+        arg(help="Keep the attention of every head and patch, however large the page becomes, and write arrays.npz."),
     ] = False,
     device: Device = "cpu",
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
-    json: Annotated[bool, arg(help="Print what inspect.json holds.")] = False,
+    json: Annotated[bool, arg(help="Print the content of inspect.json.")] = False,
 ) -> None:
-    """Look inside: where patches look, how far heads see, what positions know, which pixels count. One page."""
+    """Show what happens inside a model, on one page: attention, position embeddings, receptive fields, and more."""
     from vitrail.storage import check_output
 
     check_output(output, force=force)
@@ -510,25 +531,25 @@ def convert(
     destination: Annotated[Path, tyro.conf.Positional, arg(metavar="DST", help="Folder to write.")],
     *,
     to: Annotated[str, arg(metavar="FORMAT", help=f"Format to write: {', '.join(written_formats())}.")] = "vitrail",
-    model: Annotated[str | None, arg(metavar="NAME", help="What SRC is, where it does not say (heads).")] = None,
+    model: Annotated[
+        str | None, arg(metavar="NAME", help="The model of SRC, if its files do not state it (the number of heads).")
+    ] = None,
     resolution: Annotated[
-        str | None, arg(metavar="R", help="Its input size, where positions are no square; with --model.")
+        str | None, arg(metavar="R", help="Its input size, if the grid is not square; with --model.")
     ] = None,
     preprocess: Annotated[
         tuple[str, ...],
-        arg(metavar="KEY=VALUE", help="What happens to pixels, where SRC does not say: mean=0.5 std=0.5 resize=squash"),
+        arg(metavar="KEY=VALUE", help="Preprocessing, if SRC does not state it: mean=0.5 std=0.5 resize=squash"),
     ] = (),
-    labels: Annotated[
-        Path | None, arg(metavar="FILE", help="Names of the classes: a JSON list, or a name a line.")
-    ] = None,
+    labels: Annotated[Path | None, arg(metavar="FILE", help="Class names: a JSON list, or one name per line.")] = None,
     images: Annotated[
-        str | None, arg(metavar="DIR", help="What to compare both models on, instead of embedded images.")
+        str | None, arg(metavar="DIR", help="Images to compare both models on; default: embedded ones.")
     ] = None,
     verify: Annotated[bool, arg(help="Compare with the library's own model, if it can be imported.")] = True,
     force: Annotated[bool, arg(help="Overwrite DST if vitrail wrote it.")] = False,
     json: Json = False,
 ) -> None:
-    """Other people's weights into a bundle, or a bundle into their formats: every tensor or none, and the proof."""
+    """Convert weights of other libraries to a bundle, or a bundle to their formats, and verify the result."""
     from vitrail.weights.convert import Told, read_labels
     from vitrail.weights.convert import convert as run
 
@@ -592,19 +613,19 @@ def compare(
 def demo(
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
-    epochs: Annotated[int, arg(metavar="N", help="How often to go through the training digits.")] = 100,
-    seed: Annotated[int, arg(metavar="S", help="Same seed, same machine, same model.")] = 0,
-    force: Annotated[bool, arg(help="Overwrite the output if it is a run.")] = False,
+    epochs: Annotated[int, arg(metavar="N", help="Number of passes over the training digits.")] = 100,
+    seed: Annotated[int, arg(metavar="S", help="The same seed and machine give the same model.")] = 0,
+    force: Annotated[bool, arg(help="Overwrite the output if it is a run of vitrail.")] = False,
     open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
 ) -> None:
-    """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and look where it looks."""
+    """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and plot its attention."""
     from vitrail.demo import run
 
     run(output, epochs=epochs, seed=seed, force=force, opens=open)
 
 
 def _some_images(data: str, count: int) -> list[Any]:
-    """At most so many images, evenly from all of a data set, or of a folder of any kind."""
+    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
     import numpy as np
 
     from vitrail.data.dataset import Split
@@ -617,7 +638,7 @@ def _some_images(data: str, count: int) -> list[Any]:
 
 
 def _find_config(model: str) -> ModelConfig:
-    """The configuration behind a name, or else of the bundle at a path."""
+    """The configuration of a model name, otherwise of the bundle at a path."""
     if model in zoo.model_names():
         return zoo.find(model)
     try:

@@ -124,7 +124,7 @@ def print_conversion(report: dict[str, Any]) -> None:
     """Print what was converted, and the proofs."""
     rows = [
         ["model", f"{report['model']}, {report['parameters']:,} parameters"],
-        ["from", f"{report['from']}, {report['tensors']} tensors, each in its place"],
+        ["from", f"{report['from']}, {report['tensors']} tensors, all matched"],
         *([["left out", ", ".join(report["left_out"])]] if report["left_out"] else []),
         ["to", f"{report['to']}, {report['destination']}"],
         *(["proof", _spoken_proof(proof)] for proof in report["proofs"]),

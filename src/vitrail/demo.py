@@ -1,6 +1,6 @@
-"""`vitrail demo`: the main job on embedded data, in about a minute on two cores.
+"""`vitrail demo`: training and prediction on embedded data, in about a minute on two cores.
 
-A small ViT learns digits; then the embedded model, which learned clothes for longer, names images it has never seen.
+A small ViT is trained on digits; then the embedded model classifies test images of Fashion-MNIST.
 """
 
 import sys
@@ -30,7 +30,7 @@ CHANGES = ("batch=64", "learning_rate=0.02", "holdout=0", "augment.padding=1", "
 
 
 def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> None:
-    """Train on digits, show answers and where the model looks; then the same for clothes with the embedded model."""
+    """Train on digits, show predictions and attention; then the same with the embedded model on clothes."""
     check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     result = train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
@@ -50,7 +50,7 @@ def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> No
 
 
 def _show(bundle: Bundle, split: Split, figure: Path) -> None:
-    """Some answers, every mistake up to ten, and a figure of where the class token looks."""
+    """Show some predictions, up to ten mistakes, and a figure of the class token's attention."""
     answers = [answer[0] for answer in Classifier(bundle).predict(split.images, top_k=1)]
     labels = bundle.labels or ()
     truth = [labels[label] for label in split.labels]
@@ -65,7 +65,7 @@ def _show(bundle: Bundle, split: Split, figure: Path) -> None:
 
 
 def _write_images(dataset: Dataset, folder: Path) -> None:
-    """Images as files that other commands can be tried on, called by their class."""
+    """Write images as files, named by their class, to try other commands on."""
     split = dataset.splits["test"]
     try:
         folder.mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def _write_images(dataset: Dataset, folder: Path) -> None:
 
 
 def _render_attention(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> None:
-    """Where the class token looks, on an image that was recognised if there is one."""
+    """Attention of the class token, for a correctly classified image if there is one."""
     shown = int(np.flatnonzero(right)[len(np.flatnonzero(right)) // 3]) if right.any() else 0
     pixels = held_out.images[shown]
     preprocess: Preprocess = bundle.preprocess

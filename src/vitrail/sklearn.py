@@ -1,11 +1,11 @@
-"""scikit-learn's surface: `ViTClassifier` and `ViTFeatures` for pipelines, cross-validation and grid searches.
+"""scikit-learn estimators: `ViTClassifier` and `ViTFeatures` for pipelines, cross-validation and grid searches.
 
 Images X are one of these:
 
-    paths of files       a list or an array of texts
+    paths of files       a list or an array of strings
     pixels               uint8 (n, height, width) or (n, height, width, channels)
     rows of numbers      (n, m), any real numbers: each row is a grey image, flattened, as in scikit-learn's digits.
-                         It becomes a square (the last pixels are black where m is no square); black is the smallest
+                         It becomes a square (padded with black if m is not a square number); black is the smallest
                          number seen in `fit`, white the largest
 """
 
@@ -48,7 +48,7 @@ _BATCH = 64
 
 
 class _Seeing(BaseEstimator):
-    """What both have in common: images in any of three forms."""
+    """Base class of both: reads images in any of the three forms."""
 
     def _look_at(self, X: Any, *, fitting: bool) -> Split:
         """X as images without labels."""
@@ -84,11 +84,10 @@ class _Seeing(BaseEstimator):
 
 
 class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
-    """A transformer from images to the features of a frozen model, 32-bit reals (n, d).
+    """A transformer from images to the features of a frozen model, float32 (n, d).
 
-    bundle     a path, or a `vitrail.Bundle`
-    layer      what leaves this layer ([CLS] or the mean), from 0 or from the end (-1); by default what the head reads
-    workers    threads that prepare images
+    bundle     a path, or a `vitrail.Bundle` layer      use the output of this layer ([CLS] or the mean), from 0 or from
+    the end (-1); default: the input of the head workers    threads that prepare images
     """
 
     def __init__(self, bundle: Any = None, *, layer: int | None = None, workers: int = 2) -> None:
@@ -97,7 +96,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
         self.workers = workers
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Load the bundle. Nothing is learned but what black and white are, where X is rows of numbers."""
+        """Load the bundle. Nothing is fitted except black and white, if X is rows of numbers."""
         if self.bundle is None:
             raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
         images = self._look_at(X, fitting=True)
@@ -123,15 +122,15 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
 class ViTClassifier(ClassifierMixin, _Seeing):
     """A classifier of images: a linear probe on a bundle's features, or a model trained from scratch.
 
-    bundle     a path, or a `vitrail.Bundle`: its model stays as it is, logistic regression learns from its features.
+    bundle     a path, or a `vitrail.Bundle`: logistic regression on the features of its frozen model.
                None: a new model is trained
-    layer      probe: features of this layer instead of what the head reads
-    penalty    probe: pull of the weights to 0; by default chosen on a held-out fifth
+    layer      probe: features of this layer instead of the input of the head
+    penalty    probe: L2 penalty; default: chosen on a held-out fifth
     model      trained: a name of `vitrail models`; images are resized to its resolution
     recipe     trained: a recipe of the package, or a .toml file
     settings   trained: changes of the recipe, as `--set` takes them: ("augment.flip=none", "batch=64")
-    epochs     trained: how often to see every image; by default the recipe's
-    minutes    trained: time to spend, instead
+    epochs     trained: number of passes over the images; default: the recipe's
+    minutes    trained: time limit, instead of epochs
     seed       of everything random
     workers    threads that prepare images
     """
@@ -162,7 +161,7 @@ class ViTClassifier(ClassifierMixin, _Seeing):
         self.workers = workers
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn the classes of images. `bundle_` is the model that reads them."""
+        """Fit the classes of images. `bundle_` is then the bundle in use."""
         if y is None:
             raise UsageError("ViTClassifier requires y to be passed, but the target y is None.")
         images = self._look_at(X, fitting=True)

@@ -191,7 +191,7 @@ def read_document(path: Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a pipe is opened at once
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(None, "it is no regular file", str(path))
+            raise OSError(None, "it is not a regular file", str(path))
         content = file.read(_MOST + 1)
     if len(content) > _MOST:
         raise OSError(None, f"it has more than {_MOST:,} bytes", str(path))
@@ -201,7 +201,7 @@ def read_document(path: Path) -> bytes:
 def read_json(path: Path) -> Any:
     """The JSON document in a file that should hold one."""
     if not path.is_file():  # nor a pipe, which would wait for ever
-        raise DamagedError(path=path, cause="is missing or no file", advice="Restore it from a copy.")
+        raise DamagedError(path=path, cause="is missing or not a file", advice="Restore it from a copy.")
     try:
         return json.loads(read_document(path))
     except (ValueError, RecursionError):

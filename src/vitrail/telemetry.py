@@ -25,7 +25,7 @@ def import_quietly(package: str) -> ModuleType:
         os.environ[variable] = "1"
         if reporter in _REPORT_AT_IMPORT and sys.modules.get(reporter) is not None:
             say(
-                f"note: {reporter} was imported before vitrail could switch off its reports to its maker; set"
-                f" {variable}=1 in the environment to prevent them"
+                f"note: {reporter} was imported before vitrail could switch off its telemetry; set"
+                f" {variable}=1 in the environment to prevent it"
             )
     return importlib.import_module(package)

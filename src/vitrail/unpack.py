@@ -41,7 +41,7 @@ def read_npz(
     """
     try:
         if not path.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         with zipfile.ZipFile(path) as archive:
             headers = {member.filename: _read_header(archive, member) for member in archive.infolist()}
             wanted = {name: header for name, header in headers.items() if takes(header.dtype)}
@@ -60,7 +60,7 @@ def read_idx(path: Path) -> np.ndarray:
     """The uint8 array in an idx file, compressed (`.gz`) or not."""
     try:
         if not path.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
             if zeros or kind != 8 or not 1 <= dimensions <= 4:
@@ -70,7 +70,7 @@ def read_idx(path: Path) -> np.ndarray:
             levels = np.empty(shape, np.uint8)
             fill(levels, file)
             if file.read(1):
-                raise ValueError(f"its header promises {levels.size:,} bytes, it has more")
+                raise ValueError(f"its header states {levels.size:,} bytes, it has more")
     except DamagedError:
         raise
     except Exception as error:  # a damaged file raises what its parsers raise
@@ -90,7 +90,7 @@ def fill(array: np.ndarray, file: Readable) -> None:
     for start in range(0, len(levels), _CHUNK):
         piece = file.read(min(_CHUNK, len(levels) - start))
         if len(piece) < min(_CHUNK, len(levels) - start):
-            raise ValueError(f"its header promises {len(levels):,} bytes, it has fewer")
+            raise ValueError(f"its header states {len(levels):,} bytes, it has fewer")
         levels[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
 
 
@@ -114,7 +114,7 @@ def _read_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
             raise ValueError("it holds Python objects, which are not read")
         size = header.numbers * header.dtype.itemsize
         if size != member.file_size - header.offset or (header.numbers and not size):
-            raise ValueError(f"its header promises {size:,} bytes, it has others")
+            raise ValueError(f"its header states {size:,} bytes, it has others")
     return header
 
 

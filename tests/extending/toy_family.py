@@ -20,7 +20,7 @@ class CoarseConfig(ModelConfig):
     cells: int = 4
     """Rows and columns of cells."""
     width: int = 32
-    """Features that the head reads."""
+    """Width of the input of the head."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,7 +45,7 @@ def read_config(folder: Path) -> ModelConfig:
     version = fields.pop("format", None) if isinstance(fields, dict) else None
     if version is None and isinstance(fields, dict) and _OTHERS & fields.keys():
         raise UsageError(
-            f"Bundle must be of vitrail's own format, got {str(folder)!r}, which is another library's. Make one of it:"
+            f"Bundle must be of vitrail's own format, got {str(folder)!r}, which is another library's. Convert it:"
             f" vitrail convert {folder} NEW"
         )
     if type(version) is not int or version < 1:
@@ -56,13 +56,13 @@ def read_config(folder: Path) -> ModelConfig:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
     for name in (MANIFEST, *FILES):
         if not (folder / name).is_file():
-            raise DamagedError(path=folder / name, cause="is missing or no file", advice="Restore it from a copy.")
+            raise DamagedError(path=folder / name, cause="is missing or not a file", advice="Restore it from a copy.")
     verify(folder, ("config.json",))
     _check_extensions(folder, fields.pop("extensions", {}))
     try:
         return read_model(fields)
     except UsageError as error:
-        raise DamagedError(path=path, cause=f"is not a model that works: {error}") from None
+        raise DamagedError(path=path, cause=f"is not a valid model: {error}") from None
 
 
 def _check_extensions(folder: Path, needed: object) -> None:

@@ -78,11 +78,11 @@ class HybridConfig(ViTConfig):
         if self.stem == "resnet" and self.stem_base % 32:
             raise UsageError(f"Stem base must be a multiple of the 32 groups of GroupNorm, got {self.stem_base}.")
         if self.stem == "resnet" and self.stem_strides:
-            raise UsageError(f"Stem strides must be left alone for stem resnet, got {self.stem_strides!r}.")
+            raise UsageError(f"Stem strides must not be set for stem resnet, got {self.stem_strides!r}.")
         if self.stem == "light" and self.stem_base != 64:
-            raise UsageError(f"Stem base must be left alone for stem light, got {self.stem_base}.")
+            raise UsageError(f"Stem base must not be set for stem light, got {self.stem_base}.")
         if self.wrap:
-            raise UsageError("Wrap must be left alone in a hybrid: its convolutions know where the edge is.")
+            raise UsageError("Wrap must be false in a hybrid: its convolutions are not shift-invariant at the edges.")
         if self.stem == "light" and (not self.stem_layers or len(self.stem_strides) != len(self.stem_layers)):
             raise UsageError(
                 f"Stem strides must be one for each of the stem's convolutions, got {self.stem_strides!r} for"

@@ -55,7 +55,9 @@ class IGPTConfig(ModelConfig):
                 " Change one of the two."
             )
         if self.output == "pixels" and not self.causal:
-            raise UsageError("Output pixels must go with causal true: a pixel that sees itself has nothing to predict.")
+            raise UsageError(
+                "Causal must be true for output pixels: otherwise a pixel attends to itself and has nothing to predict."
+            )
         if self.output == "pixels" and self.classes != self.palette:
             raise UsageError(
                 f"Classes must be the palette's {self.palette} colours where pixels are predicted, got {self.classes}."

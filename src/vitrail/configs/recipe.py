@@ -222,8 +222,8 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
             raise UsageError(f"Setting {key!r} must be given once, got it twice.")
         changed.add(key)
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = _read_toml(f"value = {text}")["value"]
+        except ValueError:
             value = text
         known = fields[table] if table else fields
         if table != "model" and table != "preprocess" and name not in known:
@@ -255,13 +255,39 @@ def recipe_names() -> list[str]:
 def read_recipe(text: str, name: str) -> Recipe:
     """The recipe in a TOML document."""
     try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        fields = _read_toml(text)
+    except ValueError as error:
         raise DamagedError(path=name, cause=f"is not a TOML document ({error})") from None
     try:
         return Recipe.from_json(fields)
     except UsageError as error:
         raise UsageError(f"{error} (in recipe {name!r})") from None
+
+
+def _read_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML document; a ValueError if it is none, or has more in it than settings can hold."""
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_plain(document)
+    return document
+
+
+def _check_plain(value: object) -> None:
+    match value:
+        case dict():
+            for part in value.values():
+                _check_plain(part)
+        case list():
+            for part in value:
+                _check_plain(part)
+        case int() if not -(2**63) <= value < 2**63:  # the range that TOML asks for; tomllib reads any
+            raise ValueError("it has an integer beyond 64 bits")
+        case str() | bool() | int() | float():
+            pass
+        case _:
+            raise ValueError("it has a date or a time")
 
 
 def write_toml(fields: dict[str, Any]) -> str:

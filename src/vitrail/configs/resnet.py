@@ -48,7 +48,7 @@ class ResNetConfig(ModelConfig):
                     f"Base must be a multiple of the 32 groups of GroupNorm for kind bit, got {self.base}."
                 )
             if self.strides is not None or self.edges != "zeros":
-                raise UsageError("Strides and edges must be left alone for kind bit; they are settings of kind plain.")
+                raise UsageError("Strides and edges must not be set for kind bit; they are settings of kind plain.")
         elif self.strides is not None and len(self.strides) != len(self.layers):
             raise UsageError(f"Strides must be one for each of the {len(self.layers)} stages, got {self.strides!r}.")
 

@@ -96,7 +96,7 @@ class ViTConfig(PatchedConfig):
         check_number("drop_path", self.drop_path, low=0, below=1)
         check_number("token_drop", self.token_drop, low=0, below=1)
         if self.token_drop and (self.placement != "once" or self.attention != "global"):
-            raise UsageError("Token drop must be 0 unless position enters once and attention is global.")
+            raise UsageError("Token drop must be 0 unless position_at is once and attention is global.")
         if self.layer_scale is not None:
             check_number("layer_scale", self.layer_scale, low=0, below=1e6)
             object.__setattr__(self, "layer_scale", float(self.layer_scale))  # a 0 would make a table of integers
@@ -213,7 +213,7 @@ class ViTConfig(PatchedConfig):
         if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
             raise UsageError(
                 "Wrap must go with attention global or local and with patches that neither overlap nor are padded:"
-                " the others know where the edge is."
+                " others are not shift-invariant at the edges."
             )
         if self.attention == "global" and self.attention_span is not None:
             raise UsageError(

@@ -164,7 +164,7 @@ def _look(path: str, split: str, label: int) -> _Seen | Finding:
     except DamagedError as error:
         return Finding("unreadable", "error", (path,), error.cause)
     except UsageError:  # there is no file to read
-        return Finding("unreadable", "error", (path,), "is missing or no file")
+        return Finding("unreadable", "error", (path,), "is missing or not a file")
     except (OSError, ValueError) as error:
         return Finding("unreadable", "error", (path,), f"cannot be converted ({error})")
     return _Seen(path, split, label, digest.digest(), form, mode, size, _thumbnail(image) if is_large else None)

@@ -59,7 +59,7 @@ def ready(path: str | Path) -> Path:
         if (found := _intact(places, key)) is not None:
             return found
         if os.path.lexists(place):
-            say(f"{place} {_flaw(place, key)} and is made anew")
+            say(f"{place} {_flaw(place, key)} and is made again")
         export(bundle, place, key)
     return place
 

@@ -152,7 +152,7 @@ def prove(found: Outputs, expected: Outputs) -> dict[str, Any]:
     alike = int((found.logits.argmax(1) == expected.logits.argmax(1)).sum())
     if not gap <= TOLERANCE * max(float(np.abs(expected.logits).max()), 1.0) or alike < count:
         raise VitrailError(
-            f"The exported model answers {count - alike} of {count} images otherwise than torch, with logits up to"
+            f"The exported model predicts {count - alike} of {count} images differently from torch, with logits up to"
             f" {gap:.1e} apart. It is not kept; use engine torch."
         )
     return {

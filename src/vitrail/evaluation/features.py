@@ -55,7 +55,7 @@ def extract(
         is_whole.append(part.weights.numpy() > 0)
     features, known = np.concatenate(found), np.concatenate(is_whole)
     if not np.isfinite(features[known]).all():
-        raise VitrailError(f"Features of {split.name} must be finite numbers, got others. Did training diverge?")
+        raise VitrailError(f"Features of {split.name} must be finite, got NaN or infinity. Did training diverge?")
     features[~known] = np.nan
     if damaged is not None:
         damaged |= loader.damaged
@@ -112,7 +112,7 @@ class FeatureStore:
             try:
                 features = _read(entry, key, (len(split), self._width))
             except DamagedError as error:
-                self.notes.append(f"features are computed anew: {error}")
+                self.notes.append(f"features are computed again: {error}")
             else:
                 self.hits += 1
                 return features
@@ -123,7 +123,7 @@ class FeatureStore:
                 save_file({"features": features}, aside / "features.safetensors")
                 write_json(aside / "key.json", key)
         except (VitrailError, SafetensorError) as error:
-            self.notes.append(f"features are not kept: {error}")
+            self.notes.append(f"features are not cached: {error}")
         return features
 
     @functools.cached_property
@@ -151,7 +151,7 @@ class FeatureStore:
 def _read(entry: Path, key: dict[str, Any], shape: tuple[int, int]) -> np.ndarray:
     """The features of a cache entry; raises DamagedError if it is not as it was written."""
     if not entry.is_dir():
-        raise DamagedError(path=entry, cause="is damaged: it is no folder")
+        raise DamagedError(path=entry, cause="is damaged: it is not a folder")
     verify(entry, _FILES)
     if read_json(entry / "key.json") != key:
         raise DamagedError(path=entry, cause="is damaged: it has another entry's key")

@@ -74,7 +74,7 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
     notes = []
     if how == "as class numbers" and bundle.labels is not None:
         notes.append(
-            "names of classes differ, so that they are matched by number:"
+            "names of classes differ, so they are matched by index:"
             f" {dataset.labels[0]!r} of the data is {names[place[0]]!r} of the bundle"
         )
     answers: Answers = answer(
@@ -149,7 +149,7 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
     if dataset.splits.keys() <= {"all", "train"}:
         if split not in (None, "val", "validation"):
             raise UsageError(
-                f"Split must be val, a share held out of data that is not divided, got {split!r} for {dataset.name!r}."
+                f"Split must be val, a held-out share, for data without splits, got {split!r} for {dataset.name!r}."
             )
         training, judged = dataset.for_training(holdout=_HOLDOUT, seed=seed)
         if judged is None:
@@ -158,7 +158,7 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
     training, _ = dataset.for_training(holdout=0, seed=seed)
     judged = dataset.for_evaluation(split)
     if judged.name == training.name:
-        raise UsageError(f"Split must not be {judged.name}, which is learned from. Use test or val.")
+        raise UsageError(f"Split must not be {judged.name}, which is trained on. Use test or val.")
     return training, judged
 
 

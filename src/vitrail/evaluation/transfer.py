@@ -134,7 +134,7 @@ def probe(
         held_out = sample_held_out(labels, _HELD_OUT, seed)
         if not held_out.any():
             raise UsageError(
-                "Penalty must be given where every class has one image alone: none can be held out to choose it by."
+                "Penalty must be given if every class has only one image: none can be held out to choose it."
             )
         penalty = _choose_logistic(standard, labels, held_out, classes)
     found = logistic_regression(standard, labels, classes=classes, penalty=penalty)
@@ -155,7 +155,7 @@ class Ridge:
         x, self._targets = features - self._centre, targets - self._mean
         count, width = x.shape
         if count < 2:
-            raise UsageError(f"Images to learn from must be 2 or more, got {count}.")
+            raise UsageError(f"Training images must be 2 or more, got {count}.")
         # Of X = U S V', few images give U and many give X V; neither is ever divided by S, which may be 0.
         self._few = count <= width + 1
         if self._few:

@@ -177,6 +177,8 @@ def _known_formats() -> tuple[str, ...]:
 def to_channels(image: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
     """The image in 8-bit grey (1 channel) or colour (3), with transparent pixels blended onto `background`."""
     mode = "L" if channels == 1 else "RGB"
+    if image.mode in ("P", "PA") and image.palette is None:  # Pillow opens such a file, and fails by an assertion later
+        raise ValueError("it has no palette")
     if image.mode == mode and not image.has_transparency_data:
         return image
     if image.mode.startswith(("I", "F")):

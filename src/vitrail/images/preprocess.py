@@ -85,7 +85,7 @@ class Preprocess(Settings):
         from torch import from_numpy  # the only place: whoever wants arrays needs no torch
 
         if isinstance(images, str | bytes | Path | Image.Image):
-            raise UsageError("Images must be a list of images, got one alone. Put it into a list.")
+            raise UsageError("Images must be a list of images, got a single one. Put it into a list.")
         return self.scale(from_numpy(self.crop_all(images)))
 
     def read(self, image: ImageLike, *, name: str = "image") -> Image.Image | np.ndarray:

@@ -27,7 +27,7 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
     layout = _layout(model)
     seen = look(model, images) if seen is None else seen
     if len(seen.logits) != len(images):
-        raise UsageError(f"Seen must be of these {len(images)} images, got {len(seen.logits)}.")
+        raise UsageError(f"Seen must be the result of look for these {len(images)} images, got {len(seen.logits)}.")
     shares_BT = reading(seen, layout)
     last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
     flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)], residual=_is_residual(model))
@@ -65,9 +65,7 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
     """
     layout = _layout(model)
     if not model.config.classifies:
-        raise UsageError(
-            f"Relevance must be asked of a model that classifies, got one that predicts {model.config.predicts}."
-        )
+        raise UsageError(f"Relevance needs a model that classifies, got one that predicts {model.config.predicts}.")
     with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
         logits = model(images)
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
@@ -140,5 +138,5 @@ def _is_residual(model: AnyModel) -> bool:
 def _layout(model: AnyModel) -> Layout:
     layout = model.layout()
     if layout is None:
-        raise UsageError(f"Maps must be asked of a model with attention, got family {model.config.family}.")
+        raise UsageError(f"Maps need a model with attention, got family {model.config.family}.")
     return layout

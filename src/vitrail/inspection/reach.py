@@ -60,7 +60,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     for layer in layers:
         check_integer("layer", layer, low=0, high=config.depth - 1)
     if config.predicts == "pixels":
-        raise UsageError("Reach into a pixel model must be asked with output classes.")
+        raise UsageError("Reach needs an iGPT with output classes, got output pixels.")
     generator = torch.Generator().manual_seed(0)
     sums = {layer: np.zeros(config.resolution) for layer in layers}
     middles = {}

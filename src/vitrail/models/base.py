@@ -321,13 +321,13 @@ class Model(nn.Module, Generic[Config]):
         """
         own = self.config.channels
         if channels == 1 and own == 3 and self.embedding and self.config.padding == (0, 0):
-            note = "the kernels of three colours became one that reads grey the same"
+            note = "the kernels of three colours were merged into one for grey images, with the same output"
             return self._to_grey(mean, std), (0.5,), (0.5,), note
         if channels in (1, 3) and own in (1, 3):
             return self, mean, std, f"images with {channels} channel(s) are read with the model's {own}"
         if not self.embedding:
             raise UsageError(
-                f"Images of {channels} bands must go to a family that reads patches, got family {self.config.family}."
+                f"Images of {channels} bands need a family with a patch embedding, got family {self.config.family}."
             )
         bands = [band % own for band in range(channels)]
         tensors, name = self.state_dict(), f"{self.embedding}.weight"
@@ -368,7 +368,7 @@ class Model(nn.Module, Generic[Config]):
         config = self.config.replace(resolution=resolution)
         if self.places_own_weights and config.resolution != self.config.resolution:
             raise UsageError(
-                f"Resize must keep the resolution of family {config.family}, whose weights belong to places, got"
+                f"Resize must keep the resolution of family {config.family}, whose weights depend on positions, got"
                 f" {config.resolution} after {self.config.resolution}. Create a new model instead."
             )
         return self._rebuild(config, {name: tensor.clone() for name, tensor in self.state_dict().items()})

@@ -148,7 +148,7 @@ class IGPT(Model[IGPTConfig]):
         tensors["pos_embed"] = torch.cat([tensors["pos_embed"][:, 1:], tensors["pos_embed"][:, -1:]], dim=1)
         made = self.changed(tensors, drop=("head.",), output="classes", classes=classes)
         made.zero_head()
-        return made, ["the start token is dropped and places move by one"]
+        return made, ["the start token is dropped and positions shift by one"]
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair) -> "IGPT":

@@ -191,7 +191,7 @@ class Relative(Position):
 
     def check_resize(self, new: ViTConfig) -> None:
         if self.config.wrap and new.grid != self.config.grid:
-            raise UsageError("Resize must keep the grid of wrap-around relative positions: a circle has no between.")
+            raise UsageError("Resize must keep the grid of relative positions with wrap: they cannot be interpolated.")
 
     def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
         if self.config.wrap:

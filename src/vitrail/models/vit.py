@@ -331,4 +331,4 @@ class ViT(Model[ViTConfig]):
             return super().with_new_head(classes)
         made = self.changed(drop=("head.", "pre_logits."), classes=classes, representation="none")
         made.zero_head()
-        return made, ["the hidden layer of pre-training is dropped"]
+        return made, ["the hidden layer of the pre-training head is dropped"]

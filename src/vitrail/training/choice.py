@@ -32,7 +32,10 @@ def choose(trainer: Trainer, begin: Start, log: RunLog) -> Choice | None:
 
 def _compare(trainer: Trainer, start: dict[str, Any], tuned: dict[str, Any] | None) -> Choice:
     if tuned is None or not start["count"]:
-        return Choice("tuned", "the tuned model is kept: no held-out images tell how good the head by least squares is")
+        return Choice(
+            "tuned",
+            "the tuned model is kept: there are no held-out images to compare it with the head by least squares",
+        )
     head, model = (f"{trainer.objective.describe(found)}, loss {found['loss']:.3f}" for found in (start, tuned))
     on = f"on {start['count']:,} held-out images"
     if start["score"] > tuned["score"]:

@@ -1,9 +1,9 @@
-"""`vitrail finetune`: the same loop, from a bundle instead of from first weights.
+"""`vitrail finetune`: training that starts from a bundle.
 
-The paper's way (arXiv 2010.11929, section 3.2): the head of pre-training goes, a zero one comes, and for a higher
-resolution positions are interpolated. The practical way: the new head is the least-squares solution on the frozen
-model's features, and training goes on from there (arXiv 2202.10054); in the end, the better of both on held-out images
-is kept. Whatever is changed of a bundle is said.
+As in the paper (arXiv 2010.11929, section 3.2), the pre-training head is replaced by a zero one, and position
+embeddings are interpolated for a higher resolution. With the recipe `auto`, the new head is the least-squares solution
+on the frozen model's features, from which training continues (arXiv 2202.10054); the better of both models on held-out
+images is kept. All changes to the bundle are printed.
 """
 
 import hashlib
@@ -49,8 +49,7 @@ def finetune(
     quiet: bool = False,
     command: str = "",
 ) -> Result:
-    """Teach the bundle at a path the classes of DATA. Nothing is printed but notes and progress on stderr, which
-    `quiet` leaves out."""
+    """Fine-tune the bundle at a path on DATA. Only notes and progress are printed, to stderr, unless `quiet`."""
     if not OBJECTIVES[recipe.objective].classifies:
         raise UsageError(f"Fine-tuning must have an objective that learns classes (classify), got {recipe.objective}.")
     if recipe.head_bias:
@@ -64,7 +63,7 @@ def finetune(
         channels = channels_of(given.dataset.first)
         model, preprocess, notes = adapt(loaded, given.dataset.labels, channels, recipe, resolution)
         if not decays:
-            notes += ("all layers learn at the same rate: this family has no row of blocks",)
+            notes += ("all layers have the same learning rate: this family is not one sequence of blocks",)
         probe, damaged = None, {}
         if recipe.head == "probe" and given.is_new and not model.head.weight.any():
             probe = learn_head(model, preprocess, given, recipe, damaged, workers=options.workers)
@@ -97,9 +96,9 @@ def _known_of(bundle: Bundle) -> dict[str, Any]:
 def adapt(
     bundle: Bundle, labels: tuple[str, ...], channels: int, recipe: Recipe, resolution: Pair | None = None
 ) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
-    """The bundle's model for these classes, channels and resolution, its preprocessing, and what was changed.
+    """The bundle's model for these classes, channels and resolution, its preprocessing, and notes about the changes.
 
-    The resolution is the given one, else the recipe's, else the bundle's. Everything that need not change stays.
+    The resolution is the given one, otherwise the recipe's, otherwise the bundle's.
     """
     model, preprocess, notes = bundle.model, bundle.preprocess, []
     settings = dict(recipe.model)
@@ -134,7 +133,7 @@ def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
 
 
 def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
-    """The same classes keep their rows of the head, in DATA's order. Others begin at zero, without the hidden layer."""
+    """If the classes are the bundle's, keep the head, in DATA's order. Otherwise a zero head without hidden layer."""
     if (order := _same_classes(bundle, now)) is not None:
         kept = model.changed()
         with torch.no_grad():
@@ -146,8 +145,8 @@ def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[A
 
 
 def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
-    """The bundle's index of each class, if the classes are its own: by name, or by number where it has no names. (Ten
-    classes called 0 to 9 are not those of a bundle that has names for its ten.)"""
+    """The bundle's index of each class, if the classes are those of the bundle: by name, or by index if it has no
+    names. (Ten classes named 0 to 9 are not those of a bundle with ten other names.)"""
     classes = bundle.model.config.classes
     if not bundle.parts.classifies or len(now) != classes:
         return None
@@ -169,10 +168,10 @@ def learn_head(
     *,
     workers: int,
 ) -> dict[str, Any]:
-    """Give the model a head by least squares on its features; returns how good it is on images that it did not see.
+    """Fit the model's head by least squares on its features; returns its leave-one-out accuracy.
 
-    Each rank computes the features of its share of the images; the first one solves. `damaged` gets images that
-    cannot be read.
+    Each rank computes the features of its part of the images; the first one solves. Unreadable images are added to
+    `damaged`.
     """
     began = time.monotonic()
     ranks, training = given.ranks, given.training

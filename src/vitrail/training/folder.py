@@ -1,12 +1,12 @@
-"""The folder of a run: what state it is in, who may write it, and its config.toml.
+"""The folder of a run: its state, its lock and its config.toml.
 
-RUN/config.toml      every setting, resolved
-RUN/metrics.jsonl    what happened, a line of JSON for each event; TensorBoard's events beside it
-RUN/checkpoints/     the last ones and the best
+RUN/config.toml      all settings of the run
+RUN/metrics.jsonl    a JSON line for each event; TensorBoard's events beside it
+RUN/checkpoints/     the newest ones and the best
 RUN/bundle/          the model, ready to use
 RUN/snapshots/       the model at log-spaced steps, if asked for
-RUN/report.html      for people
-RUN/.lock            held by the process that writes the run, whose id and machine it names
+RUN/report.html      the report
+RUN/.lock            locked by the process that writes the run; contains its id and machine
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _CONTENT = (
 
 
 class State(enum.Enum):
-    """What a folder is to a run that wants to write there."""
+    """State of a folder that a run is to be written to."""
 
     NEW = "there is nothing, or an empty folder"
     FOREIGN = "there is something that is no run"
@@ -44,12 +44,12 @@ class State(enum.Enum):
 
     @property
     def is_run(self) -> bool:
-        """Whether a run may go on there, or be overwritten."""
+        """Whether it is a run, which can be resumed or overwritten."""
         return self not in (State.NEW, State.FOREIGN)
 
 
 class RunFolder:
-    """A path that a run is to be written to. `hold` it before anything is changed in it."""
+    """The folder of a run. Call `hold` before changing anything in it."""
 
     def __init__(self, path: str | Path, *, resumes: bool, force: bool) -> None:
         self.path, self._resumes, self._force = Path(path), resumes, force
@@ -58,7 +58,7 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """Read from what is there now."""
+        """The current state on disk."""
         if not self.path.is_dir():
             return State.FOREIGN if os.path.lexists(self.path) else State.NEW
         content = {path.name for path in self.path.iterdir()} - {_LOCK}
@@ -72,11 +72,11 @@ class RunFolder:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run is to go on from a checkpoint."""
+        """Whether the run resumes from a checkpoint."""
         return self._resumes and bool(steps_of(self.checkpoints))
 
     def check(self) -> None:
-        """Refuse a path that this run may not write, before any work is done for it."""
+        """Refuse a path that this run may not write, before any work is done."""
         state = self.state
         if state is State.NEW or (state.is_run and self._resumes):
             check_output(self.path, force=True)
@@ -93,7 +93,7 @@ class RunFolder:
             check_output(self.path, force=self._force)
 
     def hold(self, stack: contextlib.ExitStack) -> None:
-        """Be the only process that writes there until `stack` ends; another one that is at it is named."""
+        """Lock the folder until `stack` ends. If another process holds it, the error names that process."""
         if self._has_lock is None:
             self._has_lock = stack.enter_context(locked(self.path / _LOCK, self._refuse))
 
@@ -104,7 +104,7 @@ class RunFolder:
         )
 
     def claim(self, config: str, stack: contextlib.ExitStack, say: Say) -> bool:
-        """Make the folder ready for this run, which keeps what is there if it resumes. Returns whether it is new."""
+        """Prepare the folder for this run: empty, or unchanged if the run resumes. Returns whether it is new."""
         self.hold(stack)
         self.check()
         if self._has_lock:
@@ -119,7 +119,7 @@ class RunFolder:
         return True
 
     def write_config(self, config: str) -> None:
-        """config.toml, atomically: a run is known by it."""
+        """Write config.toml atomically; a folder is a run if it has one."""
         aside = self.path / _ASIDE
         try:
             self.path.mkdir(parents=True, exist_ok=True)

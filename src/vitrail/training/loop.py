@@ -1,8 +1,8 @@
 """The training loop: one for every family, objective and number of ranks.
 
-What a step does is a pure function of the weights before it and of (seed, step): the samples and their augmentation by
-`data.loader`, dropout and the like by re-seeding at every step. So a run that was killed and resumed ends with the same
-bits as one that was not, on one machine with the same number of threads.
+A step is a pure function of the weights before it and of (seed, step): samples and augmentation come from
+`data.loader`, and torch's generator for dropout is seeded at every step. So a run that was killed and resumed ends with
+the same bits as one that was not, on one machine with the same number of threads.
 """
 
 import collections
@@ -43,20 +43,20 @@ _MEASURED_SECONDS, _MEASURED_STEPS, _WARM_STEPS = 4.0, 40, 3
 
 
 class Done(NamedTuple):
-    """What became of one step, and what all ranks then do."""
+    """Result of one step, agreed by all ranks."""
 
     loss: float
-    """This rank's part of it."""
+    """This rank's part of the loss."""
     is_finite: bool
-    """Whether loss and gradient were, on all ranks; else the step was not taken."""
+    """Whether loss and gradient were finite on all ranks; otherwise the step was skipped."""
     signal: int
-    """The signal that some rank got, or 0."""
+    """The signal that some rank received, or 0."""
     is_due: bool
-    """Whether it is time for a checkpoint."""
+    """Whether a checkpoint is due."""
 
 
 class Trainer:
-    """A run in the middle of its work: weights, averages, the optimiser's memory, and where it is."""
+    """The state of a run: weights, their average, the optimisers' state, and the step."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class Trainer:
         )
 
     def load_to_evaluate(self, split: Split) -> Loader:
-        """Each image of a split once, in order. A damaged one is left out: its neighbour must not count twice."""
+        """A loader of each image of a split once, in order. Damaged images are skipped, never substituted."""
         on_damage = "error" if self.recipe.on_damage == "error" else "skip"
         return self._load(split, batch=max(self.recipe.batch, 64), shuffle=False, on_damage=on_damage)
 
     # The state, to and from arrays
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every tensor that the run consists of, by name."""
+        """All tensors of the run's state, by name."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors().items()}
 
     def check_fits(self, checkpoint: Checkpoint) -> None:
@@ -153,8 +153,8 @@ class Trainer:
                 raise DamagedError(f"tensor {name} must have finite numbers, got others.")
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Become what was saved. Numbers are copied into tensors that torch and the optimiser made, so that alignment,
-        and with it the last bits of what is computed from them, is that of a run that never stopped."""
+        """Restore a checkpoint. Values are copied into tensors that torch and the optimiser allocated, so that their
+        alignment, on which the last bits depend, is that of an uninterrupted run."""
         self._make_room(checkpoint)
         with torch.no_grad():
             for name, tensor in self._tensors().items():
@@ -168,7 +168,7 @@ class Trainer:
         self._losses.extend(parts)
 
     def _make_room(self, checkpoint: Checkpoint) -> None:
-        """Have every tensor that the checkpoint fills: what the optimisers remember, the head of the start. This moves
+        """Allocate every tensor that the checkpoint fills: the optimisers' state, the initial head. This changes the
         weights."""
         state = filled(checkpoint.state)
         self._start_head = self._clone_head() if state["start"] is not None else {}
@@ -198,7 +198,7 @@ class Trainer:
                     yield names[id(parameter)], entry, value
 
     def _make_memory(self) -> None:
-        """Let the optimisers make the tensors of their memory, by a step without a gradient. It moves weights."""
+        """Let the optimisers allocate their state, by a step with zero gradients. This changes the weights."""
         self.objective.train()
         blank = self._blank()
         (self.objective(*blank, None, None).sum() * 0).backward()
@@ -207,32 +207,32 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
 
     def _blank(self) -> tuple[Tensor, Tensor]:
-        """Two blank images, as batch normalisation needs two, and labels that mean nothing."""
+        """Two blank images (batch normalisation needs two) with arbitrary labels."""
         shape, device = (2, self.preprocess.channels, *self.preprocess.resolution), self.ranks.device
         label = torch.from_numpy(self.loader.split.labels[:1])
         return torch.zeros(shape, device=device), label.new_zeros((2, *label.shape[1:]), device=device)
 
     @property
     def kept(self) -> AnyModel:
-        """The model that is evaluated and kept: the average if there is one, else the last weights."""
+        """The model that is evaluated and saved: the average if there is one, otherwise the current weights."""
         return self.kept_objective.model
 
     @property
     def kept_objective(self) -> Objective:
-        """The same with what its objective adds."""
+        """The objective of the kept model."""
         return self.average.model if self.average else self.objective  # ty: ignore[invalid-return-type]
 
     # The choice between the model as it began and what training made of it
 
     def remember_start(self) -> None:
-        """Evaluate the model that a head by least squares was just given, and keep that head for every checkpoint."""
+        """Evaluate the initial model with its head from least squares, and keep that head in every checkpoint."""
         found = self.examine()
         is_known = found is not None and found["count"] and math.isfinite(found["loss"])
         self.start = found if is_known else {"count": 0}
         self._start_head = self._clone_head()
 
     def return_to_start(self, body: AnyModel) -> None:
-        """Make the kept model the one that the run began with: `body`, with the head of the start."""
+        """Replace the kept model by the initial one: `body` with the initial head."""
         self.kept.load_state_dict({**body.state_dict(), **self._start_head})
 
     def _clone_head(self) -> dict[str, Tensor]:
@@ -243,11 +243,11 @@ class Trainer:
 
     @property
     def planned(self) -> int | None:
-        """Steps of the run, unless a time is to be measured first."""
+        """Number of steps, unless the recipe has a time limit."""
         return self.recipe.steps if self.recipe.epochs is None else self.recipe.epochs * self.loader.steps
 
     def measure(self, seconds: float) -> int:
-        """How many steps fit into so many seconds, evaluations included. Some are tried, and then taken back."""
+        """Number of steps that fit into these seconds, including evaluations. Some steps are timed and then undone."""
         first = {name: tensor.clone() for name, tensor in self.objective.state_dict().items()}
         self.total = 1
         times: list[float] = []
@@ -282,7 +282,7 @@ class Trainer:
         stop: Stop,
         snapshot: Callable[[], None] | None = None,
     ) -> None:
-        """From where the run is to its end. `state` goes into every checkpoint; `snapshot` is called at log-spaced
+        """Train from the current step to the end. `state` goes into every checkpoint; `snapshot` is called at log-spaced
         steps on the first rank."""
         checkpoints = folder / "checkpoints"
         snapshots = self._snapshot_steps() if snapshot is not None and self.ranks.is_first else frozenset()
@@ -332,7 +332,7 @@ class Trainer:
                 )
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        """This rank's batches with their epoch, from where the run is to its end."""
+        """This rank's batches with their epoch, from the current step to the end."""
         while self.step < self.total:
             epoch, offset = divmod(self.step, self.loader.steps)
             with contextlib.closing(self.loader.epoch(epoch, start=offset)) as batches:
@@ -342,7 +342,7 @@ class Trainer:
                         return
 
     def update(self, batch: Batch, stop: Stop | None = None) -> Done:
-        """One step, or none if loss or gradient are not finite on any rank."""
+        """One step; it is skipped if loss or gradient are not finite on any rank."""
         set_learning_rate(self.optimisers, self._rate(self.step))
         seed = chance.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
         torch.manual_seed(int(seed[0] >> np.uint64(1)))
@@ -398,11 +398,11 @@ class Trainer:
         return frozenset({0, *spaced.tolist()})
 
     def _running_statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """What a forward pass changes (BatchNorm's means and variances), and a copy of it."""
+        """The buffers that a forward pass changes (BatchNorm's running statistics), and copies of them."""
         return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
     def _parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-        """The arguments of the objective and the weights of the images, in as many parts as the recipe says."""
+        """The arguments of the objective and the weights of the images, split into `accumulate` parts."""
         device = self.ranks.device
         if not len(batch.labels):  # fewer images than ranks: take part in the step, but weigh nothing
             yield (*self._blank(), None, None), torch.zeros(2, device=device)
@@ -426,7 +426,7 @@ class Trainer:
     # What happens around a step
 
     def evaluate(self, epoch: int, log: RunLog) -> None:
-        """Evaluate what would be kept now; remember the step if it is the best so far."""
+        """Evaluate the kept model; record the step if it is the best so far."""
         found = self.examine()
         if found is None:
             return
@@ -437,7 +437,7 @@ class Trainer:
         self.latest = found
 
     def write_evaluation(self, epoch: int, found: dict[str, Any], log: RunLog) -> None:
-        """A line of `metrics.jsonl` for an evaluation at this step."""
+        """Write a line of `metrics.jsonl` for an evaluation at this step."""
         numbers = {name: number for name, number in found.items() if name != "score"}
         log.write("evaluate", step=self.step, epoch=epoch, **numbers, weights="average" if self.average else "last")
 
@@ -464,7 +464,7 @@ class Trainer:
                 yield images, batch.labels.to(device), batch.weights.double()
 
     def save(self, checkpoints: Path, state: dict[str, Any], log: RunLog, *, must: bool = False) -> None:
-        """A checkpoint of now. A full disk does not end a run that still can go on: the older ones stay."""
+        """Save a checkpoint. A full disk does not end the run; older checkpoints are kept."""
         losses = [sum(parts) for parts in zip(*self.ranks.gather(list(self._losses)), strict=True)]
         if not self.ranks.is_first:
             return
@@ -493,11 +493,11 @@ class Trainer:
 
     @property
     def spent(self) -> float:
-        """Seconds of the run so far, those up to the checkpoint before each interruption included."""
+        """Seconds of the run so far, including those before interruptions."""
         return self.seconds + time.monotonic() - self.began
 
     def _on_nonfinite(self, batch: Batch, log: RunLog) -> None:
-        """What the recipe says of a loss that is no number. The samples are those of all ranks."""
+        """Stop or skip after a non-finite loss, as the recipe says. The named samples are those of all ranks."""
         epoch, offset = divmod(self.step, self.loader.steps)
         samples = self.loader.order(epoch)[offset * self.loader.batch :][: batch.global_size].tolist()
         log.write("nonfinite", step=self.step, samples=samples, policy=self.recipe.on_nonfinite)
@@ -509,7 +509,7 @@ class Trainer:
         log.say(f"warning: loss or gradient is not finite at step {self.step}; the step is left out")
 
     def collect_damage(self, log: RunLog, *others: Loader) -> None:
-        """Name each image that could not be read once, whoever met it."""
+        """Report each unreadable image once, whichever rank found it."""
         mine = {}
         for loader in (self.loader, self.watch, *others):
             mine |= loader.damaged if loader is not None else {}

@@ -108,7 +108,7 @@ def join(device: str) -> Generator[Ranks]:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
-            raise VitrailError("Another rank has left, or cannot be reached; its own message says why.") from None
+            raise VitrailError("Another rank has ended or cannot be reached; see its own error message.") from None
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

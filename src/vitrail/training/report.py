@@ -1,4 +1,4 @@
-"""`report.html`: what a run did and how good its model is, in one file."""
+"""`report.html`: the course and the scores of a run, in one file."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from vitrail.weights.bundle import Bundle
 
 
 def write_report(output: Path, bundle: Bundle, objective: Objective, judgement: Judgement | None, split: Split) -> None:
-    """Write RUN/report.html from RUN/metrics.jsonl and the final evaluation; `split` is where images are shown from."""
+    """Write RUN/report.html from RUN/metrics.jsonl and the final evaluation; images are shown from `split`."""
     events = read_events(output / "metrics.jsonl")
     config = bundle.model.config
     provenance = bundle.provenance
@@ -39,8 +39,8 @@ def write_report(output: Path, bundle: Bundle, objective: Objective, judgement: 
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; of steps that a killed run did twice, the later ones. A torn line is left out, and so
-    is one that no run writes."""
+    """The lines of metrics.jsonl; of steps that were repeated after a kill, the later ones. Incomplete and invalid
+    lines are left out."""
     kept: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
@@ -117,7 +117,7 @@ def _curves(events: list[dict[str, Any]], objective: Objective) -> str:
 
 @torch.inference_mode()
 def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -> str:
-    """What the objective shows of some images of a split, if it shows any."""
+    """The objective's illustrations of some images, if it has any."""
     crops = []
     for index in range(0, len(split), max(len(split) // max(objective.illustrated, 1), 1))[: objective.illustrated]:
         with contextlib.suppress(DamagedError):

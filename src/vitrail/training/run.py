@@ -39,16 +39,16 @@ _ENOUGH_EPOCHS, _ENOUGH_STEPS = 5, 20  # worth training after a head by least sq
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run made."""
+    """The result of a run."""
 
     folder: Path
     """RUN, with config.toml, metrics.jsonl, checkpoints, bundle and report.html."""
     bundle: Bundle
     scores: dict[str, Any] | None
-    """On the test images, else on the held-out ones (`split` names them); None without either, or if the objective
-    has no final evaluation."""
+    """Scores on the test images, otherwise on the held-out ones (see `split`); None if there are neither, or if the
+    objective has no final evaluation."""
     sentence: str | None
-    """The scores in words."""
+    """The scores as a sentence."""
     is_first: bool = True
     """Whether this process wrote the folder: with several ranks, one of them does."""
 
@@ -65,8 +65,7 @@ def train(
     quiet: bool = False,
     command: str = "",
 ) -> Result:
-    """Train a model, by its name, from its first weights. Nothing is printed but notes and progress on stderr, which
-    `quiet` leaves out."""
+    """Train a model of this name from scratch. Only notes and progress are printed, to stderr, unless `quiet`."""
     if recipe.head == "probe":
         raise UsageError("Head must be zero where a model begins with its first weights, got probe. See finetune.")
 
@@ -94,7 +93,7 @@ def run(
     quiet: bool,
     command: str,
 ) -> Result:
-    """What all runs share, whatever they start from: claim the folder, begin or go on, train, evaluate, write."""
+    """A run from any start: claim the folder, start or resume, train, evaluate, write the bundle and the report."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
@@ -185,7 +184,7 @@ def run(
 
 
 def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | None]:
-    """Steps of a run, and a word if it is not worth any."""
+    """Number of steps of a run, and a note if there are too few to train."""
     recipe = trainer.recipe
     if trainer.planned is not None:
         return trainer.planned, None
@@ -201,7 +200,7 @@ def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | No
 
 
 def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
-    """What the last bits of a run depend on, besides what it was told."""
+    """What the last bits of a run depend on, besides its settings."""
     return {
         "threads": torch.get_num_threads(),
         "ranks": ranks.count,
@@ -213,7 +212,8 @@ def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
 
 
 def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:
-    """A resumed run computes with the threads it began with, unless it is told otherwise. What changed, in words."""
+    """Set the number of threads that the run began with, unless another one is given. Returns what else has changed, in
+    words."""
     before = checkpoint.state
     if options.threads is None:
         torch.set_num_threads(before["threads"])
@@ -225,7 +225,7 @@ def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str
 
 
 def _config(dataset: Dataset, begin: Start, recipe: Recipe, options: Options, command: str) -> str:
-    """What the run was told, with every default filled in."""
+    """All settings of the run, with defaults filled in, as TOML."""
     # A value that is none has no word in TOML and is left out: it is the default.
     fields = {
         "data": dataset.name,
@@ -241,7 +241,7 @@ def _config(dataset: Dataset, begin: Start, recipe: Recipe, options: Options, co
 def _introduce(
     log: RunLog, begin: Start, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
 ) -> None:
-    """The first events and words of a new run."""
+    """Log the start of a new run."""
     log.write("start", step=0, total=trainer.total, seed=trainer.options.seed, threads=torch.get_num_threads())
     if begin.probe is not None:
         log.write("probe", step=0, **begin.probe)
@@ -266,7 +266,7 @@ def _introduce(
 
 
 def _judge(trainer: Trainer, split: Split | None, log: RunLog) -> Judgement | None:
-    """The final evaluation of what is kept."""
+    """The final evaluation of the kept model."""
     if split is None:
         return None
     loader = trainer.load_to_evaluate(split)
@@ -306,7 +306,7 @@ def _provenance(
     scores: dict[str, Any] | None,
     command: str,
 ) -> dict[str, Any]:
-    """What the bundle remembers of its run."""
+    """Provenance of the bundle."""
     recipe = trainer.recipe
     provenance = {
         "data": f"{writable(dataset.name)}: {len(trainer.loader.split):,} training images",

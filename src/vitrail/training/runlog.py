@@ -1,4 +1,4 @@
-"""What people see of a run: a progress line, `metrics.jsonl`, TensorBoard events. Only the first rank writes."""
+"""The log of a run: progress line, `metrics.jsonl`, TensorBoard events. Only the first rank writes."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _SHORTEST_BAR, _LONGEST_BAR = 5, 40  # columns
 
 
 class RunLog:
-    """A line of JSON for every event; scalars also for TensorBoard; a line for people now and then."""
+    """Writes a JSON line for every event, scalars for TensorBoard, and a progress line."""
 
     def __init__(self, folder: Path, total: int, *, writes: bool, tell: Say = say) -> None:
         self.total, self.writes = total, writes
@@ -53,7 +53,7 @@ class RunLog:
             self._events.close()
 
     def write(self, event: str, **fields: Any) -> None:
-        """One line of `metrics.jsonl`. Numbers that JSON has no word for become null. A full disk costs the line."""
+        """Write a line of `metrics.jsonl`. Non-finite numbers become null. If the disk is full, the line is lost."""
         if not self.writes:
             return
         plain = {
@@ -84,15 +84,15 @@ class RunLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def say(self, line: str) -> None:
-        """Words for people."""
+        """Print a line to stderr."""
         if self._progress:
             self._progress.console.print(printable(line), markup=False, highlight=False)
         else:
             self._tell(line)
 
     def progress(self, step: int, fields: dict[str, float], held_out: str = "") -> None:
-        """Where the run is: steps, loss, learning rate, images a second, time to go, and what the objective says of the
-        held-out images, its number last ("accuracy 93.4%")."""
+        """Print progress: steps, loss, learning rate, images per second, remaining time, and the objective's summary of
+        the held-out images ("accuracy 93.4%")."""
         if not self.writes:
             return
         now = time.monotonic()
@@ -120,7 +120,7 @@ class RunLog:
 
 
 def _fit(parts: dict[str, str], room: int) -> tuple[str, int]:
-    """As many parts as fit beside a bar, the least important left out first, and the width of the bar."""
+    """The parts that fit beside a bar, dropping the least important first, and the width of the bar."""
     kept = dict(parts)
     for name in ("rate", "speed", "held-out", "loss"):
         if len("  ".join(kept.values())) + _SHORTEST_BAR <= room:
@@ -131,7 +131,7 @@ def _fit(parts: dict[str, str], room: int) -> tuple[str, int]:
 
 
 def _ends_torn(file: BinaryIO) -> bool:
-    """Whether a killed run left a line without its end."""
+    """Whether a killed run left an incomplete last line."""
     if not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)

@@ -65,7 +65,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         expected = build(config)
     if broken := not_finite(tensors):
         raise UsageError(
-            f"Model must have finite weights, got others in {', '.join(broken[:5])}. Did training diverge?"
+            f"Model must have finite weights, got NaN or infinity in {', '.join(broken[:5])}. Did training diverge?"
         )
     if problems := _mismatch(expected, {name: Header(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}):
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
@@ -114,7 +114,9 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     except (SafetensorError, OSError) as error:
         raise DamagedError(path=weights, cause=f"cannot be read ({error})") from None
     if broken := not_finite(tensors):
-        raise DamagedError(path=weights, cause=f"must hold finite numbers, got others in {', '.join(broken[:5])}")
+        raise DamagedError(
+            path=weights, cause=f"must hold finite numbers, got NaN or infinity in {', '.join(broken[:5])}"
+        )
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     model = model.to(place).eval()

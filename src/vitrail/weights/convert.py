@@ -42,7 +42,7 @@ class Told:
         """The configuration of the model that the user named."""
         if self.model is None:
             if self.resolution is not None:
-                raise UsageError("Resolution must go with --model, which says the size of patches, got it alone.")
+                raise UsageError("Resolution must be given with --model, which has the patch size, got it alone.")
             return None
         config = zoo.find(self.model)
         return config if self.resolution is None else config.replace(resolution=self.resolution)
@@ -80,7 +80,7 @@ def convert(
     target = None if to == "vitrail" else FORMATS[to](to)
     check_output(destination, force=force)
     if verifies and not images:
-        raise UsageError("Images to compare both models on must be some, got none.")
+        raise UsageError("Images to compare both models on must be at least one, got none.")
     found = read_any(source, told or Told())
     config = found.bundle.model.config
     shown = some_images(config, images)
@@ -118,7 +118,7 @@ def read_any(source: str, told: Told) -> Foreign:
     if source in EMBEDDED or _is_bundle(path):
         if told != Told():
             raise UsageError(
-                "A bundle says everything itself: --model, --preprocess and --labels are for others' files."
+                "A bundle has all settings: --model, --preprocess and --labels are only for files of other libraries."
             )
         bundle = load(source if source in EMBEDDED else path)
         return Foreign(bundle, "vitrail", len(bundle.model.state_dict()))
@@ -156,7 +156,7 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise DamagedError(
             path=checkpoint.path,
-            cause=f"looks like a model of {vocabulary.name}, but cannot be understood ({first_line(error)})",
+            cause=f"looks like a model of {vocabulary.name}, but cannot be read ({first_line(error)})",
         ) from None
     config = reading.config
     _agree(told.config, config)
@@ -228,7 +228,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
     try:
         verify(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
     except DamagedError as error:
-        return None, f"vitrail.json is not believed, for files were changed since: {error}"
+        return None, f"vitrail.json is ignored, because files were changed since: {error}"
     try:
         config = read_model(stated["config"])
         labels = None if stated["labels"] is None else tuple(stated["labels"])
@@ -269,7 +269,7 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
                 f" {tuple(tensor.shape)}."
             )
     if broken := not_finite(tensors):
-        raise DamagedError(f"Weights must be finite numbers, got others in {', '.join(broken[:5])}.")
+        raise DamagedError(f"Weights must be finite, got NaN or infinity in {', '.join(broken[:5])}.")
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     return model.eval()

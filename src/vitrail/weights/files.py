@@ -54,7 +54,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     beside = [*documents, *([_CARD] if card else [])]
     notes: list[str] = []
     if beside and not path.is_dir():
-        notes.append(f"{', '.join(beside)} beside the file are taken for its own")
+        notes.append(f"{', '.join(beside)} beside the file are taken as its settings")
     tensors = _read(file, notes)
     if not tensors:
         raise DamagedError(path=file, cause="has no tensors")
@@ -132,7 +132,7 @@ def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in sorted({str(shard) for shard in table.values()}):
         if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
-            raise DamagedError(path=index, cause=f"names what is no file of tensors beside it: {name!r}")
+            raise DamagedError(path=index, cause=f"names a file that is not beside it: {name!r}")
         tensors |= _read(index.parent / name, notes)
     if missing := sorted(table.keys() - tensors.keys()):
         raise DamagedError(path=index, cause=f"names tensors that no file has: {', '.join(missing[:3])}")
@@ -143,7 +143,7 @@ def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
     # Beside the arrays: our model in 32-bit floats, and a reading of bfloat16 as such.
     found = unpack.read_npz(file, _is_real, beside=8)
     if others := [name for name, array in found.items() if array is None]:
-        notes.append(f"arrays that are no real numbers are left out: {', '.join(others[:4])}")
+        notes.append(f"arrays that are not floating point are left out: {', '.join(others[:4])}")
     try:
         return {name: _as_tensor(array) for name, array in found.items() if array is not None}
     except (TypeError, ValueError) as error:  # byte orders and lengths that torch does not have
@@ -188,7 +188,7 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
         if done.returncode == unpickle.REFUSED:
             raise DamagedError(
                 path=file,
-                cause=f"is refused: it is no plain table of tensors ({reason})",
+                cause=f"is refused: it is not a plain state dict ({reason})",
                 advice="Nothing of it was run.",
             )
         if done.returncode:
@@ -197,7 +197,7 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
         if report["beside"]:
             notes.append(f"of its tables {report['taken']} is taken, not {', '.join(report['beside'])}")
         if report["others"]:
-            notes.append(f"what is no tensor is left out: {', '.join(report['others'])}")
+            notes.append(f"entries that are not tensors are left out: {', '.join(report['others'])}")
         return {name: tensor.clone() for name, tensor in load_file(plain).items()}
 
 

@@ -82,7 +82,7 @@ class Google(Vocabulary):
             crop_fraction=1.0,
             interpolation="bilinear",
         )
-        about = "an npz file does not say its pixels: -1 to 1, stretched to a square, as vision_transformer evaluates"
+        about = "an npz file does not state its preprocessing: -1 to 1, stretched to a square, as in Google's code"
         # Two towers: the one of words, the temperature and the bias between them.
         left_out = frozenset(name for name in shape if name.startswith("txt/") or name in ("t", "b"))
         return Reading(named(config), preprocess, about_pixels=about, left_out=left_out)

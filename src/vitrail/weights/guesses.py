@@ -25,7 +25,9 @@ def square_grid(patches: int) -> tuple[int, int]:
     """The square grid of this number of patches."""
     side = math.isqrt(patches)
     if side < 1 or side * side != patches:
-        raise UsageError(f"Positions of {patches} patches are no square: say the size with --model and --resolution.")
+        raise UsageError(
+            f"Positions of {patches} patches are not a square: state the size with --model and --resolution."
+        )
     return side, side
 
 
@@ -39,11 +41,11 @@ def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
     if (heads := _PUBLISHED_HEADS.get(width)) is not None:
         return (
             heads,
-            f"the file does not say the number of heads; {heads} are taken, as published models of width {width} have",
+            f"the file does not state the number of heads; {heads} are taken, as in published models of width {width}",
         )
     if width % 64:
-        raise UsageError(f"Heads must be said with --model for width {width}: the file does not say them.")
-    return width // 64, f"the file does not say the number of heads; {width // 64} are taken ({width} / 64)"
+        raise UsageError(f"Heads must be stated with --model for width {width}: the file does not state them.")
+    return width // 64, f"the file does not state the number of heads; {width // 64} are taken ({width} / 64)"
 
 
 # Of the models that have a name; and SoViT-400m (arXiv 2305.13035).
@@ -92,10 +94,10 @@ def grid_of(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pai
 def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
     """The usual preprocessing, and a note that it was assumed."""
     if config.channels == 3:
-        note = "the files do not say mean and std; ImageNet's are taken"
+        note = "the files do not state mean and std; ImageNet's are taken"
         return Preprocess(resolution=config.resolution), note
     half = (0.5,) * config.channels
-    note = "the files do not say mean and std; 0.5 is taken"
+    note = "the files do not state mean and std; 0.5 is taken"
     return Preprocess(resolution=config.resolution, mean=half, std=half), note
 
 
@@ -141,7 +143,7 @@ def distinct(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
             text = f"{text} ({index})"
         seen.add(text)
         found.append(text)
-    note = f"labels that came twice got their number: {', '.join(repeated[:5])}" if repeated else None
+    note = f"repeated labels got their index: {', '.join(repeated[:5])}" if repeated else None
     return tuple(found), note
 
 

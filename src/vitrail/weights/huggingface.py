@@ -63,7 +63,7 @@ class HuggingFace(Vocabulary):
     def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
         names, stated = checkpoint.tensors, checkpoint.document("config.json")
         if any(name.startswith("distillation_classifier.") for name in names):
-            raise UsageError("Model must have one head, got a distilled DeiT, which takes the mean of two.")
+            raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
         shape = checkpoint.shapes
         width, channels, *patch = shape["embeddings.patch_embeddings.projection.weight"]
         if stated.get("hidden_size", width) != width:
@@ -102,7 +102,7 @@ class HuggingFace(Vocabulary):
         preprocess, about_pixels = read_processor(checkpoint, config)
         about = None if stated else "there is no config.json: epsilon 1e-12 and exact GELU are taken"
         if is_distilled:
-            about = "the distillation token became a register: it is never read, but attended to"
+            about = "the distillation token became a register: the head does not read it"
         labels, about_labels = labels_of(stated, config.classes) if config.classes else (None, None)
         notes = notes_of([about_heads, about, about_labels])
         return Reading(named(config), preprocess, labels, notes, about_pixels)
@@ -139,7 +139,7 @@ class HuggingFace(Vocabulary):
             if config.representation == "gelu":
                 raise UsageError("transformers' ViTModel must have a tanh layer or none after [CLS], got gelu.")
         if bundle.preprocess.resize == "pad":
-            raise UsageError("transformers' processors must not have to pad, got preprocessing with resize pad.")
+            raise UsageError("Preprocessing for transformers must not pad, got resize pad.")
         return []
 
     def documents(self, bundle: Bundle) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint) -> Forward
 
 def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
     if model_type not in _CLASSES:
-        raise Unverified(f"config.json says model_type {model_type!r}, which we do not open")
+        raise Unverified(f"config.json has model_type {model_type!r}, which is not supported")
     import_peer("transformers").logging.set_verbosity_error()
     kind = import_peer("transformers", _CLASSES[model_type] + ("ForImageClassification" if config.classes else "Model"))
     model, found = kind.from_pretrained(

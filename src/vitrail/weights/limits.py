@@ -48,7 +48,7 @@ def require_plain_vit(config: ModelConfig, library: str, **fixed: Any) -> None:
 def require_head(config: ModelConfig, library: str) -> None:
     """Refuse a model without a head."""
     if not config.classes:
-        raise UsageError(f"{library} must have a head to be written, got features alone. Fine-tune the model first.")
+        raise UsageError(f"{library} must have a head to be written, got a model without one. Fine-tune it first.")
 
 
 def require(config: ModelConfig, library: str, **fixed: Any) -> None:

@@ -12,7 +12,9 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.storage import read_json, verify
 
-OVERFLOWS = "Answer of a model must be finite numbers, got others: its weights are too large. Train or convert it anew."
+OVERFLOWS = (
+    "Output of a model must be finite, got NaN or infinity: its weights are too large. Train or convert it again."
+)
 """Error for weights that are finite, but too large to compute with."""
 
 
@@ -87,7 +89,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
             provenance=provenance,
         )
     except UsageError as error:
-        raise DamagedError(path=folder, cause=f"is not a bundle that works: {error}") from None
+        raise DamagedError(path=folder, cause=f"is not a valid bundle: {error}") from None
 
 
 def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:

@@ -57,8 +57,8 @@ def prove(
         proof["equal_answers"] = int((one.argmax(-1) == other.argmax(-1)).sum())
     if not largest <= TOLERANCE * max(largest_value, 10.0) / 10:
         raise VitrailError(
-            f"{library} answers otherwise: the largest difference of {proof['compared']} is {largest:.2g}. Nothing is"
-            " written. If it is meant, convert with --no-verify."
+            f"{library} gives other outputs: the largest difference of {proof['compared']} is {largest:.2g}. Nothing is"
+            " written. To convert anyway, use --no-verify."
         )
     return proof
 
@@ -77,7 +77,7 @@ def attempt(
     except Exception as error:  # any failure of theirs
         reason = f"{library} does not take the model ({first_line(error)[:200]})"
         if ours:
-            raise VitrailError(f"{reason}. Nothing is written. If it is meant, convert with --no-verify.") from None
+            raise VitrailError(f"{reason}. Nothing is written. To convert anyway, use --no-verify.") from None
         return {"library": library, "not_verified": reason}
 
 

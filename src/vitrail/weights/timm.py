@@ -155,7 +155,7 @@ def architecture(config: ModelConfig) -> str:
     own = {name: getattr(config, name) for name in free if hasattr(config, name)}
     if known is None or config.name not in ARCHITECTURES or known.replace(**own) != config:
         raise UsageError(
-            f"timm must have the model by name to write it, got {config.name or config.family}, which it has not."
+            f"timm must have the model by name to write it, got {config.name or config.family}, which it does not have."
         )
     return ARCHITECTURES[config.name]
 
@@ -197,7 +197,7 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
     if "quickgelu" in document.get("architecture", "") or arguments.get("act_layer") not in (None, *_ACTIVATIONS):
         raise UsageError("Activation must be GELU, its tanh form or ReLU, got a model with another.")
     if "head_dist.weight" in names:
-        raise UsageError("Model must have one head, got a distilled DeiT, which takes the mean of two.")
+        raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
     if any(name.startswith("fc_norm.") for name in names):
         raise UsageError("Model must normalise before it pools, got one that does it after (timm's fc_norm).")
     width, depth = shape["patch_embed.proj.weight"][0], count_layers(names, "blocks.")

@@ -71,7 +71,7 @@ class Torchvision(Vocabulary):
         preprocess = Preprocess(
             resolution=resolution, crop_fraction=crop, interpolation="bilinear" if crop < 1 else "bicubic"
         )
-        about = "a state dict does not say its pixels; those of torchvision's own weights are taken (ImageNet's mean)"
+        about = "a state dict does not state its preprocessing; torchvision's own is taken (ImageNet's mean)"
         return Reading(named(config), preprocess, notes=notes_of([about_heads]), about_pixels=about)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:

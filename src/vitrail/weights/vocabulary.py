@@ -180,9 +180,9 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
     unknown = sorted(tensors.keys() - used)
     if missing or unknown:
         problems = [f"{len(missing)} missing ({_some(missing)})"] if missing else []
-        problems += [f"{len(unknown)} of unknown meaning ({_some(unknown)})"] if unknown else []
+        problems += [f"{len(unknown)} of unknown names ({_some(unknown)})"] if unknown else []
         raise UsageError(
-            f"Every tensor of {str(checkpoint.path)!r} must have its place, got {' and '.join(problems)}."
+            f"Every tensor of {str(checkpoint.path)!r} must match the model, got {' and '.join(problems)}."
             " Nothing is loaded in part."
         )
     return ours

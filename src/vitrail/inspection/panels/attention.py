@@ -53,7 +53,7 @@ class Attention(Panel):
         asked, config, count = self.context, self.context.model.config, len(self.context.shown)
         if asked.layout is None:
             if asked.layers is not None or asked.heads is not None:
-                raise UsageError(f"Layers and heads must be left out for family {config.family}: it has no attention.")
+                raise UsageError(f"Layers and heads must not be given for family {config.family}: it has no attention.")
             return [], []
         layers = range(config.depth) if asked.layers is None else asked.layers
         heads = range(config.heads) if asked.heads is None else asked.heads

@@ -148,7 +148,7 @@ def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
     """The steps of the first image in `seen`; `patch` is the followed one."""
     c, equations = model.config, model.equations()
     if equations is None:
-        raise UsageError(f"Walk must be asked of a ViT or a hybrid, got family {c.family}.")
+        raise UsageError(f"Walk needs a ViT or a hybrid, got family {c.family}.")
     computed = {name: _array(tensor[0]) for name, tensor in seen.steps.items()}
     patches, projected = computed["patches"], computed["projected"]
     steps = [
