@@ -282,8 +282,8 @@ class Trainer:
         stop: Stop,
         snapshot: Callable[[], None] | None = None,
     ) -> None:
-        """Train from the current step to the end. `state` goes into every checkpoint; `snapshot` is called at log-spaced
-        steps on the first rank."""
+        """Train from the current step to the end. `state` goes into every checkpoint; the first rank calls `snapshot`
+        at log-spaced steps."""
         checkpoints = folder / "checkpoints"
         snapshots = self._snapshot_steps() if snapshot is not None and self.ranks.is_first else frozenset()
         if snapshot is not None and self.step in snapshots:
