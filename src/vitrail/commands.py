@@ -40,6 +40,7 @@ from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.settings import Settings, spoken
 
 if TYPE_CHECKING:
+    from vitrail.lab.profile import Number
     from vitrail.training.run import Result
 
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
@@ -581,12 +582,22 @@ def compare(
     backend: Annotated[
         str, arg(metavar="B", help="loky (this machine), dask, or another that is registered with joblib.")
     ] = "loky",
+    bundles: Annotated[
+        tuple[str, ...],
+        arg(metavar="BUNDLE", help="Instead of training, measure the biases of these on DATA: shifts, order, reach."),
+    ] = (),
     json: Json = False,
 ) -> None:
     """The bias lab: measure what each architecture assumes of images, on yours, and judge the claims about it.
 
     Kill it whenever you like: the same command goes on. More questions, sizes or seeds extend it.
     """
+    command = shlex.join(["vitrail", *given_words.get()])
+    if bundles:
+        if questions or families or sizes:
+            raise UsageError("--bundles must come without --questions, --families and --sizes: nothing is trained.")
+        return _profile(data, output, bundles, budget=budget, command=command, json=json)
+
     from vitrail.lab.compare import compare as run
 
     found = run(
@@ -599,15 +610,43 @@ def compare(
         budget=budget,
         jobs=jobs,
         backend=backend,
-        command=shlex.join(["vitrail", *given_words.get()]),
+        command=command,
         tell=say,
     )
     if json:
-        print_json(found)
-        return
+        return print_json(found)
     rows = [[one["id"], one["verdict"], one["question"], one["rule"]] for one in found["claims"]]
     print_table(("claim", "verdict", "question", "decided by"), rows)
     sys.stdout.write(f"report  {printable(str(output / 'index.html'))}\n")
+    return None
+
+
+def _profile(
+    data: str, output: Path, bundles: tuple[str, ...], *, budget: str | None, command: str, json: bool
+) -> None:
+    for bundle in bundles:
+        check_folder(bundle)
+    from vitrail.lab.profile import profile
+    from vitrail.lab.profile_page import check_profile_output, write_profile
+
+    check_profile_output(output)
+    found, pairs, split = profile(data, bundles, budget=budget, tell=say)
+    written = write_profile(output, found, pairs, data=data, split=split, command=command)
+    if json:
+        return print_json(written)
+    names = list(dict.fromkeys(name for one in found for name in one.numbers))
+    rows = [[name, *(_measured(one.numbers.get(name)) for one in found)] for name in names]
+    print_table(("measure", *(one.name for one in found)), rows)
+    sys.stdout.write(f"report  {printable(str(output / 'index.html'))}\n")
+    return None
+
+
+def _measured(number: "Number | None") -> str:
+    if number is None:
+        return "-"
+    low, high = number.estimate.interval()
+    reference = "" if number.reference is None else f"  [{number.reference:.3f}]"
+    return f"{number.estimate.value:.3f} ({low:.3f} to {high:.3f}){reference}"
 
 
 def demo(

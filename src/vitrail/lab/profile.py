@@ -1,0 +1,311 @@
+"""The bias profile of bundles, without training: how local, how shift-proof, how order-blind they are on some images.
+
+Every number has its interval and an exact or untrained reference, and bundles are compared on the same images.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.console import Say
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, UsageError
+from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.metrics import calibration_bins
+from vitrail.lab import changes, inside
+from vitrail.lab.plan import parse_budget
+from vitrail.lab.statistics import Estimate, holm
+from vitrail.models.create import build
+from vitrail.settings import Pair
+from vitrail.weights.bundle import Bundle, load
+from vitrail.weights.parts import OVERFLOWS
+
+MOST, LEAST = 2000, 32
+"""Images at most and at least."""
+_BYTES = 10**9  # of preprocessed images that are held at once
+_LAYERS, _DERIVED, _WATCHED, _COMPARED = 6, 16, 64, 128  # layers and images for gradients, attention, similarity
+_TIMED = 5  # batches that tell how long an image takes
+
+
+class Number(NamedTuple):
+    """A measure of one bundle."""
+
+    estimate: Estimate
+    values: np.ndarray | None = None
+    """Of each image (or, of layers' similarity, without each batch of them), for comparisons on the same images."""
+    reference: float | None = None
+    """What an untrained model has, or what is exact."""
+    kind: str = ""
+    """Which of them it is, as the page's words call it."""
+
+
+@dataclasses.dataclass
+class Profile:
+    """What was measured of a bundle."""
+
+    name: str
+    bundle: Bundle
+    numbers: dict[str, Number]
+    """By name, in the order of the page."""
+    asked: dict[str, Number]
+    """Accuracy under each change, and under none (an empty name). `shift 3.5` is by so many per cent of the side."""
+    distances: dict[str, list[tuple[float, float]]]
+    """How far each head looks, `trained` and `untrained`: (share of the depth, share of uniform attention's)."""
+    areas: dict[str, list[tuple[float, float]]]
+    """The same of receptive areas."""
+    similarity: np.ndarray | None
+    bins: list[tuple[int, float, float]]
+    """Of calibration: how many answers, how sure, how right."""
+    cost: dict[str, float]
+
+
+class Contrast(NamedTuple):
+    """Two bundles compared on the same images."""
+
+    one: str
+    other: str
+    measure: str
+    difference: Estimate
+    level: float
+    """That Holm's rule leaves for it, over all comparisons of the page."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether the difference exceeds its noise."""
+        low, high = self.difference.interval(self.level)
+        return low > 0 or high < 0
+
+
+def profile(
+    data: str | Path | Dataset, bundles: Sequence[str | Path], *, budget: str | None = None, tell: Say
+) -> tuple[list[Profile], list[Contrast], Split]:
+    """Measure bundles on the test images (or all there are) of a data set. Returns what was found of each, of each two
+    of them, and the images."""
+    seconds = None if budget is None else parse_budget(budget)
+    opened = {name: load(path) for name, path in _names(bundles).items()}
+    dataset = open_data(data)
+    places = {}
+    for name, bundle in opened.items():
+        bundle.parts.check_classifies()
+        places[name], how = match_labels(bundle.labels, bundle.model.config.classes, dataset.labels)
+        if how == "as class numbers" and bundle.labels is not None:
+            tell(f"note: classes of {name} are matched by number, because their names differ")
+    split = dataset.for_evaluation().spread(MOST)
+    split = split.spread(_count(list(opened.values()), split, seconds))
+    if len(split) < LEAST:
+        raise UsageError(f"Images to profile bundles on must be {LEAST} or more, got {len(split)} in {dataset.name!r}.")
+    resolutions = [bundle.model.config.resolution for bundle in opened.values()]
+    grids, cells = changes.shuffle_grids(*resolutions), _cells(list(opened.values()))
+    found = []
+    for number, (name, bundle) in enumerate(opened.items(), 1):
+        tell(f"{number}/{len(opened)}  {name} on {len(split):,} images")
+        found.append(_measure(name, bundle, split, places[name][split.labels], grids, cells))
+    return found, compare_pairs(found), split
+
+
+def _names(bundles: Sequence[str | Path]) -> dict[str, str | Path]:
+    """Bundles by the last part of their path, or all of it where that is not enough."""
+    last = [Path(one).name or str(one) for one in bundles]
+    names = {short if last.count(short) == 1 else str(one): one for short, one in zip(last, bundles, strict=True)}
+    if len(names) < len(bundles):
+        raise UsageError(f"Bundles must differ, got {', '.join(map(str, bundles))}.")
+    return names
+
+
+def _cells(bundles: Sequence[Bundle]) -> Pair:
+    """The cells that are dropped: patches of the first model that has some, if all images have as many pixels."""
+    sides = [min(bundle.model.config.resolution) for bundle in bundles]
+    grids = [bundle.model.config.grid for bundle in bundles if bundle.model.config.patch and bundle.model.config.grid]
+    return grids[0] if grids and max(grids[0]) <= min(sides) else (min(14, *sides), min(14, *sides))
+
+
+def _count(bundles: Sequence[Bundle], split: Split, seconds: float | None) -> int:
+    """How many images fit the memory and the time."""
+    most, cost = len(split), 0.0
+    for bundle in bundles:
+        config = bundle.model.config
+        most = min(most, _BYTES // (4 * config.channels * config.resolution[0] * config.resolution[1]))
+        passes = len(changes.shift_changes(config.resolution[1])) + len(changes.SHARES) + 2 * len(changes.BANDS) + 6
+        cost += passes * _seconds(bundle)
+    if seconds is None:
+        return most
+    if seconds < LEAST * cost:
+        raise UsageError(f"Budget must be at least {LEAST * cost / 60 + 0.5:.0f}m for these bundles.")
+    return min(most, int(seconds / cost))
+
+
+def _seconds(bundle: Bundle) -> float:
+    """Of one forward pass of an image, in batches."""
+    config = bundle.model.config
+    images = torch.zeros(changes.batch_for(config), config.channels, *config.resolution)
+    times = []
+    with torch.inference_mode():
+        for _ in range(_TIMED):
+            began = time.perf_counter()
+            bundle.model(images)
+            times.append((time.perf_counter() - began) / len(images))
+    return float(np.median(times[1:]))
+
+
+def _measure(
+    name: str, bundle: Bundle, split: Split, labels: np.ndarray, grids: Sequence[Pair], cells: Pair
+) -> Profile:
+    model, config = bundle.model, bundle.model.config
+    images = bundle.preprocess(list(split.images))
+    torch.manual_seed(0)
+    untrained = build(config).eval()
+    said = changes.probabilities(model, images)
+    if not np.isfinite(said).all():
+        raise DamagedError(OVERFLOWS)
+    plain = said.argmax(axis=1)
+    right = plain == labels
+    moved = dict(changes.ask(model, images, labels, changes.shift_changes(config.resolution[1]), plain=plain))
+    other = dict(changes.ask(model, images, labels, changes.other_changes(grids, cells), plain=plain))
+
+    chance = 1 / config.classes
+    luck = float(np.square(np.bincount(plain, minlength=config.classes) / len(plain)).sum())
+    numbers = {"accuracy": _number(right.astype(float), chance, "chance")}
+    numbers["shift"] = _number(changes.shift_values(moved, right)["consistency"], 1.0, "exact-shift")
+    shown = {
+        "shuffle": f"shuffle {_nearest(grids, config.grid)[0]}" if grids else "",
+        "drop": "drop 0.5",
+        "low": "low 0.25",
+        "high": "high 0.25",
+    }
+    for kind, change in shown.items():
+        if change in other:
+            kept = changes.ratio(other[change].same * right, right.astype(float))
+            reference = (1.0, "exact-order") if kind == "shuffle" else (luck, "luck")
+            numbers[kind] = _number(kept, *reference)
+
+    asked = {"": numbers["accuracy"]}
+    asked |= {change: _number(one.right.astype(float)) for change, one in other.items()}
+    for far in changes.shifts(config.resolution[1]):
+        share = f"shift {100 * far / config.resolution[1]:.3g}"
+        asked[share] = _number(changes.shift_values(moved, right, far)["accuracy"])
+
+    distances, areas = _look_inside(bundle, untrained, images, numbers)
+    some = images[:: max(len(images) // _COMPARED, 1)][:_COMPARED]
+    similarity, before = (inside.layer_similarity(one, some) for one in (model, untrained))
+    if similarity is not None and before is not None:
+        numbers["similarity"] = Number(similarity.estimate(), similarity.others, before.estimate().value, "untrained")
+    sure = changes.calibration(said, right)
+    numbers["calibration"] = Number(sure.error, None, sure.by_chance, "calibrated")
+    numbers["over"] = _number(sure.over, 0.0, "exact")
+    return Profile(
+        name,
+        bundle,
+        numbers,
+        asked,
+        distances,
+        areas,
+        None if similarity is None else similarity.table,
+        calibration_bins(said.max(axis=1), right),
+        {"parameters": config.parameters, "macs": config.macs, "milliseconds": 1000 * _seconds(bundle)},
+    )
+
+
+def _look_inside(
+    bundle: Bundle, untrained: Any, images: Tensor, numbers: dict[str, Number]
+) -> tuple[dict[str, list[tuple[float, float]]], dict[str, list[tuple[float, float]]]]:
+    """Distances of heads and receptive areas, of the model and of the same untrained; adds to `numbers`."""
+    models, depth = {"trained": bundle.model, "untrained": untrained}, bundle.model.config.depth
+    watched = images[:: max(len(images) // _WATCHED, 1)][:_WATCHED]
+    heads = {state: inside.head_distances(model, watched) for state, model in models.items()}
+    if heads["trained"]:
+        first, last = (heads["trained"][layer] for layer in (0, depth - 1))
+        starts = [heads["untrained"][layer] for layer in (0, depth - 1)]
+        near = first[:, first.mean(axis=0).argmin()]
+        numbers["nearest"] = _number(near, float(starts[0].mean(axis=0).min()), "untrained")
+        numbers["first"] = _number(first.mean(axis=1), float(starts[0].mean()), "untrained")
+        numbers["last"] = _number(last.mean(axis=1), float(starts[1].mean()), "untrained")
+    third = inside.third(depth)
+    layers = sorted({third, *np.linspace(0, depth - 1, min(_LAYERS, depth)).round().astype(int).tolist()})
+    derived = images[:: max(len(images) // _DERIVED, 1)][:_DERIVED]
+    areas = {state: inside.receptive_areas(model, derived, layers) for state, model in models.items()}
+    numbers["area"] = _number(areas["trained"][third], float(areas["untrained"][third].mean()), "untrained")
+    return (
+        {
+            state: [(100 * (layer + 1) / depth, float(one)) for layer, some in by.items() for one in some.mean(axis=0)]
+            for state, by in heads.items()
+        },
+        {
+            state: [(100 * (layer + 1) / depth, float(some.mean())) for layer, some in by.items()]
+            for state, by in areas.items()
+        },
+    )
+
+
+def _nearest(grids: Sequence[Pair], wanted: Pair | None) -> Pair:
+    """The finest grid of blocks that leaves patches whole; without patches, the second coarsest."""
+    whole = [grid for grid in grids if wanted is not None and wanted[0] % grid[0] == 0 and wanted[1] % grid[1] == 0]
+    return whole[-1] if whole else grids[min(1, len(grids) - 1)]
+
+
+def _number(values: np.ndarray, reference: float | None = None, kind: str = "") -> Number:
+    return Number(changes.mean_of(values), values, reference, kind)
+
+
+def compare_pairs(found: Sequence[Profile]) -> list[Contrast]:
+    """Every two bundles in every measure that both have, on the same images."""
+    made = []
+    for one, other in combinations(found, 2):
+        for measure, number in one.numbers.items():
+            theirs = other.numbers.get(measure)
+            if theirs is None or number.values is None or theirs.values is None:
+                continue
+            difference = number.values - theirs.values
+            if measure == "similarity":
+                estimate = inside.jackknife(number.estimate.value - theirs.estimate.value, difference)
+            else:
+                estimate = changes.mean_of(difference)
+            made.append(Contrast(one.name, other.name, measure, estimate, 0.05))
+    levels = holm({str(at): one.difference.p_value for at, one in enumerate(made)})
+    return [one._replace(level=levels[str(at)]) for at, one in enumerate(made)]
+
+
+def document(found: Sequence[Profile], pairs: Sequence[Contrast], data: str, split: Split) -> dict[str, Any]:
+    """What `profile.json` holds."""
+    return {
+        "dataset": data,
+        "split": split.name,
+        "images": len(split),
+        "bundles": [
+            {
+                "name": one.name,
+                "model": one.bundle.model.config.name,
+                "family": one.bundle.model.config.family,
+                "measures": {name: _to_json(number) for name, number in one.numbers.items()},
+                "accuracy": {name or "unchanged": _to_json(number) for name, number in one.asked.items()},
+                "distances": one.distances,
+                "areas": one.areas,
+                "similarity": None if one.similarity is None else one.similarity.round(4).tolist(),
+                "cost": one.cost,
+            }
+            for one in found
+        ],
+        "pairs": [
+            {
+                "one": pair.one,
+                "other": pair.other,
+                "measure": pair.measure,
+                "difference": pair.difference.value,
+                "interval": list(pair.difference.interval(pair.level)),
+                "tells": pair.tells,
+            }
+            for pair in pairs
+        ],
+    }
+
+
+def _to_json(number: Number) -> dict[str, Any]:
+    known = {} if number.reference is None else {"reference": number.reference, "reference_is": number.kind}
+    return {"value": number.estimate.value, "interval": list(number.estimate.interval()), **known}

@@ -1,0 +1,117 @@
+"""`vitrail compare --bundles`: numbers with intervals and references, pairs on the same images, one page."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.configs import zoo
+from vitrail.data.sources import open_data
+from vitrail.evaluation.features import extract
+from vitrail.evaluation.transfer import ridge_head
+from vitrail.images.preprocess import Preprocess
+from vitrail.lab.changes import mean_of
+from vitrail.lab.exact import redraw
+from vitrail.lab.profile import Number, Profile, _names, compare_pairs, profile
+from vitrail.models.create import build
+from vitrail.weights.bundle import Bundle, load, save
+
+IMAGES = open_data("fashion-40").splits["test"]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """A ViT without positions and a CNN, of random weights but for their heads, which know the images."""
+    folder = tmp_path_factory.mktemp("bundles")
+    preprocess = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    for name, config in {
+        "blind": zoo.find("ViT-Nano/7").replace(position="none"),
+        "cnn": zoo.find("ResNet-Nano"),
+    }.items():
+        model = redraw(build(config))
+        head, _ = ridge_head(extract(model, preprocess, IMAGES), IMAGES.labels, classes=10)
+        with torch.no_grad():
+            model.head.weight.copy_(torch.from_numpy(head.weight.T))
+            model.head.bias.copy_(torch.from_numpy(head.bias))
+        save(Bundle(model=model, preprocess=preprocess, labels=open_data("fashion-40").labels), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(bundles):
+    return profile("fashion-40", [bundles / "blind", bundles / "cnn"], tell=lambda _: None)
+
+
+def test_an_order_blind_model_is_found_so(found):
+    profiles, _, split = found
+    blind, cnn = (one.numbers for one in profiles)
+    assert len(split) == 40
+    assert blind["accuracy"].estimate.value > 0.6
+    assert blind["shuffle"].estimate.value == 1
+    assert blind["shuffle"].reference == 1
+    assert cnn["shuffle"].estimate.value < 1
+    assert "nearest" in blind
+    assert "nearest" not in cnn
+    assert blind["accuracy"].reference == pytest.approx(0.1)
+    assert all(low <= one.estimate.value <= high for one in blind.values() for low, high in [one.estimate.interval()])
+    assert set(profiles[0].asked) >= {"", "shuffle 4", "drop 0.5", "low 0.25", "high 0.25", "shift 3.57"}
+    assert profiles[0].cost["parameters"] == zoo.find("ViT-Nano/7").replace(position="none").parameters
+
+
+def test_pairs_are_compared_on_the_same_images(found):
+    profiles, pairs, _ = found
+    by_name = {pair.measure: pair for pair in pairs}
+    assert set(by_name) == {"accuracy", "shift", "shuffle", "drop", "low", "high", "area", "similarity", "over"}
+    assert by_name["shuffle"].tells
+    assert by_name["shuffle"].difference.value == pytest.approx(1 - profiles[1].numbers["shuffle"].estimate.value)
+    same = Profile(
+        "x", load("fashion"), {"a": Number(mean_of(np.arange(9.0)), np.arange(9.0))}, {}, {}, {}, None, [], {}
+    )
+    (none,) = compare_pairs([same, same])
+    assert not none.tells
+
+
+def test_the_page_and_its_numbers(call, tmp_path, bundles, found, monkeypatch):
+    monkeypatch.setattr("vitrail.lab.profile.profile", lambda *_, **__: found)  # measured above
+    words = ["compare", "fashion-40", "--bundles", bundles / "blind", bundles / "cnn", "--output", tmp_path / "out"]
+    said = call(*words)
+    assert said.returncode == 0, said.stderr
+    assert "cnn" in said.stdout
+    page = (tmp_path / "out" / "index.html").read_text()
+    document = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert [one["name"] for one in document["bundles"]] == ["blind", "cnn"]
+    assert "a ViT without positions: 100.0 %, exactly" in page
+    assert "위치 임베딩이 없는 ViT" in page
+    assert len(list((tmp_path / "out" / "figures").glob("*.svg"))) == 10
+    again = call(*words, "--json")  # written anew
+    assert json.loads(again.stdout) == document
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits", "--bundles", "fashion", "--questions", "data"], "--bundles must come without"),
+        (["digits", "--bundles", "nothing-here"], "Bundle must be"),
+        (["digits", "--bundles", "fashion", "fashion"], "Bundles must differ"),
+        (["fashion-40", "--bundles", "fashion", "--budget", "1x"], "Budget must be a time"),
+        (["fashion-40", "--bundles", "fashion", "--budget", "0.000001s"], "Budget must be at least"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(call, tmp_path, words, message):
+    said = call("compare", *words, "--output", tmp_path / "out")
+    assert said.returncode == 2
+    assert message in said.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_others_is_left_alone(call, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    said = call("compare", "fashion-40", "--bundles", "fashion", "--output", tmp_path)
+    assert said.returncode == 2
+    assert "Output must be a new folder" in said.stderr
+
+
+def test_bundles_are_named_by_as_much_as_is_needed():
+    assert list(_names(["a/bundle", "b/bundle", "c"])) == ["a/bundle", "b/bundle", "c"]
+    assert list(_names(["a/one", "b/two/"])) == ["one", "two"]
