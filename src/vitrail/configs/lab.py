@@ -22,6 +22,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "order": "vitrail.lab.questions.order:Order",
         "encoder": "vitrail.lab.questions.encoder:Encoder",
         "compute": "vitrail.lab.questions.compute:Compute",
+        "cost": "vitrail.lab.questions.cost:Cost",
         "transfer": "vitrail.lab.questions.transfer:Transfer",
         "self": "vitrail.lab.questions.self_supervision:SelfSupervision",
     },

@@ -1,0 +1,357 @@
+"""What do they cost? Parameters, multiply-accumulates, measured time and memory against tokens and patch size.
+
+Times are measured one at a time, with one thread and nothing else of the lab running.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from vitrail.configs import zoo
+from vitrail.configs.base import ModelConfig, read_model
+from vitrail.configs.vit import ViTConfig
+from vitrail.lab.cell import Cell, Outcome
+from vitrail.lab.images import Images
+from vitrail.lab.question import COLOURS, Question, Verdict
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import Estimate
+from vitrail.models.create import build
+from vitrail.models.positions import attention_mask
+from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.words import words_beside
+
+TOKENS = (256, 512, 1024, 2048, 4096)
+"""Of attention alone."""
+SEQUENCES = (64, 256, 1024)
+"""Tokens of the models whose latency is compared."""
+BATCHES = (1, 32)
+_ROUNDS, _LEAST = 7, 0.02  # repeated measurements, and the least seconds of each
+_PATCHED = ("vit", "mixer", "lstm")
+_SIDES, _PATCHES = (32, 64, 128), (2, 8)  # of the images and patches that show what small patches cost
+_TASK = "vitrail.lab.questions.cost:"
+
+
+class Cost(Question):
+    """Times are reported as medians; what decides has its interval over repeated measurements."""
+
+    words = words_beside(__file__)
+    claims = ("C30", "C31", "C32a", "C34c")
+
+    @functools.cached_property
+    def attention(self) -> Cell:
+        """Attention alone, to everything and masked."""
+        settings = {"tokens": list(TOKENS), "width": 64, "heads": 4, "rounds": _ROUNDS}
+        work = 2 * 2 * 64 * _ROUNDS * float(np.square(TOKENS).sum())
+        return Cell(f"{_TASK}time_attention", settings, work=work, alone=True)
+
+    @functools.cached_property
+    def latency(self) -> Cell:
+        """ViT and LSTM over sequences of several lengths, at equal cost for each."""
+        pairs = {str(count): [config.to_document() for config in pair(count)] for count in SEQUENCES}
+        cost = sum(pair(count)[0].macs for count in SEQUENCES)
+        settings = {"pairs": pairs, "batches": list(BATCHES), "rounds": _ROUNDS}
+        return Cell(f"{_TASK}time_sequences", settings, work=2.0 * cost * sum(BATCHES) * _ROUNDS, alone=True)
+
+    @functools.cached_property
+    def families(self) -> dict[tuple[str, int | None], Cell]:
+        """Every family on these images, by its patch; None is the lab's own model."""
+        images, found = self.lab.images, {}
+        side = min(images.resolution)
+        sizes = [size for size in range(1, side) if not side % size and 4 <= (side // size) ** 2 <= 256]
+        for name in self.lab.families:
+            config = images.matched(name)
+            found[name, None] = _footprint(config, 32)
+            if name in _PATCHED:
+                found |= {(name, size): _footprint(config.replace(patch=size), 32) for size in sizes}
+        return found
+
+    @functools.cached_property
+    def squares(self) -> dict[tuple[int, int], Cell]:
+        """The ViT on larger images, by their side and the patch."""
+        config = zoo.small("Nano", "vit")
+        return {
+            (side, patch): _footprint(config.replace(resolution=side, patch=patch), 1)
+            for side in _SIDES
+            for patch in _PATCHES
+        }
+
+    def rounds(self) -> Sequence[Sequence[Cell]]:
+        return ([self.attention, self.latency], [*self.families.values()], [*self.squares.values()])
+
+    def read(self, results: Results) -> None:
+        self.attention_times = results.measured(self.attention)
+        self.latencies = results.measured(self.latency)
+        self.by_family = {key: one for key, cell in self.families.items() if (one := _both(results, cell)) is not None}
+        self.by_side = {key: one for key, cell in self.squares.items() if (one := _both(results, cell)) is not None}
+
+    # What is said
+
+    def exponent(self, kind: str) -> Estimate | None:
+        """Of attention's time in the number of tokens."""
+        if self.attention_times is None:
+            return None
+        return _over_rounds([slope(TOKENS, times) for times in self.attention_times[kind]])
+
+    def growth(self) -> Estimate | None:
+        """The exponent of the LSTM's latency in the number of tokens, less that of the ViT."""
+        if self.latencies is None:
+            return None
+        slopes = {name: [slope(SEQUENCES, times) for times in self.latencies["1"][name]] for name in ("lstm", "vit")}
+        return _over_rounds([one - other for one, other in zip(slopes["lstm"], slopes["vit"], strict=True)])
+
+    def verdicts(self) -> Iterator[Verdict]:
+        exponent, masked = self.exponent("global"), self.exponent("masked")
+        excess = None if exponent is None else exponent._replace(value=exponent.value - 1.5)
+        words = {}
+        if exponent is not None and masked is not None and self.attention_times is not None:
+            last = [statistics.median(times[-1] for times in self.attention_times[kind]) for kind in KINDS]
+            ratio = last[1] / last[0]
+            words["exponent"] = f"exponent {exponent.value:.2f}; a masked window takes {ratio:.1f}x the time"
+        yield Verdict("C30", "trained", excess, is_share=False, words=words)
+        yield Verdict("C31", "reported", words={"patches": self._patches()})
+        yield Verdict("C32a", "trained", self.growth(), is_share=False)
+        mixer, vit = (zoo.find(f"{name}-B/16").macs for name in ("Mixer", "ViT"))
+        said = f"Mixer-B/16 {mixer / 1e9:.1f}, ViT-B/16 {vit / 1e9:.1f} GMAC"
+        yield Verdict("C34c", "exact", holds=mixer > vit, words={"macs": said})
+
+    def _patches(self) -> str:
+        said = []
+        for side in _SIDES:
+            small, large = ((side, patch) for patch in _PATCHES)
+            if small in self.by_side and large in self.by_side:
+                ratio = self.by_side[small]["latency"] / self.by_side[large]["latency"]
+                said.append(f"{side} px {ratio:.0f}x")
+        return f"time with patches of 2 over patches of 8: {', '.join(said)}" if said else "-"
+
+    # The page
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        tokens, milliseconds = self.word("tokens", "tspan"), self.word("milliseconds", "tspan")
+        if self.attention_times is not None:
+            lines = [
+                Line(self.word(kind, "tspan"), TOKENS, _medians(self.attention_times[kind]), colour)
+                for kind, colour in zip(KINDS, (0, 7), strict=True)
+            ]
+            yield "cost-attention", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
+        if self.latencies is not None:
+            lines = [
+                Line(name, SEQUENCES, _medians(self.latencies["1"][name]), COLOURS[name]) for name in ("vit", "lstm")
+            ]
+            yield "cost-latency", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
+        for what, label in (("step", milliseconds), ("memory", self.word("megabytes", "tspan"))):
+            lines = []
+            for name in _PATCHED:
+                known = [one for key, one in self.by_family.items() if key[0] == name and key[1] is not None]
+                known.sort(key=lambda one: one["tokens"])
+                if known:
+                    xs, ys = [one["tokens"] for one in known], [one[what] for one in known]
+                    lines.append(Line(name, xs, ys, COLOURS[name]))
+            if lines:
+                yield f"cost-{what}", chart(lines, tokens, label, log=True, log_x=True, dots=True)
+
+    def html(self, figures: dict[str, str]) -> str:
+        if not figures and not self.by_side:
+            return str(self.word("nothing", "p"))
+        panes = "".join(
+            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), svg) for name, svg in figures.items()
+        )
+        names = ("parameters", "macs", "latency", "step", "memory")
+        heads = tuple(self.word(name) for name in names)
+        rows = [
+            (name, "-" if one["patch"] is None else one["patch"], one["tokens"] or "-", *_shown(one))
+            for (name, _), one in self.by_family.items()
+        ]
+        first = ("", self.word("patch"), self.word("tokens"))
+        listed = table((*first, *heads), rows, frozenset(range(1, 8))) if rows else ""
+        rows = [(side, patch, one["tokens"], *_shown(one)) for (side, patch), one in self.by_side.items()]
+        first = (self.word("side"), self.word("patch"), self.word("tokens"))
+        larger = table((*first, *heads), rows, frozenset(range(8))) if rows else ""
+        after = f"{self.word('larger', 'p')}{larger}" if larger else ""
+        return f'<div class="panes">{panes}</div>{self.word("masked-note", "p")}{listed}{self._levels()}{after}'
+
+    def _levels(self) -> str:
+        """ViT and LSTM side by side, alone and in batches."""
+        if self.latencies is None:
+            return ""
+        rows = []
+        for batch in BATCHES:
+            vit, lstm = (_medians(self.latencies[str(batch)][name]) for name in ("vit", "lstm"))
+            rows += [
+                (count, batch, f"{one:.2f}", f"{other:.2f}", f"{other / one:.1f}")
+                for count, one, other in zip(SEQUENCES, vit, lstm, strict=True)
+            ]
+        heads = (self.word("tokens"), self.word("batch"), "vit, ms", "lstm, ms", "lstm / vit")
+        return f"{self.word('levels', 'p')}{table(heads, rows, frozenset(range(5)))}"
+
+    def numbers(self) -> dict[str, Any]:
+        exponents = {kind: found for kind in KINDS if (found := self.exponent(kind)) is not None}
+        return {
+            "exponents": {kind: list(one[:2]) for kind, one in exponents.items()},
+            "families": {f"{name} {patch or 'lab'}": one for (name, patch), one in self.by_family.items()},
+            "sides": {f"{side} px, patch {patch}": one for (side, patch), one in self.by_side.items()},
+        }
+
+
+KINDS = ("global", "masked")
+
+
+def pair(tokens: int) -> tuple[ModelConfig, ModelConfig]:
+    """A ViT and an LSTM over so many patches, equally dear."""
+    vit = zoo.small("Nano", "vit").replace(patch=4, resolution=4 * math.isqrt(tokens))
+    lstm = zoo.small("Nano", "lstm").replace(patch=4, resolution=vit.resolution)
+    return vit, lstm.with_macs(vit.macs)
+
+
+def slope(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    """The exponent of a power law through the measurements."""
+    return float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
+
+
+def _over_rounds(values: Sequence[float]) -> Estimate:
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Estimate(float(np.mean(values)), error, len(values) - 1)
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _shown(one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{one['parameters']:,}",
+        f"{one['macs'] / 1e6:.2f} M",
+        f"{one['latency']:.2f}",
+        f"{one['step']:.2f}",
+        f"{one['memory']:.0f}",
+    )
+
+
+def _both(results: Results, cell: Cell) -> dict[str, Any] | None:
+    result, measured = results.get(cell), results.measured(cell)
+    return None if result is None or measured is None else {**result, **measured}
+
+
+def _footprint(config: ModelConfig, batch: int) -> Cell:
+    settings = {"model": config.to_document(), "batch": batch, "rounds": _ROUNDS}
+    work = config.macs * _ROUNDS * (3.0 * batch + 1) * 2
+    return Cell(f"{_TASK}measure_footprint", settings, family=config.family, work=work, alone=True)
+
+
+# What the cells do
+
+
+def time_attention(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """Milliseconds of the fused kernel for one image: all tokens look at all, or at a masked window of 3 x 3."""
+    head = settings["width"] // settings["heads"]
+    runs: dict[str, list[Callable[[], Any]]] = {kind: [] for kind in KINDS}
+    for count in settings["tokens"]:
+        query, key, value = torch.randn(3, 1, settings["heads"], count, head)
+        side = 2 ** (count.bit_length() // 2)
+        mask = attention_mask(ViTConfig(resolution=(side, count // side), patch=(1, 1), pool="gap", attention="local"))
+        runs["global"].append(functools.partial(F.scaled_dot_product_attention, query, key, value))
+        runs["masked"].append(functools.partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask))
+    return Outcome({}, {kind: _time(some, settings["rounds"]) for kind, some in runs.items()})
+
+
+def time_sequences(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """Milliseconds of ViT and LSTM for one batch, by its size."""
+    models = [[build(read_model(one)).eval() for one in both] for both in settings["pairs"].values()]
+    found = {}
+    for batch in settings["batches"]:
+        found[str(batch)] = {
+            name: _time(
+                [
+                    functools.partial(both[number], torch.zeros(batch, 1, *both[number].config.resolution))
+                    for both in models
+                ],
+                settings["rounds"],
+            )
+            for number, name in enumerate(("vit", "lstm"))
+        }
+    return Outcome({}, found)
+
+
+def measure_footprint(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+    """Times and memory of one model, in a process of its own: in this one, memory was used before."""
+    code = "from vitrail.lab.questions.cost import report_footprint; report_footprint()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(settings), text=True, capture_output=True, check=True
+    )
+    config = read_model(settings["model"])
+    patch = None if config.patch is None else config.patch[0]
+    counted = {"parameters": config.parameters, "macs": config.macs, "tokens": config.tokens, "patch": patch}
+    return Outcome(counted, json.loads(done.stdout))
+
+
+def report_footprint() -> None:
+    """Print milliseconds of a forward pass of one image, of a training step for each image of its batch, and the
+    megabytes that the latter adds to the process."""
+    settings = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    model = build(read_model(settings["model"])).train()
+    shape = (model.config.channels, *model.config.resolution)
+    batch, labels = torch.zeros(settings["batch"], *shape), torch.zeros(settings["batch"], dtype=torch.long)
+
+    def step(count: int) -> None:
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(model(batch[:count]), labels[:count]).backward()
+
+    if len(batch) > 2:
+        step(2)  # loads what the libraries need; it is not the model's
+        model.zero_grad(set_to_none=True)
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5", encoding="ascii")  # the peak is that from now on
+    before = _peak()
+    steps = [times[0] for times in _time([functools.partial(step, len(batch))], settings["rounds"], gradient=True)]
+    memory = _peak() - before
+    model.eval()
+    alone = [times[0] for times in _time([functools.partial(model, batch[:1])], settings["rounds"])]
+    found = {
+        "latency": statistics.median(alone),
+        "step": statistics.median(steps) / settings["batch"],
+        "memory": memory / 2**20,
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def _peak() -> float:
+    """The most bytes that this process has had in memory. What `getrusage` says may be its parent's."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _time(runs: Sequence[Callable[[], Any]], rounds: int, *, gradient: bool = False) -> list[list[float]]:
+    """Milliseconds of each run, in rounds; the first one warms up and says how often to repeat."""
+    repeats, found = [1] * len(runs), []
+    with torch.set_grad_enabled(gradient):
+        for number in range(rounds + 1):
+            times = []
+            for index, run in enumerate(runs):
+                began = time.perf_counter()
+                for _ in range(repeats[index]):
+                    run()
+                times.append((time.perf_counter() - began) / repeats[index])
+            if number == 0:
+                repeats = [max(1, math.ceil(_LEAST / seconds)) for seconds in times]
+            else:
+                found.append([1000 * seconds for seconds in times])
+    return found
