@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from fake_lab import digits_lab
+from fake_lab import digits_lab, nothing
+from vitrail.configs.lab import QUESTIONS
 from vitrail.lab import compare
 from vitrail.lab.cell import Cell
 from vitrail.lab.plan import make_plan
@@ -90,3 +91,13 @@ def test_small_batches_see_as_many_images(tmp_path):
 
 def test_shifts_are_those_of_the_size():
     assert [shifts((side, side))["padding"] for side in (8, 28, 32)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["augmentation", "size", "range", "encoder", "compute"])
+def test_only_families_that_are_asked_for_are_trained(tmp_path, name):
+    for families in (("mlp",), ("vit", "mlp")):
+        question = QUESTIONS[name](name, dataclasses.replace(digits_lab(), families=families))
+        trained = {cell.family for some in question.rounds() for cell in some}
+        assert trained == set(families) - {"mlp"}
+        verdicts = nothing(question, tmp_path)
+        assert set(verdicts.values()) <= {"cannot tell", "reported"}

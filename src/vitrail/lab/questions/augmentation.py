@@ -49,6 +49,7 @@ class Augmentation(Question):
                 for seed in self.lab.seeds_for(count)
             ]
             for family in FAMILIES
+            if family in self.lab.families
             for variant in VARIANTS
             for count in self.ends
         }

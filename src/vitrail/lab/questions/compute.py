@@ -63,6 +63,7 @@ class Compute(Question):
                 for seed in range(max(2, len(self.lab.seeds_for(count))) if self.lab.seeds > 1 else 1)
             ]
             for family in FAMILIES
+            if family in self.lab.families
             for factor in FACTORS
             for share in SHARES
         }

@@ -157,6 +157,8 @@ class Encoder(Question):
         }
 
     def rounds(self) -> Sequence[Sequence[Cell]]:
+        if "vit" not in self.lab.families:
+            return ()
         measured = (
             [self.mates, *(cell for cells in self.entropies.values() for cell in cells)],
             [cell for cells in self.starts.values() for cell in cells],

@@ -55,11 +55,12 @@ class Range(Question):
             ]
             for name in MODELS
             for config in (config_of(name),)
+            if config.family in self.lab.families
         }
 
     def rounds(self) -> Sequence[Sequence[Cell]]:
         def some(names: Sequence[str], seeds: int | None) -> list[Cell]:
-            return [cell for name in names for cell in self.cells[name][:seeds]]
+            return [cell for name in names if name in self.cells for cell in self.cells[name][:seeds]]
 
         return some(MODELS[:2], 2), some(MODELS[:3], 2), some(MODELS, 2), some(MODELS, None)
 
