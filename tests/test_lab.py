@@ -234,6 +234,19 @@ def test_a_budget_takes_rounds_in_turns(tmp_path):
         make_plan(questions, results, {"vit": 1.0}, budget=5.0, jobs=1)
 
 
+def test_a_cell_that_looks_at_a_trained_one_costs_its_training_too(tmp_path):
+    lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
+    trained = lab.train("vit", count=300, seed=0)
+
+    class Looks(Question):
+        def rounds(self):
+            return ([Cell("x:y", {}, (trained,), work=1.0)],)
+
+    results = Results(tmp_path / "results.jsonl", "x", 300)
+    found = make_plan({"looks": Looks("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
+    assert found.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
+
+
 def test_budgets_are_times():
     assert [parse_budget(text) for text in ("90s", "20m", "1.5h")] == [90, 1200, 5400]
     for wrong in ("", "20", "m", "0m", "-3m", "1d"):

@@ -9,6 +9,7 @@ import torch
 from vitrail.configs import zoo
 from vitrail.data.sources import open_data
 from vitrail.evaluation.features import extract
+from vitrail.evaluation.metrics import wilson
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.images.preprocess import Preprocess
 from vitrail.lab.changes import mean_of
@@ -54,7 +55,9 @@ def test_an_order_blind_model_is_found_so(found):
     assert "nearest" in blind
     assert "nearest" not in cnn
     assert blind["accuracy"].reference == pytest.approx(0.1)
-    assert all(low <= one.estimate.value <= high for one in blind.values() for low, high in [one.estimate.interval()])
+    assert all(low <= one.estimate.value <= high + 1e-9 for one in blind.values() for low, high in [one.interval])
+    assert blind["shuffle"].interval == pytest.approx(wilson(29, 29), abs=0.05)
+    assert cnn["accuracy"].interval[1] <= 1
     assert set(profiles[0].asked) >= {"", "shuffle 4", "drop 0.5", "low 0.25", "high 0.25", "shift 3.57"}
     assert profiles[0].cost["parameters"] == zoo.find("ViT-Nano/7").replace(position="none").parameters
 

@@ -644,7 +644,7 @@ def _profile(
 def _measured(number: "Number | None") -> str:
     if number is None:
         return "-"
-    low, high = number.estimate.interval()
+    low, high = number.interval
     reference = "" if number.reference is None else f"  [{number.reference:.3f}]"
     return f"{number.estimate.value:.3f} ({low:.3f} to {high:.3f}){reference}"
 

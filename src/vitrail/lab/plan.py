@@ -89,7 +89,8 @@ def make_plan(
                 continue
             cost, keys = 0.0, set()
             for cell in some[turn]:
-                for one in (*results.trials(cell), cell):
+                parts = (*cell.of, cell)
+                for one in (one for part in parts for one in (*results.trials(part), part)):
                     key = one.key("")
                     if key not in planned and key not in keys and results.get(one) is None:
                         cost += estimate(one, speeds) / (1 if one.alone else jobs)

@@ -19,7 +19,7 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import calibration_bins
+from vitrail.evaluation.metrics import calibration_bins, wilson
 from vitrail.lab import changes, inside
 from vitrail.lab.plan import parse_budget
 from vitrail.lab.statistics import Estimate, holm
@@ -45,6 +45,13 @@ class Number(NamedTuple):
     """What an untrained model has, or what is exact."""
     kind: str = ""
     """Which of them it is, as the page's words call it."""
+    ends: tuple[float, float] | None = None
+    """Of a share, its interval, which stays between 0 and 1 and is never empty."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of 95 %."""
+        return self.ends or self.estimate.interval()
 
 
 @dataclasses.dataclass
@@ -102,12 +109,11 @@ def profile(
     split = split.spread(_count(list(opened.values()), split, seconds))
     if len(split) < LEAST:
         raise UsageError(f"Images to profile bundles on must be {LEAST} or more, got {len(split)} in {dataset.name!r}.")
-    resolutions = [bundle.model.config.resolution for bundle in opened.values()]
-    grids, cells = changes.shuffle_grids(*resolutions), _cells(list(opened.values()))
+    blocks, cells = _blocks(list(opened.values())), _cells(list(opened.values()))
     found = []
     for number, (name, bundle) in enumerate(opened.items(), 1):
         tell(f"{number}/{len(opened)}  {name} on {len(split):,} images")
-        found.append(_measure(name, bundle, split, places[name][split.labels], grids, cells))
+        found.append(_measure(name, bundle, split, places[name][split.labels], blocks, cells))
     return found, compare_pairs(found), split
 
 
@@ -118,6 +124,24 @@ def _names(bundles: Sequence[str | Path]) -> dict[str, str | Path]:
     if len(names) < len(bundles):
         raise UsageError(f"Bundles must differ, got {', '.join(map(str, bundles))}.")
     return names
+
+
+class Blocks(NamedTuple):
+    """Blocks that are shuffled, the same for all bundles."""
+
+    grids: list[Pair]
+    told: Pair
+    """The grid of the one number that is told of each bundle: the finest that leaves the patches of all whole."""
+
+
+def _blocks(bundles: Sequence[Bundle]) -> Blocks:
+    configs = [bundle.model.config for bundle in bundles]
+    grids = changes.shuffle_grids(*(config.resolution for config in configs))
+    if not grids:
+        raise UsageError(f"Bundles to profile must have sides with a common divisor, got {configs[0].resolution}.")
+    patched = [config.grid for config in configs if config.patch and config.grid]
+    whole = [one for one in grids if all(grid[0] % one[0] == 0 and grid[1] % one[1] == 0 for grid in patched)]
+    return Blocks(grids, whole[-1] if whole and patched else grids[min(1, len(grids) - 1)])
 
 
 def _cells(bundles: Sequence[Bundle]) -> Pair:
@@ -155,9 +179,7 @@ def _seconds(bundle: Bundle) -> float:
     return float(np.median(times[1:]))
 
 
-def _measure(
-    name: str, bundle: Bundle, split: Split, labels: np.ndarray, grids: Sequence[Pair], cells: Pair
-) -> Profile:
+def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, blocks: Blocks, cells: Pair) -> Profile:
     model, config = bundle.model, bundle.model.config
     images = bundle.preprocess(list(split.images))
     torch.manual_seed(0)
@@ -168,26 +190,19 @@ def _measure(
     plain = said.argmax(axis=1)
     right = plain == labels
     moved = dict(changes.ask(model, images, labels, changes.shift_changes(config.resolution[1]), plain=plain))
-    other = dict(changes.ask(model, images, labels, changes.other_changes(grids, cells), plain=plain))
+    other = dict(changes.ask(model, images, labels, changes.other_changes(blocks.grids, cells), plain=plain))
 
     chance = 1 / config.classes
     luck = float(np.square(np.bincount(plain, minlength=config.classes) / len(plain)).sum())
-    numbers = {"accuracy": _number(right.astype(float), chance, "chance")}
-    numbers["shift"] = _number(changes.shift_values(moved, right)["consistency"], 1.0, "exact-shift")
-    shown = {
-        "shuffle": f"shuffle {_nearest(grids, config.grid)[0]}" if grids else "",
-        "drop": "drop 0.5",
-        "low": "low 0.25",
-        "high": "high 0.25",
-    }
-    for kind, change in shown.items():
-        if change in other:
-            kept = changes.ratio(other[change].same * right, right.astype(float))
-            reference = (1.0, "exact-order") if kind == "shuffle" else (luck, "luck")
-            numbers[kind] = _number(kept, *reference)
+    numbers = {"accuracy": _share(right, chance, "chance")}
+    stays = np.mean([one.same for one in moved.values()], axis=0)
+    numbers["shift"] = _kept(stays, right, 1.0, "exact-shift")
+    numbers["shuffle"] = _kept(other[f"shuffle {blocks.told[0]}"].same, right, 1.0, "exact-order")
+    for kind, change in (("drop", "drop 0.5"), ("low", "low 0.25"), ("high", "high 0.25")):
+        numbers[kind] = _kept(other[change].same, right, luck, "luck")
 
     asked = {"": numbers["accuracy"]}
-    asked |= {change: _number(one.right.astype(float)) for change, one in other.items()}
+    asked |= {change: _share(one.right) for change, one in other.items()}
     for far in changes.shifts(config.resolution[1]):
         share = f"shift {100 * far / config.resolution[1]:.3g}"
         asked[share] = _number(changes.shift_values(moved, right, far)["accuracy"])
@@ -244,14 +259,22 @@ def _look_inside(
     )
 
 
-def _nearest(grids: Sequence[Pair], wanted: Pair | None) -> Pair:
-    """The finest grid of blocks that leaves patches whole; without patches, the second coarsest."""
-    whole = [grid for grid in grids if wanted is not None and wanted[0] % grid[0] == 0 and wanted[1] % grid[1] == 0]
-    return whole[-1] if whole else grids[min(1, len(grids) - 1)]
-
-
 def _number(values: np.ndarray, reference: float | None = None, kind: str = "") -> Number:
     return Number(changes.mean_of(values), values, reference, kind)
+
+
+def _share(right: np.ndarray, reference: float | None = None, kind: str = "") -> Number:
+    """Of images that are right or not, with Wilson's interval."""
+    return _number(right.astype(float), reference, kind)._replace(ends=wilson(int(right.sum()), len(right)))
+
+
+def _kept(same: np.ndarray, right: np.ndarray, reference: float, kind: str) -> Number:
+    """How many of the right answers stay; where all or none do, Wilson's interval."""
+    number = _number(changes.ratio(same * right, right.astype(float)), reference, kind)
+    low, high = number.estimate.interval()
+    if number.estimate.error == 0 and right.any():
+        low, high = wilson(round(number.estimate.value * right.sum()), int(right.sum()))
+    return number._replace(ends=(max(low, 0.0), min(high, 1.0)))
 
 
 def compare_pairs(found: Sequence[Profile]) -> list[Contrast]:
@@ -308,4 +331,4 @@ def document(found: Sequence[Profile], pairs: Sequence[Contrast], data: str, spl
 
 def _to_json(number: Number) -> dict[str, Any]:
     known = {} if number.reference is None else {"reference": number.reference, "reference_is": number.kind}
-    return {"value": number.estimate.value, "interval": list(number.estimate.interval()), **known}
+    return {"value": number.estimate.value, "interval": list(number.interval), **known}

@@ -1,6 +1,5 @@
 """The page of a bias profile: `index.html` and `profile.json`."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from vitrail.lab import changes
 from vitrail.lab.page import word as lab_word
 from vitrail.lab.plan import machine
 from vitrail.lab.profile import Contrast, Number, Profile, document
-from vitrail.lab.question import COLOURS, bar
+from vitrail.lab.question import COLOURS
 from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, stand_alone, table
 from vitrail.pages.words import word as say_in
 from vitrail.pages.words import words_beside
@@ -89,9 +88,7 @@ def _numbers(found: Sequence[Profile]) -> str:
 
 
 def _text(name: str, number: Number) -> str:
-    low, high = number.estimate.interval()
-    if math.isnan(low):
-        return _value(name, number.estimate.value)
+    low, high = number.interval
     return f"{_value(name, number.estimate.value)} ({_value(name, low)} … {_value(name, high)})"
 
 
@@ -167,7 +164,6 @@ def _shift_points(one: Profile) -> list[tuple[float, str]]:
 
 
 def _line(one: Profile, colour: int, points: Sequence[tuple[float, str]]) -> Line:
-    some = [one.asked[name].estimate for _, name in points]
-    return Line(
-        one.name, [x for x, _ in points], [100 * each.value for each in some], colour, bars=[bar(each) for each in some]
-    )
+    some = [one.asked[name] for _, name in points]
+    bars = [(100 * low, 100 * high) for low, high in (number.interval for number in some)]
+    return Line(one.name, [x for x, _ in points], [100 * number.estimate.value for number in some], colour, bars=bars)

@@ -145,7 +145,7 @@ def chart(
     for tick in y_ticks:
         value = 10**tick if log else tick
         _, y = place(every[0][0], value)
-        label = f"{value:.3g}" if log or digits > 6 or abs(value) >= 1e5 else f"{value:.{digits}f}"
+        label = f"{value:.3g}" if log or len(y_ticks) == 1 or digits > 6 or abs(value) >= 1e5 else f"{value:.{digits}f}"
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
