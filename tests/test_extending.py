@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail import extensions
+from vitrail.configs.lab import QUESTIONS
 from vitrail.errors import MissingError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.lab.exact import redraw
@@ -266,3 +267,18 @@ def test_an_extension_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path)
     ):
         create("x")
     extensions._entry_points.cache_clear()
+
+
+def test_a_question(toys, call, tmp_path):
+    assert "contrast" in list(QUESTIONS)
+    words = ("compare", "digits", "--output", tmp_path / "lab", "--questions", "contrast", "--families", "mlp")
+    done = call(*words, "--jobs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (claim,) = found["claims"]
+    low, high = claim["interval"]
+    assert (claim["id"], claim["verdict"], 0 < low < claim["value"] < high) == ("T1", "supported", True)
+    assert found["numbers"]["contrast"]["difference"][0] == claim["value"]
+    text = (tmp_path / "lab" / "index.html").read_text()
+    assert "Classes differ in brightness." in text
+    assert "클래스의 밝기" in text
