@@ -151,7 +151,7 @@ class Compute(Question):
                         "-" if lead is None else between(lead),
                     )
                 )
-        heads = (self.word("macs"), self.word("seen"), *FAMILIES, self.word("lead"))
+        heads = (self.word("cost"), self.word("seen"), *FAMILIES, self.word("lead"))
         return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset(range(6)))}'
 
     def numbers(self) -> dict[str, Any]:

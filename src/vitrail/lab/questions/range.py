@@ -21,7 +21,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar
 from vitrail.lab.results import Results
 from vitrail.lab.training import train
-from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.page import Line, chart, figure, image, table
 from vitrail.pages.words import words_beside
 
 CELL, GRID = 4, 7  # pixels of a cell; cells in a row
@@ -29,6 +29,7 @@ DISTANCES = tuple(range(1, GRID))
 _TRAINING, _VALIDATION, _TEST = 30_000, 1200, 3000
 _SEEN = 100_000
 _NOISE, _MARK = 64, 255
+LABELS = ("different", "same")
 
 MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
 """`wide` is a CNN of the same cost whose units see all of the image."""
@@ -91,7 +92,7 @@ class Range(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
-        pane = figure(self.word("figure-title"), self.word("figure-note"), figures["range-distance"])
+        panes = figure(self.word("figure-title"), self.word("figure-note"), figures["range-distance"]) + self._examples()
         rows = []
         for name in MODELS:
             if (name, DISTANCES[0]) in self.found:
@@ -104,7 +105,14 @@ class Range(Question):
                 )
         ends = (f"{CELL * distance} px" for distance in DISTANCES)
         heads = ("", self.word("macs"), self.word("field"), *ends)
-        return f'<div class="panes">{pane}</div>{table(heads, rows, frozenset(range(1, len(heads))))}'
+        return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset(range(1, len(heads))))}'
+
+    def _examples(self) -> str:
+        """Two images of the task."""
+        pixels, same = make_marks(2 * len(DISTANCES), seed=0)
+        farthest = (len(DISTANCES) - 1, 2 * len(DISTANCES) - 1)
+        shown = "".join(image(pixels[index], LABELS[same[index]]) for index in farthest)
+        return figure(self.word("examples-title"), self.word("examples-note"), f'<div class="images">{shown}</div>')
 
     def numbers(self) -> dict[str, Any]:
         return {f"{name} {CELL * far} px": list(self.found.estimate((name, far))[:2]) for name, far in self.found.right}
@@ -167,7 +175,7 @@ def mark_images() -> Images:
     """The images of the task, as a lab has them."""
     parts = {"training": _TRAINING, "validation": _VALIDATION, "test": _TEST}
     splits = [Split(name, *make_marks(count, seed)) for seed, (name, count) in enumerate(parts.items())]
-    return Images("marks", ("different", "same"), "Nano", *splits, fingerprint="marks")
+    return Images("marks", LABELS, "Nano", *splits, fingerprint="marks")
 
 
 def train_on_marks(settings: dict[str, Any], _images: Images, of: list[Path], folder: Path) -> Outcome:
