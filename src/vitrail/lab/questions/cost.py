@@ -67,15 +67,16 @@ class Cost(Question):
 
     @functools.cached_property
     def families(self) -> dict[tuple[str, int | None], Cell]:
-        """Every family on these images, by its patch; None is the lab's own model."""
+        """Every family on these images, by its patch if that can be changed."""
         images, found = self.lab.images, {}
         side = min(images.resolution)
         sizes = [size for size in range(1, side) if not side % size and 4 <= (side // size) ** 2 <= 256]
         for name in self.lab.families:
             config = images.matched(name)
-            found[name, None] = _footprint(config, 32)
             if name in _PATCHED:
                 found |= {(name, size): _footprint(config.replace(patch=size), 32) for size in sizes}
+            else:
+                found[name, None] = _footprint(config, 32)
         return found
 
     @functools.cached_property
@@ -154,7 +155,7 @@ class Cost(Question):
         for what, label in (("step", milliseconds), ("memory", self.word("megabytes", "tspan"))):
             lines = []
             for name in _PATCHED:
-                known = [one for key, one in self.by_family.items() if key[0] == name and key[1] is not None]
+                known = [one for key, one in self.by_family.items() if key[0] == name]
                 known.sort(key=lambda one: one["tokens"])
                 if known:
                     xs, ys = [one["tokens"] for one in known], [one[what] for one in known]
@@ -200,7 +201,7 @@ class Cost(Question):
         exponents = {kind: found for kind in KINDS if (found := self.exponent(kind)) is not None}
         return {
             "exponents": {kind: list(one[:2]) for kind, one in exponents.items()},
-            "families": {f"{name} {patch or 'lab'}": one for (name, patch), one in self.by_family.items()},
+            "families": {f"{name} {one['patch'] or ''}".strip(): one for (name, _), one in self.by_family.items()},
             "sides": {f"{side} px, patch {patch}": one for (side, patch), one in self.by_side.items()},
         }
 

@@ -92,7 +92,7 @@ class Range(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
-        panes = figure(self.word("figure-title"), self.word("figure-note"), figures["range-distance"]) + self._examples()
+        answers = figure(self.word("figure-title"), self.word("figure-note"), figures["range-distance"])
         rows = []
         for name in MODELS:
             if (name, DISTANCES[0]) in self.found:
@@ -105,7 +105,8 @@ class Range(Question):
                 )
         ends = (f"{CELL * distance} px" for distance in DISTANCES)
         heads = ("", self.word("macs"), self.word("field"), *ends)
-        return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset(range(1, len(heads))))}'
+        listed = table(heads, rows, frozenset(range(1, len(heads))))
+        return f'<div class="panes">{answers}{self._examples()}</div>{listed}'
 
     def _examples(self) -> str:
         """Two images of the task."""
