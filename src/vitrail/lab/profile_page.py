@@ -89,7 +89,8 @@ def _numbers(found: Sequence[Profile]) -> str:
 
 def _text(name: str, number: Number) -> str:
     low, high = number.interval
-    return f"{_value(name, number.estimate.value)} ({_value(name, low)} … {_value(name, high)})"
+    scale, digits = (100, 1) if name in _SHARES else (1, 3)
+    return f"{_value(name, number.estimate.value)} ({scale * low:.{digits}f} … {scale * high:.{digits}f})"
 
 
 def _value(name: str, value: float) -> str:

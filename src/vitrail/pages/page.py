@@ -157,7 +157,7 @@ def chart(
     parts.append(
         f'<text class="soft" x="{_LEFT + across / 2}" y="{HEIGHT - 5}" text-anchor="middle">{escape(x_label)}</text>'
     )
-    ends: list[float] = []
+    names: list[tuple[float, float, str]] = []
     for line, some in points:
         if not some:
             continue
@@ -173,11 +173,22 @@ def chart(
             way = f'x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
             parts.append(f'<line {way} stroke="{colour}" stroke-width="1.2"/>')
         x, y = spots[-1]
-        while any(abs(y - other) < 14 for other in ends):
-            y += 14
-        ends.append(y)
-        parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(line.name)}</text>')
+        names.append((y, x, f'style="fill:{colour}">{escape(line.name)}</text>'))
+    names.sort(key=lambda name: name[0])
+    for y, (_, x, text) in zip(_apart([y for y, _, _ in names], HEIGHT - _BOTTOM), names, strict=True):
+        parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}" {text}')
     return "".join(parts) + "</svg>"
+
+
+def _apart(heights: Sequence[float], lowest: float, gap: float = 14) -> list[float]:
+    """Ascending heights moved as little as needed for names to stand below each other, none below `lowest` if it can
+    be."""
+    found: list[float] = []
+    for height in heights:
+        found.append(max(height, found[-1] + gap) if found else height)
+    for at in reversed(range(len(found))):
+        found[at] = min(found[at], lowest if at == len(found) - 1 else found[at + 1] - gap)
+    return found
 
 
 class Range(NamedTuple):

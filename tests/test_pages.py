@@ -1,0 +1,22 @@
+"""Charts: names of lines stand apart and inside, ticks are readable."""
+
+import re
+
+from vitrail.pages.page import HEIGHT, Line, chart
+
+
+def test_names_of_lines_that_end_together_stand_apart_inside_the_figure():
+    lines = [Line(f"line {at}", [0, 1], [at, 0.1 * at], at) for at in range(8)]
+    svg = chart(lines, "x", "y")
+    heights = [float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" style', svg)]
+    assert len(heights) == 8
+    assert min(b - a for a, b in zip(sorted(heights), sorted(heights)[1:], strict=False)) > 13.9
+    assert max(heights) < HEIGHT - 30
+    order = re.findall(r">(line \d)</text>", svg)
+    assert order == [f"line {at}" for at in reversed(range(8))]  # as the lines lie
+
+
+def test_a_single_tick_has_no_needless_digits():
+    svg = chart([Line("a", [0, 1], [17.0, 92.0])], "x", "y")
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', svg)
+    assert ticks == ["50"]
