@@ -52,7 +52,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-core: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) .
+	$(INSTALL) ".[lab]"
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/python

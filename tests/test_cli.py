@@ -264,7 +264,7 @@ def test_an_interrupted_demo_leaves_in_one_line_and_a_whole_checkpoint(tmp_path,
 
 
 def test_demo_trains_saves_answers_and_draws(tmp_path):
-    done = run("demo", "--epochs", "3", "--output", tmp_path / "demo")
+    done = run("demo", "--epochs", "3", "--no-lab", "--output", tmp_path / "demo")
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stdout
     assert "of 360; 95 % interval" in done.stdout

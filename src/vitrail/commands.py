@@ -655,12 +655,13 @@ def demo(
     epochs: Annotated[int, arg(metavar="N", help="Number of passes over the training digits.")] = 100,
     seed: Annotated[int, arg(metavar="S", help="The same seed and machine give the same model.")] = 0,
     force: Annotated[bool, arg(help="Overwrite the output if it is a run of vitrail.")] = False,
+    lab: Annotated[bool, arg(help="End with a minute of the bias lab (extra `lab`).")] = True,
     open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
 ) -> None:
     """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and plot its attention."""
     from vitrail.demo import run
 
-    run(output, epochs=epochs, seed=seed, force=force, opens=open)
+    run(output, epochs=epochs, seed=seed, force=force, opens=open, lab=lab)
 
 
 def _some_images(data: str, count: int) -> list[Any]:

@@ -13,12 +13,13 @@ from PIL import Image
 from vitrail.classifier import Classifier
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
-from vitrail.console import print_run
+from vitrail.console import print_run, say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
-from vitrail.errors import VitrailError
+from vitrail.errors import MissingError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.inspection.attention import attention_figure
+from vitrail.lab.compare import compare
 from vitrail.models.look import look
 from vitrail.settings import check_integer
 from vitrail.training.run import train
@@ -29,8 +30,12 @@ MODEL = "ViT-Pico/2"
 CHANGES = ("batch=64", "learning_rate=0.02", "holdout=0", "augment.padding=1", "augment.flip=none")
 
 
-def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> None:
-    """Train on digits, show predictions and attention; then the same with the embedded model on clothes."""
+QUESTIONS, FAMILIES = ("data", "position", "neighbourhood"), ("vit", "resnet", "mlp")
+
+
+def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool, lab: bool) -> None:
+    """Train on digits, show predictions and attention; then the same with the embedded model on clothes; then a short
+    bias lab on digits."""
     check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     result = train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
@@ -41,12 +46,38 @@ def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool) -> No
     clothes = open_data("fashion-40")
     _show(load("fashion"), clothes.splits["test"], output / "fashion-attention.png")
     _write_images(clothes, output / "images")
+    if lab:
+        _compare(output / "lab")
     _print(
         f"\nNext:\n  open {output / 'report.html'}\n  vitrail predict fashion {output / 'images'}\n"
         f"  vitrail evaluate {output / 'bundle'} digits\n  vitrail train YOUR_FOLDER --model ViT-Nano/7 --output run"
     )
     if opens:
         webbrowser.open((output / "report.html").absolute().as_uri())
+
+
+def _compare(output: Path) -> None:
+    """A minute of the bias lab, where its extra is installed."""
+    _print(
+        "\n3. The bias lab: how much data do ViT, a CNN and an MLP need, and what do positions and neighbours matter?"
+    )
+    try:
+        found = compare(
+            "digits",
+            output,
+            questions=QUESTIONS,
+            families=FAMILIES,
+            seeds=2,
+            budget="60s",
+            command="vitrail demo",
+            tell=say,
+        )
+    except MissingError as error:
+        _print(f"left out: {error}")
+        return
+    for claim in found["claims"]:
+        _print(f"{claim['id']:>5}  {claim['verdict']:12}  {claim['rule']}")
+    _print(f"report: {output / 'index.html'}")
 
 
 def _show(bundle: Bundle, split: Split, figure: Path) -> None:
