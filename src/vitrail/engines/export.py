@@ -102,7 +102,7 @@ def _translate(model: AnyModel) -> Any:
             f"Engine onnx must have a model that can be exported, got family {config.family}, which torch.onnx cannot"
             f" ({first_line(error)}). Use engine torch."
         ) from None
-    _keep_rims(program.model.graph)
+    _prevent_padding_fusion(program.model.graph)
     _strip(program.model.graph)
     return program
 
@@ -118,7 +118,7 @@ def _strip(graph: Any) -> None:
         noted.metadata_props.clear()
 
 
-def _keep_rims(graph: Any) -> None:
+def _prevent_padding_fusion(graph: Any) -> None:
     """ONNX Runtime (1.31) fuses zero padding into a following max pooling, which then ignores the border instead of
     using zeros: logits of BiT were off by 0.01. A Max operator with one input between the two prevents the fusion."""
     make_node = need("onnx_ir").node

@@ -73,8 +73,8 @@ class LSTM(Model[LSTMConfig]):
                     gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
         self.zero_head()
 
-    def centre_place(self) -> int:
-        return self.order.tolist().index(super().centre_place())
+    def centre_token(self) -> int:
+        return self.order.tolist().index(super().centre_token())
 
     def make_tables(self) -> dict[str, Tensor | None]:
         """The order of the patches."""

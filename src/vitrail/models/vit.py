@@ -178,7 +178,7 @@ class ViT(Model[ViTConfig]):
                 y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
             case "map":
                 y_BD = self.attn_pool(self.norm(z_BTD))
-                if seen is not None and seen.weighs:
+                if seen is not None and seen.with_attention:
                     seen.pooling = self.attn_pool.weights(self.norm(z_BTD))
         pooled_BD = y_BD
         if self.config.representation != "none":
