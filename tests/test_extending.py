@@ -18,8 +18,15 @@ from torch import nn
 
 from redraw import redraw
 from vitrail import extensions
+from vitrail.configs.base import FAMILIES
+from vitrail.configs.engines import ENGINES
+from vitrail.configs.formats import FORMATS
+from vitrail.configs.positions import POSITIONS
+from vitrail.configs.recipe import OBJECTIVES
+from vitrail.configs.vit import ViTConfig
 from vitrail.errors import MissingError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
+from vitrail.inspection.registry import PANELS
 from vitrail.models.create import create
 from vitrail.weights.bundle import Bundle, load, save
 from vitrail.weights.convert import Told, read_any
@@ -255,14 +262,73 @@ def test_an_unknown_name_is_asked_back(toys):
         create("ViT-Pico/2", position="diagnal")
 
 
-def test_an_extension_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path):
-    (tmp_path / "broken-2.dist-info").mkdir()
-    (tmp_path / "broken-2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 2\n")
-    (tmp_path / "broken-2.dist-info" / "entry_points.txt").write_text("[vitrail.extensions]\nfamily.x = nowhere:X\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Installs a package with one entry point, as far as Python can see."""
+    monkeypatch.syspath_prepend(str(TOYS))
+
+    def with_entry_point(package, line):
+        folder = tmp_path / f"{package}-2.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2\n")
+        (folder / "entry_points.txt").write_text(f"[vitrail.extensions]\n{line}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        extensions._entry_points.cache_clear()
+
+    yield with_entry_point
     extensions._entry_points.cache_clear()
+
+
+def test_an_extension_that_cannot_be_imported_is_one_line(install):
+    install("broken", "family.x = nowhere:X")
     with pytest.raises(
         VitrailError, match=r"Extension family.x of broken 2 cannot be used \(No module named 'nowhere'"
     ):
         create("x")
-    extensions._entry_points.cache_clear()
+
+
+def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path):
+    install("misnamed", "family.rough = toy_family:CoarseConfig")
+    done = call(*TRAIN, "--model", "rough", "--output", tmp_path / "run")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(
+        "Extension family.rough of misnamed 2 must have family = 'rough', got 'coarse'. Rename one of the two."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("registry", "base"),
+    [
+        (FAMILIES, "ModelConfig"),
+        (POSITIONS, "PositionRules"),
+        (FORMATS, "Vocabulary"),
+        (PANELS, "Panel"),
+        (OBJECTIVES, "Objective"),
+        (ENGINES, "Engine"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.sort,
+)
+@pytest.mark.parametrize(("target", "got"), [("pathlib:Path", "<class '.*Path'>"), ("math:pi", "3.14")])
+def test_an_extension_of_another_type_is_refused(install, registry, base, target, got):
+    install("wrong", f"{registry.sort}.x = {target}")
+    with pytest.raises(VitrailError, match=f"{registry.sort}.x of wrong 2 must be a subclass of {base}, got {got}"):
+        registry["x"]
+
+
+def test_a_built_in_kind_is_used_instead_of_an_extension_of_its_name(install):
+    install("shadow", "family.vit = nowhere:X")
+    assert FAMILIES["vit"] is ViTConfig
+    assert list(FAMILIES).count("vit") == 1
+    assert "vit" not in FAMILIES.added
+    assert create("ViT-Pico/2").config.extensions == {}
+
+
+def test_a_name_that_two_packages_use_is_refused(install):
+    install("doubles", "family.coarse = toy_family:CoarseConfig")
+    assert FAMILIES.added == ["coarse"]  # listed, but nobody can tell which is meant
+    with pytest.raises(
+        VitrailError, match=r"Extension family.coarse must come from one package, got doubles 2 and toys 1.0. Uninstall"
+    ):
+        create("coarse")

@@ -198,6 +198,8 @@ FAMILIES: Registry[type[ModelConfig]] = Registry(
         "igpt": "vitrail.configs.igpt:IGPTConfig",
         "mlp": "vitrail.configs.mlp:MLPConfig",
     },
+    base="vitrail.configs.base:ModelConfig",
+    stated="family",
 )
 
 

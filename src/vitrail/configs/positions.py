@@ -156,4 +156,5 @@ POSITIONS: Registry[type[PositionRules]] = Registry(
         "relative": "vitrail.configs.positions:Relative",
         "rope-2d": "vitrail.configs.positions:Rope2D",
     },
+    base="vitrail.configs.positions:PositionRules",
 )

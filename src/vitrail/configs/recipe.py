@@ -27,6 +27,7 @@ OBJECTIVES: Registry[Any] = Registry(
         "masked": "vitrail.training.objectives.masked:MaskedPatches",
         "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
     },
+    base="vitrail.training.objectives.base:Objective",
 )
 """Training objectives by name (see `training.objectives.base`)."""
 
