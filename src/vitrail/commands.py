@@ -512,6 +512,8 @@ def inspect(
     document = write_page(found, output, full=full, force=force)
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
         say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
+    for note in found.notes:
+        say(f"note: {note}")
     if not found.is_trained:
         say("note: nothing says that this model was trained; maps of random weights mean nothing")
     return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
