@@ -16,7 +16,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.storage import write_json
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.guesses import count_layers, distinct, named, notes_of, square_grid, usual_heads, usual_preprocess
-from vitrail.weights.limits import require_plain_vit
+from vitrail.weights.limits import require_plain_vit, unknown_to
 from vitrail.weights.proof import Forward, Unverified, import_peer
 from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
 
@@ -109,7 +109,7 @@ class HuggingFace(Vocabulary):
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         if not isinstance(config, ViTConfig):
-            raise UsageError(f"transformers must have the family to write it, got {config.family}.")
+            raise unknown_to("transformers", f"family {config.family}")
         # Files that we write have the prefix if there is a head beside; those that we read had it taken off.
         prefix = "vit." if names is None and config.classes else ""
         is_old = names is None or _is_old(names)
@@ -132,12 +132,12 @@ class HuggingFace(Vocabulary):
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
         if config.classes:
-            require_plain_vit(config, "transformers' ViTForImageClassification", representation="none")
+            require_plain_vit(config, "transformers", representation="none")
         else:
-            require_plain_vit(config, "transformers' ViTModel")
+            require_plain_vit(config, "transformers")
             assert isinstance(config, ViTConfig)
             if config.representation == "gelu":
-                raise UsageError("transformers' ViTModel must have a tanh layer or none after [CLS], got gelu.")
+                raise unknown_to("transformers", "a layer with gelu after [CLS] (ViTModel has one with tanh, or none)")
         if bundle.preprocess.resize == "pad":
             raise UsageError("Preprocessing for transformers must not pad, got resize pad.")
         return []
