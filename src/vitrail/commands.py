@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import arg
 
 from vitrail.configs import zoo
-from vitrail.configs.base import INFO_KEYS, ModelConfig
+from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
@@ -190,17 +190,19 @@ def recipes(
 
 
 def _show_recipe(name: str, *, json: bool) -> None:
-    from vitrail.configs.vit import ViTConfig
     from vitrail.images.preprocess import Preprocess
 
     recipe, about = find_recipe(name), purpose(recipe_text(name))
     rows = [row for row in recipe.describe() if row["setting"] not in ("augment", "preprocess", "model")]
     rows += [row | {"setting": f"augment.{row['setting']}"} for row in recipe.augment.describe()]
     # The defaults of these depend on the model and on DATA.
-    for table, given, kind in (("preprocess", recipe.preprocess, Preprocess), ("model", recipe.model, ViTConfig)):
+    for table, given, meanings in (
+        ("preprocess", recipe.preprocess, Preprocess.meanings()),
+        ("model", recipe.model, model_settings()),
+    ):
         rows += [
             {"setting": f"{table}.{key}", "value": given.get(key), "default": None, "meaning": meaning}
-            for key, meaning in (dict.fromkeys(given, "") | kind.meanings()).items()
+            for key, meaning in (dict.fromkeys(given, "") | meanings).items()
             if key not in ("name", "classes", "channels")
         ]
     if json:
