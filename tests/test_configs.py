@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.configs.positions import Learned2D
 from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
@@ -277,6 +278,14 @@ WRONG = [
     ({"qkv_bias": "yes"}, "Qkv bias must be true or false, got 'yes'."),
     ({"widht": 3}, "got 'widht'. Did you mean 'width'?"),
 ]
+
+
+def test_the_registry_says_which_positions_wrap(monkeypatch):
+    monkeypatch.setattr(Learned2D, "can_wrap", True)
+    with pytest.raises(
+        UsageError, match="Wrap must go with position learned-2d or relative or rope-2d, got position none"
+    ):
+        create("ViT-B/16", wrap=True, position="none")
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=lambda value: str(value)[:40])

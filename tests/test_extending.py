@@ -132,6 +132,7 @@ def test_a_position(toys, call, tmp_path, images):
     model = create("ViT-Pico/2", position="diagonal", position_at="every")
     assert model.config.parameters == sum(one.numel() for one in model.parameters())
     check_tables(model.config)
+    assert "rope-2d, diagonal. Position embedding" in model.config.meanings()["position"]
     assert torch.equal(model.resize(16).resize(8)(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8)))
     bundle = go_through(call, tmp_path, images, "--model", "ViT-Pico/2", "--set", "model.position=diagonal")
     assert json.loads((bundle / "config.json").read_text())["extensions"] == {"position.diagonal": "toys 1.0"}

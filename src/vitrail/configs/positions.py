@@ -141,7 +141,8 @@ class Rope2D(PositionRules):
         width, heads = self.config.width, self.config.heads
         if width // heads % 4:
             raise UsageError(
-                f"Width / heads must be a multiple of 4 for position rope-2d, got {width} / {heads} = {width // heads}."
+                f"Width / heads must be a multiple of 4 for position {self.config.position}, got {width} / {heads} ="
+                f" {width // heads}."
             )
 
 
