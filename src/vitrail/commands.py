@@ -443,8 +443,8 @@ def predict(
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if features is None:
         read_parts(bundle, weights=False).check_classifies()
-    if engine == "auto":  # ONNX Runtime is used on the CPU only
-        engine = faster(bundle, len(paths), threads or cores()) if device == "cpu" else "torch"
+    if engine == "auto":
+        engine = faster(bundle, len(paths), threads or cores(), device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     show = print_json if json else prediction_table(paths, classifier.labels)
     found, errors = [], []
