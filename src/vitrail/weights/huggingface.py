@@ -71,18 +71,13 @@ class HuggingFace(Vocabulary):
         layers = "encoder.layer." if _is_old(names) else "layers."
         hidden = "intermediate.dense.weight" if _is_old(names) else "mlp.fc1.weight"
         query = "attention.attention.query.bias" if _is_old(names) else "attention.q_proj.bias"
-        heads, about_heads = stated.get("num_attention_heads"), None
-        if heads is None:
-            heads, about_heads = usual_heads(width, told)
+        heads, about_heads = heads_of(stated, width, told)
         is_distilled = _DISTILLATION in names
         patches = shape[_POSITIONS][1] - 1 - is_distilled
         size = stated.get("image_size", told.resolution if told is not None else None)
         if size is None:
             rows, columns = square_grid(patches)
             size = (rows * patch[0], columns * patch[1])
-        activation = stated.get("hidden_act", "gelu")
-        if activation not in ACTIVATIONS:
-            raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
         config = ViTConfig(
             width=width,
             channels=channels,
@@ -94,7 +89,7 @@ class HuggingFace(Vocabulary):
             registers=int(is_distilled),
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
             norm_epsilon=stated.get("layer_norm_eps", 1e-12),
-            activation=ACTIVATIONS[activation],
+            activation=activation_of(stated),
             representation="tanh" if "pooler.dense.weight" in names else "none",
             resize_rule="huggingface",
             classes=shape["classifier.weight"][0] if "classifier.weight" in names else 0,
@@ -208,6 +203,20 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
     if isinstance(config, ViTConfig) and config.representation != "none":
         return lambda images: model(images).pooler_output
     return lambda images: model(images).last_hidden_state[:, 0]
+
+
+def heads_of(stated: dict[str, Any], width: int, told: ModelConfig | None) -> tuple[int, str | None]:
+    """Number of attention heads in a config.json; the usual one of this width, with a note, if it states none."""
+    heads = stated.get("num_attention_heads")
+    return usual_heads(width, told) if heads is None else (heads, None)
+
+
+def activation_of(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
+    """Our name for the activation in a config.json; exact GELU if it states none."""
+    activation = stated.get("hidden_act", "gelu")
+    if activation not in ACTIVATIONS:
+        raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+    return ACTIVATIONS[activation]
 
 
 def labels_of(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
