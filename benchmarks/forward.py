@@ -65,7 +65,7 @@ def runtimes(model, batch):
     """ONNX Runtime and OpenVINO on the exported model; they are given two threads as torch is."""
     import openvino
 
-    onnxruntime = need("onnxruntime")
+    onnxruntime = need("onnxruntime", "onnx")
     made = {}
     images = torch.randn(batch, 3, 224, 224)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

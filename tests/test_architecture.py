@@ -23,6 +23,10 @@ def last_name(node):
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def is_config(node):
+    return last_name(node) in ("config", "c")
+
+
 def offences(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
@@ -34,10 +38,8 @@ def offences(tree):
             asked = {last_name(part) for part in ast.walk(node.args[1])}
             if asked & CLASSES:
                 yield node, "asks for a model's or configuration's class"
-        elif isinstance(node, ast.Call) and last_name(node.func) == "getattr":
-            of, name, *_ = node.args
-            if last_name(of) in ("config", "c") and not isinstance(name, ast.Name):
-                yield node, "asks whether a configuration has a setting"
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("getattr", "hasattr") and is_config(node.args[0]):
+            yield node, "asks whether a configuration has a setting"
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -54,6 +56,8 @@ def test_no_room_switches_on_a_family(path):
         "x = isinstance(config, ViTConfig | HybridConfig)",
         "x = isinstance(model, (IGPT, vit.ViT))",
         "x = getattr(self.config, 'pool', None)",
+        "x = getattr(config, name)",
+        "x = hasattr(model.config, 'pool')",
         "match config.family:\n  case 'vit': pass",
     ],
 )

@@ -152,6 +152,7 @@ WRONG = [
     ([*TRAIN, "--set", "lr=0.1"], 2, "'lr' is not one of a recipe's. Did you mean 'learning_rate'?"),
     ([*TRAIN, "--set", "mixup=0.1"], 2, "Did you mean 'augment.mixup'?"),
     ([*TRAIN, "--set", "pool=gap"], 2, "Did you mean 'model.pool'?"),
+    ([*TRAIN, "--set", "token_mlp=3"], 2, "Did you mean 'model.token_mlp'?"),
     ([*TRAIN, "--lr", "fast"], 2, "--lr must be a number, got 'fast'."),
     ([*TRAIN, "--lr", "0"], 2, "Learning rate must be above 0, got 0."),
     ([*TRAIN, "--batch", "1.5"], 2, "--batch must be an integer, got '1.5'."),
@@ -394,6 +395,11 @@ def test_every_setting_of_a_recipe_has_a_value_a_default_and_a_meaning(call, tmp
     assert rows["optimiser"]["meaning"].startswith("adamw, sgd, muon. ")
     assert (rows["preprocess.resize"]["value"], rows["model.resolution"]["value"]) == ("squash", 384)
     assert rows["model.dropout"]["value"] is None
+    assert rows["model.token_mlp"]["meaning"].startswith("mixer: ")
+    assert rows["model.patch"]["meaning"].startswith("vit, hybrid, mixer, lstm: ")
+    assert rows["model.resolution"]["meaning"].startswith("Height and width")  # all families have it
+    fields = {field.name for config in MODELS.values() for field in dataclasses.fields(config)}
+    assert {f"model.{name}" for name in fields - {"name", "classes", "channels"}} <= rows.keys()
     for name, row in rows.items():  # what is listed can be set
         value = row["value"] if row["value"] is not None else row["default"]
         if value is not None:

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.configs.positions import Learned2D
 from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
@@ -185,7 +186,11 @@ TABLES = [
 
 @pytest.mark.parametrize(("name", "changes"), TABLES, ids=str)
 def test_tables_are_as_the_configuration_says(name, changes):
-    config = find(name).replace(**changes)
+    check_tables(find(name).replace(**changes))
+
+
+def check_tables(config):
+    """The model makes the tables that its configuration lists, on the meta device as well."""
     made = build(config).make_tables()
     said = {name: table and (table.shape, table.size) for name, table in config.tables.items()}
     assert said == {
@@ -277,6 +282,14 @@ WRONG = [
     ({"qkv_bias": "yes"}, "Qkv bias must be true or false, got 'yes'."),
     ({"widht": 3}, "got 'widht'. Did you mean 'width'?"),
 ]
+
+
+def test_the_registry_says_which_positions_wrap(monkeypatch):
+    monkeypatch.setattr(Learned2D, "can_wrap", True)
+    with pytest.raises(
+        UsageError, match="Wrap must go with position learned-2d or relative or rope-2d, got position none"
+    ):
+        create("ViT-B/16", wrap=True, position="none")
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=lambda value: str(value)[:40])

@@ -159,22 +159,36 @@ FORMATS_OF_VIT = ("google", "huggingface", "timm", "torchvision")
 
 
 def test_what_another_library_cannot_express_is_refused(tmp_path):
-    for to, changes in (
-        ("huggingface", {"registers": 1}),
-        ("huggingface", {"pool": "gap"}),
-        ("timm", {"representation": "tanh"}),
-        ("torchvision", {"activation": "gelu-tanh"}),
-        ("google", {"layer_scale": 0.1}),
-        ("timm", {"position": "rope-2d"}),
-        ("google", {"attention": "local"}),
-        *((to, changes) for to in FORMATS_OF_VIT for changes in ({"residual": False}, {"attention_scale": 1.0})),
-        ("huggingface", {"resolution": (64, 128)}),
+    no_gap, no_gelu = (
+        "Model must have pool 'cls' for transformers, got 'gap'",
+        "Model must have activation 'gelu' for torchvision, got 'gelu-",
+    )
+    for to, changes, words in (
+        ("huggingface", {"registers": 1}, "Model must have registers 0 for transformers, got 1"),
+        ("huggingface", {"pool": "gap"}, no_gap),
+        (
+            "huggingface",
+            {"classes": 0, "representation": "gelu"},
+            "Model must be one that transformers has, got a layer",
+        ),
+        ("timm", {"representation": "tanh"}, "timm has no representation layer"),
+        ("torchvision", {"activation": "gelu-tanh"}, no_gelu),
+        ("torchvision", {"representation": "gelu"}, "Model must be one that torchvision has, got a layer with gelu"),
+        ("google", {"layer_scale": 0.1}, "Model must have layer scale None for Google's code, got 0.1"),
+        ("google", {"representation": "gelu"}, "Model must be one that Google's code has, got another activation"),
+        ("timm", {"position": "rope-2d"}, "Model must be one that timm has, got position 'rope-2d'"),
+        ("google", {"attention": "local"}, "Model must be one that Google's code has, got attention 'local'"),
+        ("huggingface", {"resolution": (64, 128)}, r"Resolution must be square for transformers, got \(64, 128\)"),
+        *(
+            (to, changes, "Model must")
+            for to in FORMATS_OF_VIT
+            for changes in ({"residual": False}, {"attention_scale": 1.0})
+        ),
     ):
-        bundle = small(**changes)
         folder = tmp_path / f"{to}-{next(iter(changes))}"
         folder.mkdir()
-        with pytest.raises(UsageError):
-            there(folder, bundle, to)
+        with pytest.raises(UsageError, match=f"^{words}"):
+            there(folder, small(**changes), to)
         assert not (folder / to).exists()
 
 
@@ -310,7 +324,7 @@ def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes
 
 
 def test_a_model_without_a_head_is_refused_where_the_library_has_none(tmp_path):
-    with pytest.raises(UsageError, match="torchvision's ViT must have a head to be written, got features alone"):
+    with pytest.raises(UsageError, match="Model must have a head for torchvision, got one without"):
         there(tmp_path, small(classes=0), "torchvision")
     assert not (tmp_path / "torchvision").exists()
 
@@ -328,8 +342,11 @@ def test_a_vit_of_transformers_with_its_pooler_is_proved_by_what_it_pools(tmp_pa
 def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
     model = redraw(vitrail.create("Mixer-Nano/7"), std=0.05)
     eye = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
-    with pytest.raises(UsageError, match="timm must have the model by name to write it, got Mixer-Nano/7"):
-        there(tmp_path, vitrail.Bundle(model=model, preprocess=eye), "timm")
+    bundle = vitrail.Bundle(model=model, preprocess=eye)
+    with pytest.raises(UsageError, match=r"^Model must be one that timm has by name, got Mixer-Nano/7"):
+        there(tmp_path, bundle, "timm")
+    with pytest.raises(UsageError, match=r"^Model must be one that transformers has, got family mixer"):
+        convert(str(tmp_path / "ours"), tmp_path / "huggingface", "huggingface", images=CLOTHES)
 
 
 def test_what_another_library_computes_otherwise_is_said(tmp_path):

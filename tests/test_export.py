@@ -45,11 +45,13 @@ def test_checkers_and_the_quantiser_take_the_graph(name, tmp_path):
     assert str(Path(vitrail.__file__).parent).encode() not in path.read_bytes()
 
     logging.disable()  # it advises to preprocess
-    need("onnxruntime.quantization").quantize_dynamic(path, tmp_path / "small.onnx")
+    need("onnxruntime.quantization", "onnx").quantize_dynamic(path, tmp_path / "small.onnx")
     logging.disable(logging.NOTSET)
     images = torch.randn(2, model.config.channels, *model.config.resolution)
     with torch.no_grad():
         expected = model.eval()(images).numpy()
-    session = need("onnxruntime").InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
+    session = need("onnxruntime", "onnx").InferenceSession(
+        str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"]
+    )
     (logits,) = session.run(["logits"], {"pixel_values": images.numpy()})
     assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 8 bits

@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from redraw import redraw
 
 import vitrail
 from test_bundle import remake_manifest
 from vitrail.configs.base import FAMILIES
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 from vitrail.storage import MANIFEST
 

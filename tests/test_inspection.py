@@ -15,7 +15,7 @@ from vitrail.models.create import create
 from vitrail.models.look import look
 
 
-def heard(name, layer, **changes):
+def influence(name, layer, **changes):
     """Which pixels reach the centre of a freshly built model: (H, W) booleans."""
     model = create(name, **changes)
     return reach(model, torch.randn(4, 1, *model.config.resolution), layer) > 0
@@ -43,7 +43,7 @@ def test_one_convolution_hears_exactly_its_kernel():
 def test_a_cnn_hears_exactly_its_receptive_field():
     """r_l = r_(l-1) + (k - 1) * product of strides: stem and first unit 3 + 2 + 2 = 7; then 2 + 4 more: 13."""
     for layer, side in ((0, 7), (1, 13)):
-        inside = heard("ResNet-Nano", layer)
+        inside = influence("ResNet-Nano", layer)
         assert inside.sum() == side * side
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         assert len(rows) == len(columns) == side
@@ -51,28 +51,28 @@ def test_a_cnn_hears_exactly_its_receptive_field():
 
 def test_families_without_locality_hear_everything_at_once():
     for name in ("ViT-Nano/7", "Mixer-Nano/7", "MLP-Nano"):
-        assert heard(name, 0).all()
+        assert influence(name, 0).all()
 
 
 def test_sequences_hear_only_what_came_before():
     before = np.arange(28 * 28).reshape(28, 28)
     patch = before // 28 // 7 * 4 + before % 28 // 7  # raster number of each pixel's patch
-    assert np.array_equal(heard("LSTM-Nano/7", 1), patch <= 10)
-    assert np.array_equal(heard("LSTM-Nano/7", 1, order="reversed"), patch >= 10)
+    assert np.array_equal(influence("LSTM-Nano/7", 1), patch <= 10)
+    assert np.array_equal(influence("LSTM-Nano/7", 1, order="reversed"), patch >= 10)
     pixels = np.arange(196).reshape(14, 14)
-    assert np.array_equal(heard("iGPT-Micro", 1, causal=True), pixels <= 7 * 14 + 7)
-    assert heard("iGPT-Micro", 1).all()
+    assert np.array_equal(influence("iGPT-Micro", 1, causal=True), pixels <= 7 * 14 + 7)
+    assert influence("iGPT-Micro", 1).all()
 
 
 def test_local_attention_hears_a_ring_of_patches_a_layer():
-    inside = heard("ViT-Nano/7", 0, attention="local", pool="gap", patch=4)
+    inside = influence("ViT-Nano/7", 0, attention="local", pool="gap", patch=4)
     assert inside.sum() == (3 * 4) ** 2
 
 
 def test_a_frozen_pixel_model_hears_and_stays_frozen():
     model = create("iGPT-Micro", causal=True).requires_grad_(False)
-    heard_of_it = reach(model, torch.randn(1, 1, 14, 14), 0)
-    assert heard_of_it.any()
+    influence_map = reach(model, torch.randn(1, 1, 14, 14), 0)
+    assert influence_map.any()
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -117,9 +117,9 @@ def test_what_the_head_reads():
 
 def test_areas_of_known_maps():
     """A patch off the middle: all of it within its own square, and a uniform map by its area."""
-    heard_of_it = np.zeros((224, 224))
-    heard_of_it[112:128, 112:128] = 1
-    patch = Reach(heard_of_it, (120.0, 120.0)).areas((0.25, 0.8, 1.0))
+    influence_map = np.zeros((224, 224))
+    influence_map[112:128, 112:128] = 1
+    patch = Reach(influence_map, (120.0, 120.0)).areas((0.25, 0.8, 1.0))
     assert patch == {0.25: 64 / 224**2, 0.8: 256 / 224**2, 1.0: 256 / 224**2}
     flat = Reach(np.ones((21, 21)), (10.5, 10.5)).areas((0.04, 0.5))
     assert flat == {0.04: 25 / 441, 0.5: 225 / 441}
@@ -130,8 +130,8 @@ def test_the_middle_is_where_the_reach_is_strongest(name):
     torch.manual_seed(0)
     model = create(name)
     for layer, one in reaches(model, torch.randn(8, 1, 28, 28), [0, 1, 2]).items():
-        rows, columns = np.indices(one.heard.shape) + 0.5
-        mass = one.heard**4 / (one.heard**4).sum()
+        rows, columns = np.indices(one.influence.shape) + 0.5
+        mass = one.influence**4 / (one.influence**4).sum()
         found = (mass * rows).sum(), (mass * columns).sum()
         assert found == pytest.approx(one.middle, abs=1.6), layer
 

@@ -17,10 +17,12 @@ from vitrail.data.dataset import Split
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
+from vitrail.lab.exact import redraw
 from vitrail.models.igpt import cluster
 from vitrail.models.layers import patchify
 from vitrail.training.checkpoint import load_newest
 from vitrail.training.objectives.base import Judgement, Objective, Task
+from vitrail.training.objectives.classify import Classify
 from vitrail.training.objectives.masked import MaskedPatches
 from vitrail.training.objectives.next_pixel import NextPixel
 from vitrail.training.run import train
@@ -33,6 +35,23 @@ TASK = Task(Recipe(), HALF, ())
 def masked(**settings):
     model = vitrail.create("ViT-Micro/4", resolution=32, channels=3, **settings)
     return MaskedPatches(model, TASK).eval()
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_mixed_images_have_the_cross_entropy_of_their_soft_labels(loss):
+    """Mixup and CutMix: the share of the own label, the rest of the other image's, both smoothed."""
+    model = redraw(vitrail.create("MLP-Pico", classes=5), std=0.5).eval()
+    objective = Classify(model, Task(Recipe(loss=loss, label_smoothing=0.1), HALF, tuple("abcde")))
+    images, labels, others = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]), torch.tensor([4, 2, 0, 3])
+    share = torch.tensor([0.25, 0.5, 0.9, 0.7])
+    own, other = torch.eye(5)[labels], torch.eye(5)[others]
+    wanted = 0.9 * (share[:, None] * own + (1 - share[:, None]) * other) + 0.1 / 5
+    logits = model(images)
+    if loss == "softmax":
+        expected = -(wanted * logits.log_softmax(1)).sum(1)
+    else:
+        expected = -(wanted * F.logsigmoid(logits) + (1 - wanted) * F.logsigmoid(-logits)).sum(1)
+    torch.testing.assert_close(objective(images, labels, others, share), expected)
 
 
 def test_colours_are_three_bits_of_each_channels_mean():

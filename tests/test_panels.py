@@ -1,5 +1,6 @@
 """Panels of `vitrail inspect`, wherever they come from: listed without import, absent with a reason, never mixed up."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -84,13 +85,26 @@ def test_a_panel_may_not_write_over_another(toys, monkeypatch):
         examine(vitrail.load("fashion"), CLOTHES[:1]).to_json()
 
 
-def test_a_panel_that_cannot_be_imported_is_one_line(toys, monkeypatch, call, tmp_path):
+def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monkeypatch, call, tmp_path):
     monkeypatch.setitem(sys.modules, "toy_panel", None)
     Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / "one.png")
-    done = call("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out")
-    assert done.returncode == 1
-    assert "Extension panel.brightness of toys 1.0 cannot be used" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    done = call("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out", "--json")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("note: Extension panel.brightness of toys 1.0 cannot be used (")
+    document = json.loads(done.stdout)
+    (absent,) = (row for row in document["absent"] if row["panel"] == "brightness")
+    assert f"note: {absent['reason']}" == line
+    assert document["pictures"][0]["predictions"]
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "Extension panel.brightness of toys 1.0 cannot be used (" in text
+    assert '<section id="brightness">' not in text
+
+
+def test_a_panel_of_ours_that_cannot_be_imported_is_an_error(monkeypatch):
+    monkeypatch.setitem(PANELS._own, "maps", "nowhere:Maps")
+    with pytest.raises(ImportError, match="nowhere"):
+        examine(vitrail.load("fashion"), CLOTHES[:1])
 
 
 @pytest.mark.parametrize("name", ["ViT-Nano/7", "ResNet-Nano"])

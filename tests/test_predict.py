@@ -162,7 +162,7 @@ def test_streaming_leaves_torchs_threads_as_they_were(bundle, images):
 
 
 def test_the_graph_and_what_it_says_of_itself(bundle):
-    session = need("onnxruntime").InferenceSession(bundle.with_name("pico.onnx") / cache.MODEL)
+    session = need("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / cache.MODEL)
     shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
     assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
     said = session.get_modelmeta().custom_metadata_map
@@ -418,6 +418,8 @@ def test_auto_counts_the_start_and_remembers(copied, exports, monkeypatch):
     monkeypatch.setattr(measure, "measure", lambda *about: measured.append(about) or speeds)
     assert choose.faster(str(copied), 10, 2) == "onnx"
     assert choose.faster(str(copied), 1000, 2) == "torch"
+    assert len(measured) == 1
+    assert choose.faster(str(copied), 10, 3, "cuda") == "torch"  # ONNX Runtime computes on the CPU alone
     assert len(measured) == 1
     choose.faster(str(copied), 10, 1)  # another number of threads is another machine
     assert len(measured) == 2

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.configs.engines import ENGINES
-from vitrail.data.ahead import in_order
+from vitrail.data.prefetch import prefetch
 from vitrail.engines.base import Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import ImageLike
@@ -106,7 +106,7 @@ class Classifier:
         rest = iter(lambda: list(islice(numbered, size)), [])
         with self._engine.running(threads // len(first)) as run:
             jobs = (partial(self._answer, piece, run, top_k) for piece in chain(first, rest))
-            with contextlib.closing(in_order(jobs, len(first), ahead=2 * len(first))) as done:
+            with contextlib.closing(prefetch(jobs, len(first), ahead=2 * len(first))) as done:
                 for answers in done:
                     yield from answers
 

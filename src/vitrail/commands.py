@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import arg
 
 from vitrail.configs import zoo
-from vitrail.configs.base import INFO_KEYS, ModelConfig
+from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
@@ -196,17 +196,19 @@ def recipes(
 
 
 def _show_recipe(name: str, *, json: bool) -> None:
-    from vitrail.configs.vit import ViTConfig
     from vitrail.images.preprocess import Preprocess
 
     recipe, about = find_recipe(name), purpose(recipe_text(name))
     rows = [row for row in recipe.describe() if row["setting"] not in ("augment", "preprocess", "model")]
     rows += [row | {"setting": f"augment.{row['setting']}"} for row in recipe.augment.describe()]
     # The defaults of these depend on the model and on DATA.
-    for table, given, kind in (("preprocess", recipe.preprocess, Preprocess), ("model", recipe.model, ViTConfig)):
+    for table, given, meanings in (
+        ("preprocess", recipe.preprocess, Preprocess.meanings()),
+        ("model", recipe.model, model_settings()),
+    ):
         rows += [
             {"setting": f"{table}.{key}", "value": given.get(key), "default": None, "meaning": meaning}
-            for key, meaning in (dict.fromkeys(given, "") | kind.meanings()).items()
+            for key, meaning in (dict.fromkeys(given, "") | meanings).items()
             if key not in ("name", "classes", "channels")
         ]
     if json:
@@ -447,8 +449,8 @@ def predict(
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if features is None:
         read_parts(bundle, weights=False).check_classifies()
-    if engine == "auto":  # ONNX Runtime is used on the CPU only
-        engine = faster(bundle, len(paths), threads or cores()) if device == "cpu" else "torch"
+    if engine == "auto":
+        engine = faster(bundle, len(paths), threads or cores(), device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     show = print_json if json else prediction_table(paths, classifier.labels)
     found, errors = [], []
@@ -518,6 +520,8 @@ def inspect(
     document = write_page(found, output, full=full, force=force)
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
         say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
+    for note in found.notes:
+        say(f"note: {note}")
     if not found.is_trained:
         say("note: nothing says that this model was trained; maps of random weights mean nothing")
     return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])

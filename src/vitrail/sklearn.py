@@ -47,10 +47,10 @@ except ImportError:
 _BATCH = 64
 
 
-class _Seeing(BaseEstimator):
+class _ImageEstimator(BaseEstimator):
     """Base class of both: reads images in any of the three forms."""
 
-    def _look_at(self, X: Any, *, fitting: bool) -> Split:
+    def _read_images(self, X: Any, *, fitting: bool) -> Split:
         """X as images without labels."""
         if fitting:
             self.black_ = self.white_ = None
@@ -83,7 +83,7 @@ class _Seeing(BaseEstimator):
         return tags
 
 
-class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
+class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstimator):
     """A transformer from images to the features of a frozen model, float32 (n, d).
 
     bundle     a path, or a `vitrail.Bundle` layer      use the output of this layer ([CLS] or the mean), from 0 or from
@@ -99,7 +99,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
         """Load the bundle. Nothing is fitted except black and white, if X is rows of numbers."""
         if self.bundle is None:
             raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
-        images = self._look_at(X, fitting=True)
+        images = self._read_images(X, fitting=True)
         self.bundle_ = _open(self.bundle)
         self._n_features_out = self._extract(images.take(np.arange(1))).shape[1]
         return self
@@ -107,7 +107,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
     def transform(self, X: Any) -> np.ndarray:
         """The features of each image."""
         check_is_fitted(self)
-        return self._extract(self._look_at(X, fitting=False))
+        return self._extract(self._read_images(X, fitting=False))
 
     def _extract(self, images: Split) -> np.ndarray:
         model, preprocess = self.bundle_.model, self.bundle_.preprocess
@@ -119,7 +119,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Seeing):
         return tags
 
 
-class ViTClassifier(ClassifierMixin, _Seeing):
+class ViTClassifier(ClassifierMixin, _ImageEstimator):
     """A classifier of images: a linear probe on a bundle's features, or a model trained from scratch.
 
     bundle     a path, or a `vitrail.Bundle`: logistic regression on the features of its frozen model.
@@ -164,7 +164,7 @@ class ViTClassifier(ClassifierMixin, _Seeing):
         """Fit the classes of images. `bundle_` is then the bundle in use."""
         if y is None:
             raise UsageError("ViTClassifier requires y to be passed, but the target y is None.")
-        images = self._look_at(X, fitting=True)
+        images = self._read_images(X, fitting=True)
         y = column_or_1d(y, warn=True)
         check_consistent_length(images.images, y)
         assert_all_finite(y)
@@ -189,7 +189,7 @@ class ViTClassifier(ClassifierMixin, _Seeing):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (n, classes), in the order of `classes_`."""
         check_is_fitted(self)
-        images = self._look_at(X, fitting=False)
+        images = self._read_images(X, fitting=False)
         if self.probe_ is not None:
             return self.probe_.probabilities(self._extract(images))
         loader = Loader(images, self.bundle_.preprocess, batch=_BATCH, shuffle=False, workers=self.workers)

@@ -1,5 +1,6 @@
 """A kind of position in numbers: one learned row for each diagonal of the grid. No torch here."""
 
+from vitrail.configs.base import Table
 from vitrail.configs.positions import PositionRules
 
 
@@ -16,3 +17,7 @@ class Diagonal(PositionRules):
     @property
     def parameters(self) -> int:
         return self.tables * self.diagonals * self.config.width
+
+    @property
+    def fixed_tables(self) -> dict[str, Table]:
+        return {"diagonal": Table((self.config.patches,), "int64")}

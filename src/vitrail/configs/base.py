@@ -211,7 +211,25 @@ FAMILIES: Registry[type[ModelConfig]] = Registry(
         "igpt": "vitrail.configs.igpt:IGPTConfig",
         "mlp": "vitrail.configs.mlp:MLPConfig",
     },
+    base="vitrail.configs.base:ModelConfig",
+    stated="family",
 )
+
+
+def model_settings() -> dict[str, str]:
+    """The settings of the built-in families by name, each with its meaning and the families that have it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    own = [name for name in FAMILIES if name not in FAMILIES.added]
+    for family in own:
+        for setting, meaning in FAMILIES[family].meanings().items():
+            found.setdefault(setting, {}).setdefault(meaning, []).append(family)
+    return {
+        setting: " ".join(
+            meaning if families == own else f"{', '.join(families)}: {meaning}"
+            for meaning, families in meanings.items()
+        )
+        for setting, meanings in found.items()
+    }
 
 
 def read_model(document: object) -> ModelConfig:

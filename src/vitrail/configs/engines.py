@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from vitrail.engines.base import Engine
 
 ENGINES: "Registry[type[Engine]]" = Registry(
-    "engine", {"torch": "vitrail.engines.eager:TorchEngine", "onnx": "vitrail.engines.runtime:OnnxEngine"}
+    "engine",
+    {"torch": "vitrail.engines.eager:TorchEngine", "onnx": "vitrail.engines.runtime:OnnxEngine"},
+    base="vitrail.engines.base:Engine",
 )
 """The first one is always available, and the others are verified against it."""

@@ -17,6 +17,7 @@ FORMATS: "Registry[type[Vocabulary]]" = Registry(
         "google": "vitrail.weights.google:Google",
         "timm": "vitrail.weights.timm:Timm",
     },
+    base="vitrail.weights.vocabulary:Vocabulary",
 )
 """Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
 

@@ -141,7 +141,8 @@ class Rope2D(PositionRules):
         width, heads = self.config.width, self.config.heads
         if width // heads % 4:
             raise UsageError(
-                f"Width / heads must be a multiple of 4 for position rope-2d, got {width} / {heads} = {width // heads}."
+                f"Width / heads must be a multiple of 4 for position {self.config.position}, got {width} / {heads} ="
+                f" {width // heads}."
             )
 
 
@@ -156,4 +157,5 @@ POSITIONS: Registry[type[PositionRules]] = Registry(
         "relative": "vitrail.configs.positions:Relative",
         "rope-2d": "vitrail.configs.positions:Rope2D",
     },
+    base="vitrail.configs.positions:PositionRules",
 )

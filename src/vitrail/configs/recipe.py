@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from vitrail.configs.augment import Augment
-from vitrail.configs.vit import ViTConfig
+from vitrail.configs.base import model_settings
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.extensions import Registry
 from vitrail.settings import Settings, check_integer, check_number, spoken
@@ -27,6 +27,7 @@ OBJECTIVES: Registry[Any] = Registry(
         "masked": "vitrail.training.objectives.masked:MaskedPatches",
         "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
     },
+    base="vitrail.training.objectives.base:Objective",
 )
 """Training objectives by name (see `training.objectives.base`)."""
 
@@ -241,7 +242,7 @@ _OTHER_WORDS = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch", "ema
 
 def _keys(fields: dict[str, Any]) -> dict[str, str]:
     """The full key of every setting, by its name without the table."""
-    in_model = {field.name: f"model.{field.name}" for field in dataclasses.fields(ViTConfig)}
+    in_model = {name: f"model.{name}" for name in model_settings()}
     in_augment = {name: f"augment.{name}" for name in fields["augment"]}
     return in_model | in_augment | {name: name for name in fields} | _OTHER_WORDS
 

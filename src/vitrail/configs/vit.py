@@ -33,7 +33,7 @@ class ViTConfig(PatchedConfig):
     representation: Literal["none", "tanh", "gelu"] = "none"
     """Hidden layer of the head, for pre-training; fine-tuning drops it (section 3.1)."""
     position: str = "learned-1d"
-    """Position embedding: none, learned-1d, learned-2d, sincos-1d, sincos-2d, relative, rope-2d."""
+    """Position embedding, or one of another package."""
     position_at: Placement | None = None
     """Where position is added (Table 8): once at the input, in every layer, or in every layer with one shared table.
     None means the default: once for tables that are added, every layer for relative and rope-2d."""
@@ -110,6 +110,12 @@ class ViTConfig(PatchedConfig):
         self._check_width()
         self._check_position()
         self._check_tables()
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """The docstring of each setting, preceded by its allowed values, also for the position."""
+        found = super().meanings()
+        return found | {"position": f"{', '.join(POSITIONS)}. {found['position']}"}
 
     # What the settings mean
 
@@ -209,7 +215,8 @@ class ViTConfig(PatchedConfig):
             allowed = " or ".join(rules.placements)
             raise UsageError(f"Position at must be {allowed} for position {self.position}, got {self.position_at!r}.")
         if self.wrap and not rules.can_wrap:
-            raise UsageError(f"Wrap must go with position relative or rope-2d, got position {self.position}.")
+            known = [name for name in POSITIONS if name not in POSITIONS.added and POSITIONS[name].can_wrap]
+            raise UsageError(f"Wrap must go with position {' or '.join(known)}, got position {self.position}.")
         if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
             raise UsageError(
                 "Wrap must go with attention global or local and with patches that neither overlap nor are padded:"

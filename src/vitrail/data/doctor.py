@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitrail.data.ahead import in_order
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.files import SUFFIXES
+from vitrail.data.prefetch import prefetch
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.decode import identify, open_image, read_file, to_channels
 from vitrail.images.operations import to_image
@@ -60,7 +60,7 @@ class _Seen:
 
 def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
     """All findings, errors first."""
-    findings = [*_classes(dataset), *_strangers(dataset)]
+    findings = [*_classes(dataset), *_unused_files(dataset)]
     seen: list[_Seen] = []
     for split in dataset.splits.values():
         if (pixels := split.in_memory) is not None:
@@ -70,7 +70,7 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
                 functools.partial(_look, path, split.name, label)
                 for path, label in zip(split.images, split.labels.tolist(), strict=True)
             )
-            results = list(in_order(jobs, workers, ahead=32))
+            results = list(prefetch(jobs, workers, ahead=32))
             seen += [result for result in results if isinstance(result, _Seen)]
             findings += [result for result in results if isinstance(result, Finding)]
     findings += [*_duplicates(seen), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
@@ -132,7 +132,7 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
         yield Finding("imbalance", "warning", (), message)
 
 
-def _strangers(dataset: Dataset) -> Iterator[Finding]:
+def _unused_files(dataset: Dataset) -> Iterator[Finding]:
     """Unused files: images outside of class folders, and files without an image extension."""
     if not dataset.folders:
         return

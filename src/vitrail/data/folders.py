@@ -33,8 +33,8 @@ class ClassFolder(Source):
                 f"Data folder must have a folder of images for each class, got {str(root)!r} without any. See the"
                 " README for the layouts."
             )
-        if unspeakable := [name for name in labels if not _is_text(name)]:
-            raise UsageError(f"Class folder must have a name in Unicode, got {unspeakable[0]!r} in {str(root)!r}.")
+        if not_unicode := [name for name in labels if not _is_text(name)]:
+            raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {str(root)!r}.")
         folders = {split: {name: str(places[split] / name) for name in names} for split, names in classes.items()}
         files = {
             split: [(file, name) for name, folder in listed.items() for file in list_images([folder])]

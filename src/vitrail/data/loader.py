@@ -20,9 +20,9 @@ from torch import Tensor
 from vitrail import chance
 from vitrail.chance import Stream
 from vitrail.configs.augment import Augment
-from vitrail.data.ahead import in_order
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
+from vitrail.data.prefetch import prefetch
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.augment import Mixture, augment, check_channels, sample_mixture
 from vitrail.images.preprocess import Preprocess
@@ -129,7 +129,7 @@ class Loader:
         # Small images are held up by Python's lock: more than one thread would wait for the other.
         workers = min(self.workers, 1) if is_small else self.workers
         good = 0
-        prepared = in_order(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
+        prepared = prefetch(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
         try:
             for (indices, global_size), group in zip(shares, pieces, strict=True):
                 batch = self._assemble(indices, global_size, epoch, [next(prepared) for _ in group])

@@ -46,6 +46,11 @@ class Engine(abc.ABC):
     returns."""
 
     @classmethod
+    def computes_on(cls, device: str) -> bool:
+        """Whether it computes on a device."""
+        return True
+
+    @classmethod
     def prepare(cls, path: str | Path) -> Path:
         """Make what the engine needs besides the bundle, if it does not exist. Returns the path to open."""
         return Path(path)
@@ -74,11 +79,11 @@ def batch_for(config: ModelConfig) -> int:
     return min(max(_JOB_MACS // config.macs, 1), _LARGEST_BATCH)
 
 
-def need(package: str) -> ModuleType:
-    """Import an optional package of the ONNX engine; the error says how to install it."""
+def need(package: str, engine: str) -> ModuleType:
+    """Import an optional package of an engine, whose extra has the engine's name; the error says how to install it."""
     try:
         return import_quietly(package)
     except ImportError:
         raise MissingError(
-            f"Engine onnx needs the 'onnx' extra ({package} is missing). Run: pip install \"vitrail[onnx]\"."
+            f'Engine {engine} needs the {engine!r} extra ({package} is missing). Run: pip install "vitrail[{engine}]".'
         ) from None

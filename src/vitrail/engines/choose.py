@@ -19,12 +19,14 @@ Speeds = dict[str, dict[str, float]]
 _ALWAYS, *_OTHERS = ENGINES
 
 
-def faster(path: str, images: int, threads: int) -> str:
+def faster(path: str, images: int, threads: int, device: str = "cpu") -> str:
     """The engine that finishes this number of images first, including its start. Engines that are not available are
-    omitted with a note."""
+    omitted with a note, those that do not compute on the device without one."""
     read_parts(path, weights=False).check_computable()
     folders = {}
     for name in _OTHERS:
+        if not ENGINES[name].computes_on(device):
+            continue
         try:
             folders[name] = ENGINES[name].prepare(path)
         except DamagedError:

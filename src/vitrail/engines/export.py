@@ -51,8 +51,8 @@ class _Exported(nn.Module):
 
 def export(path: Path, target: Path, key: str) -> None:
     """Write the folder `target` for the bundle at `path`, whose fingerprint is `key`; an earlier export is replaced."""
-    runtime, onnx = need("onnxruntime"), need("onnx")
-    need("onnxscript")
+    runtime, onnx = need("onnxruntime", "onnx"), need("onnx", "onnx")
+    need("onnxscript", "onnx")
     say(f"making {target} (once for this bundle)")
     bundle = load(path)
     bundle.parts.check_computable()
@@ -102,7 +102,7 @@ def _translate(model: AnyModel) -> Any:
             f"Engine onnx must have a model that can be exported, got family {config.family}, which torch.onnx cannot"
             f" ({first_line(error)}). Use engine torch."
         ) from None
-    _keep_rims(program.model.graph)
+    _prevent_padding_fusion(program.model.graph)
     _strip(program.model.graph)
     return program
 
@@ -118,10 +118,10 @@ def _strip(graph: Any) -> None:
         noted.metadata_props.clear()
 
 
-def _keep_rims(graph: Any) -> None:
+def _prevent_padding_fusion(graph: Any) -> None:
     """ONNX Runtime (1.31) fuses zero padding into a following max pooling, which then ignores the border instead of
     using zeros: logits of BiT were off by 0.01. A Max operator with one input between the two prevents the fusion."""
-    make_node = need("onnx_ir").node
+    make_node = need("onnx_ir", "onnx").node
     for pool in list(graph):
         rim = pool.inputs[0] if pool.op_type == "MaxPool" else None
         if rim is not None and rim.producer() is not None and rim.producer().op_type == "Pad":

@@ -9,7 +9,7 @@ from itertools import repeat
 
 from vitrail.configs.engines import ENGINES
 from vitrail.console import say
-from vitrail.data.ahead import in_order
+from vitrail.data.prefetch import prefetch
 from vitrail.engines.base import batch_for
 from vitrail.engines.choose import Speeds
 from vitrail.engines.export import sample
@@ -30,7 +30,7 @@ def measure(path: str, names: list[str], threads: int) -> Speeds:
         for name, engine in engines.items():
             with engine.running(1) as run:
                 start = time.perf_counter()
-                for _ in in_order(repeat(partial(run, pixels), threads), threads, ahead=threads):
+                for _ in prefetch(repeat(partial(run, pixels), threads), threads, ahead=threads):
                     pass
                 seconds[name].append((time.perf_counter() - start) / (threads * len(pixels)))
         if number and time.perf_counter() - began > _ENOUGH:

@@ -22,7 +22,7 @@ class OnnxEngine(Engine):
     packages = ("onnxruntime",)
     start = (
         "import sys; from vitrail.engines.base import need;"
-        f" need('onnxruntime').InferenceSession(sys.argv[1] + '/{MODEL}')"
+        f" need('onnxruntime', 'onnx').InferenceSession(sys.argv[1] + '/{MODEL}')"
     )
 
     def __init__(self, folder: Path, parts: Parts) -> None:
@@ -30,18 +30,22 @@ class OnnxEngine(Engine):
         self._sessions: dict[int, Any] = {}
 
     @classmethod
+    def computes_on(cls, device: str) -> bool:
+        return device == "cpu"
+
+    @classmethod
     def prepare(cls, path: str | Path) -> Path:
-        need("onnxruntime")
+        need("onnxruntime", "onnx")
         return ready(path)
 
     @classmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
         """Open the ONNX file; the bundle's own weights are not read."""
-        if device not in (None, "auto", "cpu"):
+        if device not in (None, "auto") and not cls.computes_on(device):
             raise UsageError(f"Device must be cpu for engine onnx, got {device!r}. Use engine torch.")
         if not isinstance(bundle, str | Path):
             raise UsageError("Engine onnx must be given the path of a bundle, got one in memory. Save it first.")
-        need("onnxruntime")
+        need("onnxruntime", "onnx")
         parts = read_parts(bundle, weights=False)
         return cls(cls.prepare(bundle), parts)
 
@@ -58,7 +62,7 @@ class OnnxEngine(Engine):
     def _session(self, threads: int) -> Any:
         """A session; its number of threads cannot be changed later."""
         if threads not in self._sessions:
-            runtime = need("onnxruntime")
+            runtime = need("onnxruntime", "onnx")
             options = runtime.SessionOptions()
             options.intra_op_num_threads = threads
             options.log_severity_level = 3  # errors, which are raised as well

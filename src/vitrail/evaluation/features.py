@@ -47,13 +47,13 @@ def extract(
     if layer is not None:
         layer = count_from("Layer", layer, model.config.depth)
     weight = next(model.parameters())
-    found, is_whole = [], []
+    found, is_read = [], []
     loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
     for part in loader.epoch():
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
         found.append(_compute(model, images, layer).float().cpu().numpy())
-        is_whole.append(part.weights.numpy() > 0)
-    features, known = np.concatenate(found), np.concatenate(is_whole)
+        is_read.append(part.weights.numpy() > 0)
+    features, known = np.concatenate(found), np.concatenate(is_read)
     if not np.isfinite(features[known]).all():
         raise VitrailError(f"Features of {split.name} must be finite, got NaN or infinity. Did training diverge?")
     features[~known] = np.nan

@@ -95,7 +95,7 @@ def solarise(images: Images, threshold: np.ndarray) -> Images:
     return np.where(images < _each(threshold), images, 255 - images)
 
 
-def brighten_dark(images: Images, addition: int) -> Images:
+def solarise_add(images: Images, addition: int) -> Images:
     """Add to the levels of the darker half (Google's SolarizeAdd)."""
     added = np.minimum(images.astype(np.int64) + addition, 255).astype(np.uint8)
     return np.where(images < 128, added, images)

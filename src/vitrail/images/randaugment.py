@@ -122,7 +122,7 @@ GOOGLE = (
             at.fill,
         ),
     ),
-    Operation("SolarizeAdd", operations.brighten_dark, lambda at: (int(110 * at.tenths),)),
+    Operation("SolarizeAdd", operations.solarise_add, lambda at: (int(110 * at.tenths),)),
 )
 
 TABLES = {"torchvision": TORCHVISION, "google": GOOGLE}

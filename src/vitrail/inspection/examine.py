@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import ImageLike
 from vitrail.inspection.panel import Context, Panel
 from vitrail.inspection.registry import PANELS
 from vitrail.models.look import evaluating, look
+from vitrail.pages.words import Words
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.parts import OVERFLOWS
 
@@ -26,6 +27,8 @@ class Examination:
     """By name, in the order of the page; absent ones are empty and give the reason."""
     measured_on: int
     """Number of images that panels observed."""
+    notes: Sequence[str] = ()
+    """Why panels of other packages could not be loaded."""
 
     @property
     def is_trained(self) -> bool:
@@ -102,7 +105,7 @@ def examine(
         against=None if against is None else (_as_text(against[0]), against[1]),
         seed=seed,
     )
-    panels = {name: PANELS[name](name, context) for name in PANELS}
+    panels = {name: _open_panel(name, context) for name in PANELS}
     present = [panel for panel in panels.values() if panel.why_absent() is None]
     observed = len(context.images) if any(panel.sees_others for panel in present) else len(images)
     with evaluating(bundle.model):
@@ -115,7 +118,34 @@ def examine(
                     panel.observe(number, image, seen)
         for panel in present:
             panel.finish()
-    return Examination(context, panels, observed)
+    notes = [panel.error for panel in panels.values() if isinstance(panel, _Unusable)]
+    return Examination(context, panels, observed, notes)
+
+
+class _Unusable(Panel):
+    """In place of a panel of another package that cannot be loaded: absent, with the error as the reason."""
+
+    words: ClassVar[Words] = {"title": {"en": "{panel}"}, "unusable": {"en": "{error}"}}
+
+    def __init__(self, name: str, context: Context, error: str) -> None:
+        super().__init__(name, context)
+        self.error = error
+
+    def why_absent(self) -> str | None:
+        return "unusable"
+
+    def fields(self) -> dict[str, Any]:
+        return {**super().fields(), "panel": self.name, "error": self.error}
+
+
+def _open_panel(name: str, context: Context) -> Panel:
+    try:
+        panel = PANELS[name]
+    except VitrailError as error:
+        if name not in PANELS.added:
+            raise
+        return _Unusable(name, context, str(error))
+    return panel(name, context)
 
 
 def _name_of(image: ImageLike, index: int) -> str:

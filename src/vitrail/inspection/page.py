@@ -77,7 +77,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     titles = {panel.name: panel.word("title") for panel in shown}
     sections = {panel.name: contents[panel] for panel in shown}
     missing = [
-        (panel.word(title), panel.word(why, **panel.fields()))
+        (panel.word(title, **panel.fields()), panel.word(why, **panel.fields()))
         for panel in contents
         for part, title, why in panel.absences()
         if part not in sections

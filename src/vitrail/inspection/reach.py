@@ -27,13 +27,13 @@ def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.nda
     The gradient is of a sum of the state's features with random signs, `draws` times: norms would cancel a plain sum.
     iGPT rounds colours, so there the gradient is of the embedded tokens, one for each pixel.
     """
-    return reaches(model, images, [layer], draws)[layer].heard
+    return reaches(model, images, [layer], draws)[layer].influence
 
 
 class Reach(NamedTuple):
     """The receptive field of the centre of a layer."""
 
-    heard: np.ndarray
+    influence: np.ndarray
     """(H, W), largest value 1."""
     middle: tuple[float, float]
     """Position of the centre's state, in pixels from the top left corner: the middle of a patch or pixel."""
@@ -42,11 +42,11 @@ class Reach(NamedTuple):
         """For each share of the sum, the part of the image covered by the smallest square around the centre that
         contains it."""
         rows, columns = (
-            np.abs(np.arange(side) + 0.5 - at) for side, at in zip(self.heard.shape, self.middle, strict=True)
+            np.abs(np.arange(side) + 0.5 - at) for side, at in zip(self.influence.shape, self.middle, strict=True)
         )
         distance = np.maximum(rows[:, None], columns).ravel()
         order = np.argsort(distance, kind="stable")
-        held = np.cumsum(self.heard.ravel()[order])
+        held = np.cumsum(self.influence.ravel()[order])
         found = {}
         for share in shares:
             last = order[min(np.searchsorted(held, share * held[-1] * (1 - 1e-12)), len(order) - 1)]
@@ -66,7 +66,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     middles = {}
     with torch.enable_grad(), evaluating(model), model.differentiable_input():
         for image in images.split(1):
-            seen = Seen(frozenset(layers), weighs=False)
+            seen = Seen(frozenset(layers), with_attention=False)
             pixels = image.detach().clone().requires_grad_()
             model(pixels, seen)
             source = model.input_of(pixels, seen)
@@ -76,11 +76,13 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
                 for _ in range(draws):
                     signs = torch.randint(0, 2, state_1D.shape, generator=generator).to(state_1D) * 2 - 1
                     (gradient,) = torch.autograd.grad((state_1D * signs).sum(), source, retain_graph=True)
-                    heard = gradient.abs().cpu().double()[0]
+                    influence = gradient.abs().cpu().double()[0]
                     sums[layer] += (
-                        heard.sum(-1).view(config.resolution).numpy() if heard.ndim == 2 else heard.sum(0).numpy()
+                        influence.sum(-1).view(config.resolution).numpy()
+                        if influence.ndim == 2
+                        else influence.sum(0).numpy()
                     )
-    return {layer: Reach(heard / heard.max(), middles[layer]) for layer, heard in sums.items()}
+    return {layer: Reach(influence / influence.max(), middles[layer]) for layer, influence in sums.items()}
 
 
 def _centre(output: Tensor, model: AnyModel) -> Tensor:
@@ -89,7 +91,7 @@ def _centre(output: Tensor, model: AnyModel) -> Tensor:
         return output[:, :, output.shape[2] // 2, output.shape[3] // 2]
     if output.ndim == 2:  # no places at all
         return output
-    return output[:, model.config.prefix + model.centre_place()]
+    return output[:, model.config.prefix + model.centre_token()]
 
 
 def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
@@ -102,11 +104,11 @@ def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
     return (rows // 2 + 0.5) * height / rows, (columns // 2 + 0.5) * width / columns
 
 
-def reach_colours(heard: np.ndarray) -> np.ndarray:
+def reach_colours(influence: np.ndarray) -> np.ndarray:
     """Colours on a logarithmic scale relative to the maximum; exact zeros are white."""
     with np.errstate(divide="ignore"):
-        colours = sequential(1 + np.log10(heard) / _DECADES)
-    colours[heard == 0] = 255
+        colours = sequential(1 + np.log10(influence) / _DECADES)
+    colours[influence == 0] = 255
     return colours
 
 
@@ -117,11 +119,13 @@ def reach_figure(name: str, maps: dict[int, np.ndarray]) -> Image.Image:
     draw = ImageDraw.Draw(figure)
     font, small = ImageFont.load_default(14), ImageFont.load_default(11)
     draw.text((gap, 8), f"{name}: which pixels reach the centre?", INK, font)
-    for column, (layer, heard) in enumerate(maps.items()):
+    for column, (layer, influence) in enumerate(maps.items()):
         left = gap + column * (tile + gap)
-        figure.paste(Image.fromarray(reach_colours(heard)).resize((tile, tile), Image.Resampling.NEAREST), (left, top))
+        figure.paste(
+            Image.fromarray(reach_colours(influence)).resize((tile, tile), Image.Resampling.NEAREST), (left, top)
+        )
         draw.rectangle((left - 1, top - 1, left + tile, top + tile), outline=LEAD)
         draw.text((left, top - 18), f"after layer {layer}", INK, small)
-        draw.text((left, top + tile + 4), f"{(heard > 0).mean():.0%} of pixels reach it", INK, small)
+        draw.text((left, top + tile + 4), f"{(influence > 0).mean():.0%} of pixels reach it", INK, small)
     draw.text((gap, top + tile + 24), f"bright 1, dark 1e-{_DECADES} of the strongest; white: exactly 0", INK, small)
     return figure

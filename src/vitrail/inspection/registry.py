@@ -21,4 +21,5 @@ PANELS: "Registry[type[Panel]]" = Registry(
         "evidence": "vitrail.inspection.panels.evidence:Evidence",
         "layers": "vitrail.inspection.panels.layers:Layers",
     },
+    base="vitrail.inspection.panel:Panel",
 )

@@ -22,7 +22,7 @@ class Seen:
 
     layers: frozenset[int]
     """The recorded layers, from 0."""
-    weighs: bool = True
+    with_attention: bool = True
     """Whether the attention weights of these layers are recorded, too."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     """Intermediate results. Every family: `blocks.0` and so on, the outputs of the recorded layers, and `pooled`, the
@@ -37,7 +37,7 @@ class Seen:
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
-        return self.weighs and layer in self.layers
+        return self.with_attention and layer in self.layers
 
     def keep(self, layer: int, output: Tensor) -> None:
         """Record the output of a layer, if that layer is recorded."""
@@ -119,9 +119,9 @@ class Model(nn.Module, Generic[Config]):
     config: Config
     head: nn.Linear
     """The linear head; `nn.Identity` in a model without classes."""
-    places_own_weights = False
+    has_positional_weights = False
     """Whether weights depend on positions in the image, so that the model cannot be resized."""
-    recomputes = False
+    checkpoints_activations = False
     """Whether activation checkpointing is on."""
     embedding: ClassVar[str] = ""
     """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
@@ -166,7 +166,7 @@ class Model(nn.Module, Generic[Config]):
 
     def run_block(self, block: nn.Module, *arguments: Any) -> Any:
         """Call a block, with activation checkpointing if that is on."""
-        if self.recomputes and self.training:
+        if self.checkpoints_activations and self.training:
             return checkpoint(block, *arguments, use_reentrant=False)
         return block(*arguments)
 
@@ -212,7 +212,7 @@ class Model(nn.Module, Generic[Config]):
         """The palette index of every pixel (B, N), for families that predict pixels."""
         raise NotImplementedError
 
-    def paint(self, colours_BN: Tensor) -> Tensor:
+    def dequantise(self, colours_BN: Tensor) -> Tensor:
         """The inverse of `quantise`: preprocessed images (B, C, H, W) from palette indices."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class Model(nn.Module, Generic[Config]):
         """How `pool_layer` pools, in a word."""
         return "mean"
 
-    def centre_place(self) -> int:
+    def centre_token(self) -> int:
         """Index, without the prefix, of the token at the centre of the image."""
         rows, columns = self.config.grid or (1, 1)
         return rows // 2 * columns + columns // 2
@@ -366,7 +366,7 @@ class Model(nn.Module, Generic[Config]):
     def resize(self, resolution: int | Pair) -> Self:
         """A copy of this model for another resolution, on the same device; refused if weights depend on positions."""
         config = self.config.replace(resolution=resolution)
-        if self.places_own_weights and config.resolution != self.config.resolution:
+        if self.has_positional_weights and config.resolution != self.config.resolution:
             raise UsageError(
                 f"Resize must keep the resolution of family {config.family}, whose weights depend on positions, got"
                 f" {config.resolution} after {self.config.resolution}. Create a new model instead."

@@ -179,7 +179,7 @@ def bottleneck_stages(
     unit: type[PreActivationUnit] | type[PostNormUnit], base: int, layers: tuple[int, ...]
 ) -> list[Stage]:
     """Stages of bottleneck units: the first unit of each projects its shortcut and, from the second stage on, halves
-    the feature map. Returns a ModuleList of `Stage`s."""
+    the feature map. Returns a ModuleList of `Stage` modules."""
     stages = []
     inputs = base
     for stage, units in enumerate(layers):

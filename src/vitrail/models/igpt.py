@@ -95,7 +95,7 @@ class IGPT(Model[IGPTConfig]):
             # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
             return (palette_PC.square().sum(1) - 2 * pixels_BNC @ palette_PC.T).argmin(dim=-1)
 
-    def paint(self, colours_BN: Tensor) -> Tensor:
+    def dequantise(self, colours_BN: Tensor) -> Tensor:
         return self.palette[colours_BN].movedim(-1, 1).unflatten(2, self.config.resolution)
 
     def layout(self) -> Layout:

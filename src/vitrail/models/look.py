@@ -25,7 +25,7 @@ def look(model: AnyModel, images: Tensor, layers: Iterable[int] | None = None, *
         chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
     except TypeError:
         raise UsageError(f"Layers must be a list of integers, got {layers!r}.") from None
-    seen = Seen(frozenset(count_from("Layer", layer, depth) for layer in chosen), weighs=attention)
+    seen = Seen(frozenset(count_from("Layer", layer, depth) for layer in chosen), with_attention=attention)
     with evaluating(model):
         model(images, seen)
     return seen

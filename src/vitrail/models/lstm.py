@@ -82,8 +82,8 @@ class LSTM(Model[LSTMConfig]):
         self.patch_embed.reindex(found[1])
         return True
 
-    def centre_place(self) -> int:
-        return self.order.tolist().index(super().centre_place())
+    def centre_token(self) -> int:
+        return self.order.tolist().index(super().centre_token())
 
     def make_tables(self) -> dict[str, Tensor | None]:
         """The order of the patches."""

@@ -39,7 +39,7 @@ class Mixer(Model[MixerConfig]):
     """MLP-Mixer with mean pooling over all patches."""
 
     blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
-    places_own_weights = True
+    has_positional_weights = True
     embedding = "stem.proj"
 
     def __init__(self, config: MixerConfig) -> None:

@@ -17,7 +17,7 @@ from vitrail.models.layers import activate, drop, is_plain
 class PixelMLP(Model[MLPConfig]):
     """An MLP on the flattened image: the baseline without inductive bias."""
 
-    places_own_weights = True
+    has_positional_weights = True
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)

@@ -169,8 +169,8 @@ class ViT(Model[ViTConfig]):
             entering_BTD = z_BTD
             z_BTD = self.run_block(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)
             if seen is not None and layer in seen.layers:
-                is_whole = z_BTD.shape[1] == entering_BTD.shape[1]
-                seen.keep(layer, z_BTD if is_whole else block(entering_BTD, rope, bias))
+                is_complete = z_BTD.shape[1] == entering_BTD.shape[1]
+                seen.keep(layer, z_BTD if is_complete else block(entering_BTD, rope, bias))
         return z_BTD
 
     def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
@@ -182,7 +182,7 @@ class ViT(Model[ViTConfig]):
                 y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
             case "map":
                 y_BD = self.attn_pool(self.norm(z_BTD))
-                if seen is not None and seen.weighs:
+                if seen is not None and seen.with_attention:
                     seen.pooling = self.attn_pool.weights(self.norm(z_BTD))
         pooled_BD = y_BD
         if self.config.representation != "none":

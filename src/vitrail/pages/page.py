@@ -149,8 +149,8 @@ def chart(
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text class="soft" x="4" y="14">{escape(y_label)}</text>')
-    is_whole = all(float(x).is_integer() for x, _ in every)
-    marks = _decades(*x_ends) if log_x else _ticks(*x_ends, integers=is_whole)
+    is_integer = all(float(x).is_integer() for x, _ in every)
+    marks = _decades(*x_ends) if log_x else _ticks(*x_ends, integers=is_integer)
     for tick in marks:
         x, _ = place(tick, every[0][1])
         parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{tick:,.6g}</text>')

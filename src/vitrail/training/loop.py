@@ -75,7 +75,7 @@ class Trainer:
         self.objective = make_objective(model, Task(recipe, preprocess, labels)).to(ranks.device)
         if recipe.freeze:
             self.objective.freeze()
-        model.recomputes = recipe.activation_checkpointing
+        model.checkpoints_activations = recipe.activation_checkpointing
         self.optimisers = make_optimisers(self.objective, recipe)
         self.average = Average(self.objective, recipe.average) if recipe.average else None
         self._cache = cache

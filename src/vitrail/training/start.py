@@ -90,11 +90,12 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
         preprocess = Preprocess.from_json({**settings, **told})
     except UsageError as error:
         raise UsageError(f"{error} (in the recipe's preprocess)") from None
-    for name in ("resolution", "channels"):
-        if getattr(preprocess, name) != getattr(config, name):
-            raise UsageError(
-                f"Preprocessing must give the model's {name} {getattr(config, name)}, got {getattr(preprocess, name)}."
-            )
+    for name, given, wanted in (
+        ("resolution", preprocess.resolution, config.resolution),
+        ("channels", preprocess.channels, config.channels),
+    ):
+        if given != wanted:
+            raise UsageError(f"Preprocessing must give the model's {name} {wanted}, got {given}.")
     return preprocess
 
 

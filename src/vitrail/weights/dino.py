@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
-from vitrail.weights.guesses import count_layers, grid_of, named, notes_of, usual_heads
-from vitrail.weights.huggingface import ACTIVATIONS, open_by_transformers, read_processor
+from vitrail.weights.guesses import count_layers, grid_of, named, notes_of
+from vitrail.weights.huggingface import activation_of, heads_of, open_by_transformers, read_processor
 from vitrail.weights.proof import Forward
 from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
 
@@ -48,15 +48,10 @@ class Dino(Vocabulary):
         projection = "patch_embed.proj" if is_facebook else "embeddings.patch_embeddings.projection"
         width, channels, *patch = shape[f"{projection}.weight"]
         layers = "blocks." if is_facebook else "encoder.layer."
-        heads, about_heads = stated.get("num_attention_heads"), None
-        if heads is None:
-            heads, about_heads = usual_heads(width, told)
+        heads, about_heads = heads_of(stated, width, told)
         table = "pos_embed" if is_facebook else "embeddings.position_embeddings"
         registers = "register_tokens" if is_facebook else "embeddings.register_tokens"
         count = shape[registers][1] if registers in shape else 0  # models with registers are resized with antialiasing
-        activation = stated.get("hidden_act", "gelu")
-        if activation not in ACTIVATIONS:
-            raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
         config = ViTConfig(
             width=width,
             channels=channels,
@@ -70,7 +65,7 @@ class Dino(Vocabulary):
             classes=0,
             layer_scale=1e-5,
             norm_epsilon=stated.get("layer_norm_eps", 1e-6),
-            activation=ACTIVATIONS[activation],
+            activation=activation_of(stated),
         )
         preprocess, about_pixels = read_processor(checkpoint, config)
         # What self-supervision needed besides: the token of hidden patches, and heads of training files.

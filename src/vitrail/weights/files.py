@@ -77,7 +77,7 @@ def _card_licence(path: Path) -> str | None:
         stated.setdefault(key, []).extend(word for part in words if (word := part.strip(" '\"\t")))
     found = stated.get("license", [])
     # A licence that the hub does not know is called "other" and named beside.
-    return _speakable(", ".join(stated.get("license_name", found) if found == ["other"] else found))
+    return _one_line(", ".join(stated.get("license_name", found) if found == ["other"] else found))
 
 
 def _config_licence(documents: dict[str, Any]) -> str | None:
@@ -85,10 +85,10 @@ def _config_licence(documents: dict[str, Any]) -> str | None:
     config = documents.get("config.json")
     tables = [config, config.get("pretrained_cfg")] if isinstance(config, dict) else []
     stated = (table.get("license") for table in tables if isinstance(table, dict))
-    return next((_speakable(one) for one in stated if isinstance(one, str)), None)
+    return next((_one_line(one) for one in stated if isinstance(one, str)), None)
 
 
-def _speakable(licence: str) -> str | None:
+def _one_line(licence: str) -> str | None:
     """A licence as one short line; None if it is empty."""
     return " ".join("".join(one if one.isprintable() else " " for one in licence).split())[:200] or None
 

@@ -22,7 +22,7 @@ from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.guesses import count_layers, grid_of, named, place_positions
-from vitrail.weights.limits import other_epsilon, refuse_strange_vit, require
+from vitrail.weights.limits import other_epsilon, refuse_strange_vit, require, unknown_to
 from vitrail.weights.proof import Forward, Unverified
 from vitrail.weights.timm import build_by_timm
 from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, shaped
@@ -93,7 +93,7 @@ class Google(Vocabulary):
         if isinstance(config, ResNetConfig):
             return map(_bit_entry, parameter_names(config))
         if not isinstance(config, ViTConfig):
-            raise UsageError(f"Google's code must have the family to write it, got {config.family}.")
+            raise unknown_to("Google's code", f"family {config.family}")
         is_big_vision = needs_big_vision(config) if names is None else _POSITIONS not in names
         prefix = "params/" if names is None and is_big_vision else ""
         return _vit_entries(config, prefix, _BIG_VISION if is_big_vision else _VISION_TRANSFORMER)
@@ -107,7 +107,9 @@ class Google(Vocabulary):
         if isinstance(config, ViTConfig):
             require(config, "Google's code", registers=0, layer_scale=None, qkv_bias=True)
             if config.activation == "relu" or config.representation == "gelu":
-                raise UsageError("Google's code must have GELU in the MLP and tanh before the head, got others.")
+                raise unknown_to(
+                    "Google's code", "another activation in the MLP than GELU, or before the head than tanh"
+                )
         if isinstance(config, ResNetConfig):
             require(config, "Google's code", kind="bit")
         notes = other_epsilon(config, "Google's code")

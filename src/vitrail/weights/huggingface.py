@@ -16,7 +16,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.storage import write_json
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.guesses import count_layers, distinct, named, notes_of, square_grid, usual_heads, usual_preprocess
-from vitrail.weights.limits import require_plain_vit
+from vitrail.weights.limits import require_plain_vit, unknown_to
 from vitrail.weights.proof import Forward, Unverified, import_peer
 from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
 
@@ -71,18 +71,13 @@ class HuggingFace(Vocabulary):
         layers = "encoder.layer." if _is_old(names) else "layers."
         hidden = "intermediate.dense.weight" if _is_old(names) else "mlp.fc1.weight"
         query = "attention.attention.query.bias" if _is_old(names) else "attention.q_proj.bias"
-        heads, about_heads = stated.get("num_attention_heads"), None
-        if heads is None:
-            heads, about_heads = usual_heads(width, told)
+        heads, about_heads = heads_of(stated, width, told)
         is_distilled = _DISTILLATION in names
         patches = shape[_POSITIONS][1] - 1 - is_distilled
         size = stated.get("image_size", told.resolution if told is not None else None)
         if size is None:
             rows, columns = square_grid(patches)
             size = (rows * patch[0], columns * patch[1])
-        activation = stated.get("hidden_act", "gelu")
-        if activation not in ACTIVATIONS:
-            raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
         config = ViTConfig(
             width=width,
             channels=channels,
@@ -94,7 +89,7 @@ class HuggingFace(Vocabulary):
             registers=int(is_distilled),
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
             norm_epsilon=stated.get("layer_norm_eps", 1e-12),
-            activation=ACTIVATIONS[activation],
+            activation=activation_of(stated),
             representation="tanh" if "pooler.dense.weight" in names else "none",
             resize_rule="huggingface",
             classes=shape["classifier.weight"][0] if "classifier.weight" in names else 0,
@@ -109,7 +104,7 @@ class HuggingFace(Vocabulary):
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         if not isinstance(config, ViTConfig):
-            raise UsageError(f"transformers must have the family to write it, got {config.family}.")
+            raise unknown_to("transformers", f"family {config.family}")
         # Files that we write have the prefix if there is a head beside; those that we read had it taken off.
         prefix = "vit." if names is None and config.classes else ""
         is_old = names is None or _is_old(names)
@@ -132,12 +127,12 @@ class HuggingFace(Vocabulary):
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
         if config.classes:
-            require_plain_vit(config, "transformers' ViTForImageClassification", representation="none")
+            require_plain_vit(config, "transformers", representation="none")
         else:
-            require_plain_vit(config, "transformers' ViTModel")
+            require_plain_vit(config, "transformers")
             assert isinstance(config, ViTConfig)
             if config.representation == "gelu":
-                raise UsageError("transformers' ViTModel must have a tanh layer or none after [CLS], got gelu.")
+                raise unknown_to("transformers", "a layer with gelu after [CLS] (ViTModel has one with tanh, or none)")
         if bundle.preprocess.resize == "pad":
             raise UsageError("Preprocessing for transformers must not pad, got resize pad.")
         return []
@@ -208,6 +203,20 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
     if isinstance(config, ViTConfig) and config.representation != "none":
         return lambda images: model(images).pooler_output
     return lambda images: model(images).last_hidden_state[:, 0]
+
+
+def heads_of(stated: dict[str, Any], width: int, told: ModelConfig | None) -> tuple[int, str | None]:
+    """Number of attention heads in a config.json; the usual one of this width, with a note, if it states none."""
+    heads = stated.get("num_attention_heads")
+    return usual_heads(width, told) if heads is None else (heads, None)
+
+
+def activation_of(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
+    """Our name for the activation in a config.json; exact GELU if it states none."""
+    activation = stated.get("hidden_act", "gelu")
+    if activation not in ACTIVATIONS:
+        raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+    return ACTIVATIONS[activation]
 
 
 def labels_of(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:

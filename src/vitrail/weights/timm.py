@@ -154,9 +154,7 @@ def architecture(config: ModelConfig) -> str:
     free = ("classes", "channels", "resolution", "dropout", "drop_path", "resize_rule", "activation", "norm_epsilon")
     own = {name: getattr(config, name) for name in free if hasattr(config, name)}
     if known is None or config.name not in ARCHITECTURES or known.replace(**own) != config:
-        raise UsageError(
-            f"timm must have the model by name to write it, got {config.name or config.family}, which it does not have."
-        )
+        raise UsageError(f"Model must be one that timm has by name, got {config.name or config.family}.")
     return ARCHITECTURES[config.name]
 
 

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
-from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.guesses import count_layers, grid_of, named, notes_of, usual_heads
-from vitrail.weights.limits import other_epsilon, require_head, require_plain_vit
+from vitrail.weights.limits import other_epsilon, require_head, require_plain_vit, unknown_to
 from vitrail.weights.proof import Forward, Unverified, import_peer
 from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
 
@@ -91,11 +90,11 @@ class Torchvision(Vocabulary):
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
-        require_head(config, "torchvision's ViT")
-        require_plain_vit(config, "torchvision's ViT", qkv_bias=True, activation="gelu", channels=3)
+        require_head(config, "torchvision")
+        require_plain_vit(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
         assert isinstance(config, ViTConfig)
         if config.representation == "gelu":
-            raise UsageError("torchvision's ViT must have a tanh layer or none before its head, got gelu.")
+            raise unknown_to("torchvision", "a layer with gelu before the head (its ViT has one with tanh, or none)")
         return other_epsilon(config, "torchvision")
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:

@@ -38,14 +38,14 @@ class ReceptiveField(Panel):
             return {}
         one = self.reach[layer]
         areas = {f"area_{share:g}": area for share, area in one.areas(HELD).items()}
-        return {"reach": {"pixels": float((one.heard > 0).mean()), **areas}}
+        return {"reach": {"pixels": float((one.influence > 0).mean()), **areas}}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        for name, heard in self.arrays().items():
-            yield name, reach_colours(heard)
+        for name, influence in self.arrays().items():
+            yield name, reach_colours(influence)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {f"reach-{layer}": one.heard for layer, one in self.reach.items()}
+        return {f"reach-{layer}": one.influence for layer, one in self.reach.items()}
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         if not self.reach:

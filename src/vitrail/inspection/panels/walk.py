@@ -67,7 +67,7 @@ class Walk(Panel):
     @property
     def _patch(self) -> int:
         """The followed patch: the one at the centre."""
-        return self.context.model.centre_place()
+        return self.context.model.centre_token()
 
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
         self.steps[number] = walk(self.context.model, seen, self._patch)
@@ -222,7 +222,7 @@ def class_path(model: AnyModel, seen: Seen) -> list[dict[str, float]]:
     path = []
     with evaluating(model):
         for layer in sorted(seen.layers):
-            early = Seen(frozenset(), weighs=False)
+            early = Seen(frozenset(), with_attention=False)
             shares = model.read(seen.steps[f"blocks.{layer}"][:1], early).float().softmax(-1)[0]
             cosine = torch.nn.functional.cosine_similarity(early.steps["pooled"].float(), final)
             path.append(

@@ -248,7 +248,7 @@ def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
         permutation(level, config.resolution, patch, 0),
     ):
         pixels = random_images(model, 1).requires_grad_()
-        seen = Seen(frozenset(), weighs=False)
+        seen = Seen(frozenset(), with_attention=False)
         model(move(pixels, order), seen)
         tokens = seen.steps["projected"][0].sum(-1)
         gradients = [torch.autograd.grad(token, pixels, retain_graph=True)[0] for token in tokens]

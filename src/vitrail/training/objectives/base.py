@@ -6,7 +6,6 @@ A new objective is a subclass of `Objective` and a line in `configs.recipe.OBJEC
 Shapes: B images, C channels, H and W pixels.
 """
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +17,7 @@ from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.data.loader import Loader
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Role, decays
+from vitrail.training.objectives.judgement import Judgement, judge_classifier
 from vitrail.training.ranks import Ranks
 
 
@@ -28,22 +28,6 @@ class Task(NamedTuple):
     preprocess: Preprocess
     labels: tuple[str, ...]
     """Names of the classes of DATA."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """Results of the final evaluation."""
-
-    scores: dict[str, Any]
-    """Scores for `metrics.jsonl` and the bundle."""
-    sentence: str
-    """The line that is printed at the end of the run."""
-    summary: tuple[tuple[str, str], ...]
-    """The main numbers of the report, with names."""
-
-    def sections(self) -> str:
-        """Its sections of the report, as HTML."""
-        return ""
 
 
 class Illustration(NamedTuple):
@@ -77,7 +61,7 @@ class Objective(nn.Module):
     def __init__(self, model: AnyModel, task: Task) -> None:
         """Refuse an unsuitable model or task with UsageError."""
         super().__init__()
-        self.model = model
+        self.model, self.labels = model, task.labels
 
     # For the loop
 
@@ -137,8 +121,11 @@ class Objective(nn.Module):
     # For the end of a run
 
     def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
-        """The final evaluation on the loader's images. All ranks take part; the first one returns the result."""
-        return None
+        """The final evaluation on the loader's images. All ranks take part; the first one returns the result. The
+        default is that of a classifier, and None if the model is none or images have several labels."""
+        if not self.classifies or loader.split.labels.ndim != 1:
+            return None
+        return judge_classifier(self.model, self.labels, loader, ranks)
 
     def illustrate(self, images_BCHW: Tensor) -> Illustration:
         """Rows of images that show the model's output for some images."""

@@ -60,8 +60,8 @@ class NextPixel(Objective):
         start = height // 2 * width
         completed_BN = colours_BN.clone()
         completed_BN[:, start:] = 0
-        hidden_BCHW = self.model.paint(completed_BN)
+        hidden_BCHW = self.model.dequantise(completed_BN)
         for place in range(start, height * width):
-            logits_BP = self.model(self.model.paint(completed_BN))[:, place].float()
+            logits_BP = self.model(self.model.dequantise(completed_BN))[:, place].float()
             completed_BN[:, place] = torch.multinomial(logits_BP.softmax(-1), 1, generator=fixed)[:, 0]
-        return self.model.paint(colours_BN), hidden_BCHW, self.model.paint(completed_BN)
+        return self.model.dequantise(colours_BN), hidden_BCHW, self.model.dequantise(completed_BN)

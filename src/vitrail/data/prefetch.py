@@ -8,7 +8,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def in_order(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
+def prefetch(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
     """Results of jobs in their order; up to `ahead` of them are computed by threads in advance."""
     if workers == 0:
         for job in jobs:
