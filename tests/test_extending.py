@@ -22,6 +22,7 @@ from vitrail import extensions
 from vitrail.configs.base import FAMILIES
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS
+from vitrail.configs.lab import QUESTIONS
 from vitrail.configs.positions import POSITIONS
 from vitrail.configs.recipe import OBJECTIVES
 from vitrail.configs.vit import ViTConfig
