@@ -36,7 +36,7 @@ def open_model(settings: dict[str, Any], of: list[Path]) -> AnyModel:
     return build(read_config(settings)).eval()
 
 
-def test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
+def read_test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
     """At most so many test images as models read them, and their classes."""
     some = images.test.spread(count)
     return images.preprocess.scale(torch.from_numpy(np.array(some.images))), some.labels

@@ -14,7 +14,7 @@ from vitrail.lab import inside
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
-from vitrail.lab.looking import Readings, looking_cell, open_model, test_images
+from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, Verdict, bar, interval_text
 from vitrail.lab.results import Results
 from vitrail.models.create import create
@@ -211,7 +211,7 @@ def _range(values: Sequence[float]) -> str:
 def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
     """Receptive areas after every layer; distances of heads where there are some."""
     model = open_model(settings, of)
-    pixels, _ = test_images(images, _WATCHED)
+    pixels, _ = read_test_images(images, _WATCHED)
     depth = model.config.depth
     areas = inside.receptive_areas(model, pixels[:: max(len(pixels) // _DERIVED, 1)][:_DERIVED], range(depth))
     distances = inside.head_distances(model, pixels)

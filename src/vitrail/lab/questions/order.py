@@ -12,7 +12,7 @@ from vitrail.configs.base import read_model
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
-from vitrail.lab.looking import looking_cell, open_model, test_images
+from vitrail.lab.looking import looking_cell, open_model, read_test_images
 from vitrail.lab.measures import influence, recency, strength_by_place
 from vitrail.lab.permute import move, patch_order
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points, smallest
@@ -201,7 +201,7 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     trained: Any = bundle.provenance["lab"]
     untrained = open_model(trained, [])
     lecun_normal_(untrained.head)
-    pixels, classes = test_images(images, _LOOKED_AT)
+    pixels, classes = read_test_images(images, _LOOKED_AT)
     labels = torch.from_numpy(classes)
     patch, grid = trained["model"]["patch"], bundle.model.config.grid
     order = sequence_order(settings["order"], grid)

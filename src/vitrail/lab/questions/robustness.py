@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.lab import changes
 from vitrail.lab.cell import Cell, Outcome, pack, unpack
 from vitrail.lab.images import Images
-from vitrail.lab.looking import Readings, looking_cell, open_model, test_images
+from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, bar, interval_text
 from vitrail.lab.results import Results
 from vitrail.pages.page import Line, chart, figure, table
@@ -27,13 +27,14 @@ class Robustness(Question):
     @functools.cached_property
     def cells(self) -> dict[str, list[Cell]]:
         """What looks at the models of each family that were trained on the most images."""
-        count, passes = self.lab.sizes[-1], len(_changes(self.lab.images)) + 1
+        count = self.lab.sizes[-1]
+        passes = (len(_changes(self.lab.images)) + 1) * min(_ASKED, len(self.lab.images.test))
         return {
             family: [
                 looking_cell(
                     "vitrail.lab.questions.robustness:measure",
                     self.lab.train(family, count=count, seed=seed),
-                    passes * _ASKED,
+                    passes,
                 )
                 for seed in self.lab.seeds_for(count)
             ]
@@ -102,7 +103,7 @@ def _changes(images: Images) -> dict[str, changes.Change]:
 def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
     """Whether each test image is named rightly under each change."""
     model = open_model(settings, of)
-    pixels, labels = test_images(images, _ASKED)
+    pixels, labels = read_test_images(images, _ASKED)
     plain = changes.probabilities(model, pixels).argmax(axis=1)
     right = {"": pack(plain == labels)}
     for name, one in changes.ask(model, pixels, labels, _changes(images), plain=plain):

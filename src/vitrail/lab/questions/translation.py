@@ -14,7 +14,7 @@ from vitrail.lab.cell import Cell, Outcome, pack, unpack
 from vitrail.lab.changes import Asked
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, random_images, redraw
 from vitrail.lab.images import Images
-from vitrail.lab.looking import Readings, looking_cell, open_model, test_images
+from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, Verdict, bar, interval_text
 from vitrail.lab.results import Results
 from vitrail.models.create import create
@@ -38,9 +38,10 @@ class Translation(Question):
     def cells(self) -> dict[tuple[str, int], list[Cell]]:
         """What looks at trained models, for every family at the largest and the smallest size."""
         ends = dict.fromkeys((self.lab.sizes[-1], self.lab.sizes[0]))
+        passes = 10 * min(_ASKED, len(self.lab.images.test))
         return {
             (family, count): [
-                looking_cell(f"{_TASK}:measure", self.lab.train(family, count=count, seed=seed), 10 * _ASKED)
+                looking_cell(f"{_TASK}:measure", self.lab.train(family, count=count, seed=seed), passes)
                 for seed in self.lab.seeds_for(count)
             ]
             for count in ends
@@ -236,7 +237,7 @@ def _exact_words(proved: dict[str, float]) -> str:
 def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
     """Answers to shifted test images (of a trained model), and how far features are from equivariant."""
     model = open_model(settings, of)
-    pixels, labels = test_images(images, _ASKED)
+    pixels, labels = read_test_images(images, _ASKED)
     patch = images.config(images.size, "vit").patch
     far = sorted({1, max(patch[0] // 2, 1), patch[0]}) if patch else [1]
     errors = inside.equivariance_errors(model, pixels[:: max(len(pixels) // _WATCHED, 1)][:_WATCHED], far)
