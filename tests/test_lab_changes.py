@@ -8,8 +8,11 @@ import torch
 
 from vitrail.inspection.heads import measure_heads
 from vitrail.lab import changes, inside
+from vitrail.lab.cell import Cell
 from vitrail.lab.changes import Asked
 from vitrail.lab.exact import redraw
+from vitrail.lab.looking import Readings
+from vitrail.lab.results import Results
 from vitrail.models.base import Layout
 from vitrail.models.create import create
 
@@ -179,3 +182,19 @@ def test_answers_are_counted_in_their_order():
     assert found["none"].right.all()
     assert found["none"].same.all()
     assert 0 < found["negative"].same.mean() < 1
+
+
+def test_variants_that_are_alike_share_their_seed_noise(tmp_path):
+    results = Results(tmp_path / "results.jsonl", "x", 300)
+    groups = {(name, n): [Cell(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
+    for (name, n), cells in groups.items():
+        for seed, cell in enumerate(cells):  # the larger n is ten times as noisy
+            values = (name == "a") + seed * (0.1 if n == 2 else 0.01) + np.array([-0.001, 0.001] * 50)
+            results.add(
+                {"key": cell.key("x"), "cell": cell.to_json(), "result": {"v": values.tolist()}, "measured": {}}
+            )
+    found = Readings(results, groups, lambda one: one["v"], lambda key: key[1])
+    errors = [found.difference(("a", n), ("b", n)).error for n in (1, 2)]
+    assert errors == pytest.approx([0.01 / math.sqrt(2), 0.1 / math.sqrt(2)], rel=0.02)
+    assert found.difference(("a", 1), ("c", 1)) is None
+    assert found.estimate(("a", 1)).value == pytest.approx(1.005)

@@ -12,7 +12,7 @@ from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import pool
+from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, pool
 from vitrail.lab.training import read_config
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
@@ -43,12 +43,32 @@ def read_test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
 
 
 class Readings(Accuracies):
-    """Numbers of each image, read from what cells found, in the place of right answers."""
+    """Numbers of each image, read from what cells found, in the place of right answers. Variants that are `alike` (the
+    function says the same of their names) share their seed noise; comparisons are between such."""
 
-    def __init__(self, results: Results, groups: dict[Any, list[Cell]], read: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(
+        self,
+        results: Results,
+        groups: dict[Any, list[Cell]],
+        read: Callable[[dict[str, Any]], Any],
+        alike: Callable[[Any], Any] = lambda _name: None,
+    ) -> None:
         self.right = {}
         for name, cells in groups.items():
             found = [read(one) for cell in cells if (one := results.get(cell)) is not None]
             if found:
                 self.right[name] = np.stack([np.asarray(one, np.float64) for one in found])
-        self.noise = pool(values.mean(axis=1).tolist() for values in self.right.values())
+        self._alike = alike
+        self.noise = self._pool()
+
+    def estimate(self, name: Any) -> Estimate:
+        return accuracy(self.right[name], self._noise_of(name))
+
+    def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
+        if any(name not in self.right for _, name in terms):
+            return None
+        return contrast([(weight, self.right[name]) for weight, name in terms], self._noise_of(terms[0][1]))
+
+    def _noise_of(self, name: Any) -> SeedNoise:
+        kind = self._alike(name)
+        return pool(values.mean(axis=1).tolist() for other, values in self.right.items() if self._alike(other) == kind)

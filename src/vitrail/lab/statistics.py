@@ -77,9 +77,8 @@ def contrast(terms: Sequence[tuple[float, np.ndarray]], noise: SeedNoise) -> Est
     seeds = noise.variance * sum(weight**2 / len(right) for weight, right in terms)
     if math.isnan(seeds):
         return Estimate(float(per_image.mean()), math.nan, 0)
-    # Images are many: their variance is as good as known.
     return combine(
-        (1.0, Estimate(float(per_image.mean()), math.sqrt(images))),
+        (1.0, Estimate(float(per_image.mean()), math.sqrt(images), per_image.size - 1)),
         (1.0, Estimate(0.0, math.sqrt(seeds), noise.freedom)),
     )
 
@@ -87,7 +86,8 @@ def contrast(terms: Sequence[tuple[float, np.ndarray]], noise: SeedNoise) -> Est
 def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
     """Mean accuracy of a model from its right answers (seeds, images)."""
     per_image = right.mean(axis=0)
-    images = Estimate(float(per_image.mean()), math.sqrt(float(per_image.var(ddof=1)) / per_image.size))
+    error = math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
+    images = Estimate(float(per_image.mean()), error, per_image.size - 1)
     if math.isnan(noise.variance):
         return Estimate(images.value, math.nan, 0)
     return combine((1.0, images), (1.0, Estimate(0.0, math.sqrt(noise.variance / len(right)), noise.freedom)))

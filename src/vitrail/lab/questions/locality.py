@@ -100,10 +100,14 @@ class Locality(Question):
     def read(self, results: Results) -> None:
         before = {(family, 0): cells for family, cells in self.untrained.items()}
         groups = {**self.cells, **before}
-        self.area = Readings(results, groups, lambda found: found["areas"][str(found["third"])])
+
+        def is_trained(key: tuple[str, int]) -> bool:
+            return key[1] > 0
+
+        self.area = Readings(results, groups, lambda found: found["areas"][str(found["third"])], is_trained)
         with_heads = {key: cells for key, cells in groups.items() if key[0] in ("vit", "hybrid")}
-        self.nearest = Readings(results, with_heads, lambda found: found["nearest"])
-        self.areas, self.heads, self.grid = {}, {}, None
+        self.nearest = Readings(results, with_heads, lambda found: found["nearest"], is_trained)
+        self.areas, self.heads = {}, {}
         for key, cells in groups.items():
             found = [one for cell in cells if (one := results.get(cell)) is not None]
             if found:

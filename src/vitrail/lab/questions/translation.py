@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,12 +83,17 @@ class Translation(Question):
 
     def read(self, results: Results) -> None:
         self.far = changes.shifts(self.lab.images.resolution[1])
-        self.accuracy = {0: Readings(results, self.cells, _right)}
+
+        def read(what: Callable[[dict[str, Any]], Any]) -> Readings:
+            """Each size has its own seed noise: small training sets have more."""
+            return Readings(results, self.cells, what, lambda key: key[1])
+
+        self.accuracy = {0: read(_right)}
         self.consistency = {}
         for far in (None, *self.far):
-            self.consistency[far] = Readings(results, self.cells, functools.partial(_shifted, far, "consistency"))
+            self.consistency[far] = read(functools.partial(_shifted, far, "consistency"))
             if far is not None:
-                self.accuracy[far] = Readings(results, self.cells, functools.partial(_shifted, far, "accuracy"))
+                self.accuracy[far] = read(functools.partial(_shifted, far, "accuracy"))
         self.errors: dict[tuple[str, bool], dict[str, dict[int, Readings]]] = {}
         for family in self.lab.families:
             for trained in (False, True):
