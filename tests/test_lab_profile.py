@@ -14,7 +14,7 @@ from vitrail.evaluation.transfer import ridge_head
 from vitrail.images.preprocess import Preprocess
 from vitrail.lab.changes import mean_of
 from vitrail.lab.exact import redraw
-from vitrail.lab.profile import Number, Profile, _names, compare_pairs, profile
+from vitrail.lab.profile import Number, Profile, _asks, _names, compare_pairs, profile
 from vitrail.models.create import build
 from vitrail.weights.bundle import Bundle, load, save
 
@@ -113,6 +113,20 @@ def test_a_folder_of_others_is_left_alone(call, tmp_path):
     said = call("compare", "fashion-40", "--bundles", "fashion", "--output", tmp_path)
     assert said.returncode == 2
     assert "Output must be a new folder" in said.stderr
+
+
+def test_bundles_of_other_resolutions_are_asked_the_same():
+    models = [zoo.find("ViT-Nano/7"), zoo.find("ResNet-Nano").replace(resolution=56), zoo.find("iGPT-Micro")]
+    asks = _asks([Bundle(model=build(one), preprocess=plain(one)) for one in models])
+    assert asks.distances(14) == {1: 1 / 14, 2: 1 / 7}
+    assert asks.distances(56) == {4: 1 / 14, 8: 1 / 7}
+    assert asks.grids == [(2, 2), (7, 7), (14, 14)]
+    assert asks.told == (2, 2)  # 4 x 4 patches, whole
+    assert asks.cells == (4, 4)
+
+
+def plain(config):
+    return Preprocess(resolution=config.resolution, mean=(0.5,), std=(0.5,))
 
 
 def test_bundles_are_named_by_as_much_as_is_needed():

@@ -5,7 +5,7 @@ import pytest
 
 from fake_lab import answer, digits_lab, nothing
 from vitrail.lab.cell import pack
-from vitrail.lab.changes import shift_changes
+from vitrail.lab.changes import shift_changes, shifts
 from vitrail.lab.exact import redraw
 from vitrail.lab.looking import looking_cell
 from vitrail.lab.questions.translation import Translation, measure, prove
@@ -23,7 +23,7 @@ def proved():
 
 def finds(proved, consistency):
     """What cells find if the answers of each family stay so often."""
-    names = list(shift_changes(8))
+    names = list(shift_changes(shifts(8)))
 
     def find(cell):
         if cell.task.endswith("prove"):

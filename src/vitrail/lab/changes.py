@@ -164,9 +164,9 @@ def ask(
         yield name, Asked(answers == labels, answers == plain)
 
 
-def shift_changes(side: int) -> dict[str, Change]:
+def shift_changes(distances: Iterable[int]) -> dict[str, Change]:
     """Every distance, several draws of each: `shift 2 1` is the second draw of two pixels."""
-    return {f"shift {far} {draw}": ring(far, draw) for far in shifts(side) for draw in range(_DRAWS)}
+    return {f"shift {far} {draw}": ring(far, draw) for far in distances for draw in range(_DRAWS)}
 
 
 def other_changes(grids: Sequence[Pair], cells: Pair) -> dict[str, Change]:

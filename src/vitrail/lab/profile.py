@@ -109,11 +109,11 @@ def profile(
     split = split.spread(_count(list(opened.values()), split, seconds))
     if len(split) < LEAST:
         raise UsageError(f"Images to profile bundles on must be {LEAST} or more, got {len(split)} in {dataset.name!r}.")
-    blocks, cells = _blocks(list(opened.values())), _cells(list(opened.values()))
+    asks = _asks(list(opened.values()))
     found = []
     for number, (name, bundle) in enumerate(opened.items(), 1):
         tell(f"{number}/{len(opened)}  {name} on {len(split):,} images")
-        found.append(_measure(name, bundle, split, places[name][split.labels], blocks, cells))
+        found.append(_measure(name, bundle, split, places[name][split.labels], asks))
     return found, compare_pairs(found), split
 
 
@@ -126,29 +126,38 @@ def _names(bundles: Sequence[str | Path]) -> dict[str, str | Path]:
     return names
 
 
-class Blocks(NamedTuple):
-    """Blocks that are shuffled, the same for all bundles."""
+class Asks(NamedTuple):
+    """What is done to the images, the same for all bundles, whatever their resolution."""
 
+    shifts: tuple[float, ...]
+    """Distances, as shares of the side."""
     grids: list[Pair]
+    """Of blocks that are shuffled."""
     told: Pair
-    """The grid of the one number that is told of each bundle: the finest that leaves the patches of all whole."""
+    """The one that is told of in a number: the finest that leaves the patches of all bundles whole."""
+    cells: Pair
+    """Of cells that are dropped: patches of the first bundle that has some."""
+
+    def distances(self, side: int) -> dict[int, float]:
+        """Shifts in pixels, and what share of the side each is."""
+        return {max(round(share * side), 1): share for share in self.shifts}
 
 
-def _blocks(bundles: Sequence[Bundle]) -> Blocks:
+def _asks(bundles: Sequence[Bundle]) -> Asks:
     configs = [bundle.model.config for bundle in bundles]
+    sides = [min(config.resolution) for config in configs]
     grids = changes.shuffle_grids(*(config.resolution for config in configs))
     if not grids:
         raise UsageError(f"Bundles to profile must have sides with a common divisor, got {configs[0].resolution}.")
     patched = [config.grid for config in configs if config.patch and config.grid]
     whole = [one for one in grids if all(grid[0] % one[0] == 0 and grid[1] % one[1] == 0 for grid in patched)]
-    return Blocks(grids, whole[-1] if whole and patched else grids[min(1, len(grids) - 1)])
-
-
-def _cells(bundles: Sequence[Bundle]) -> Pair:
-    """The cells that are dropped: patches of the first model that has some, if all images have as many pixels."""
-    sides = [min(bundle.model.config.resolution) for bundle in bundles]
-    grids = [bundle.model.config.grid for bundle in bundles if bundle.model.config.patch and bundle.model.config.grid]
-    return grids[0] if grids and max(grids[0]) <= min(sides) else (min(14, *sides), min(14, *sides))
+    cells = patched[0] if patched and max(patched[0]) <= min(sides) else (min(14, *sides), min(14, *sides))
+    return Asks(
+        tuple(far / min(sides) for far in changes.shifts(min(sides))),
+        grids,
+        whole[-1] if whole and patched else grids[min(1, len(grids) - 1)],
+        cells,
+    )
 
 
 def _count(bundles: Sequence[Bundle], split: Split, seconds: float | None) -> int:
@@ -157,7 +166,8 @@ def _count(bundles: Sequence[Bundle], split: Split, seconds: float | None) -> in
     for bundle in bundles:
         config = bundle.model.config
         most = min(most, _BYTES // (4 * config.channels * config.resolution[0] * config.resolution[1]))
-        passes = len(changes.shift_changes(config.resolution[1])) + len(changes.SHARES) + 2 * len(changes.BANDS) + 6
+        shifted, shuffled = len(changes.shift_changes(changes.shifts(28))), 5
+        passes = shifted + shuffled + len(changes.SHARES) + 2 * len(changes.BANDS) + 1
         cost += passes * _seconds(bundle)
     if seconds is None:
         return most
@@ -179,7 +189,7 @@ def _seconds(bundle: Bundle) -> float:
     return float(np.median(times[1:]))
 
 
-def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, blocks: Blocks, cells: Pair) -> Profile:
+def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, asks: Asks) -> Profile:
     model, config = bundle.model, bundle.model.config
     images = bundle.preprocess(list(split.images))
     torch.manual_seed(0)
@@ -189,25 +199,25 @@ def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, blocks
         raise DamagedError(OVERFLOWS)
     plain = said.argmax(axis=1)
     right = plain == labels
-    moved = dict(changes.ask(model, images, labels, changes.shift_changes(config.resolution[1]), plain=plain))
-    other = dict(changes.ask(model, images, labels, changes.other_changes(blocks.grids, cells), plain=plain))
+    distances = asks.distances(min(config.resolution))
+    moved = dict(changes.ask(model, images, labels, changes.shift_changes(distances), plain=plain))
+    other = dict(changes.ask(model, images, labels, changes.other_changes(asks.grids, asks.cells), plain=plain))
 
     chance = 1 / config.classes
     luck = float(np.square(np.bincount(plain, minlength=config.classes) / len(plain)).sum())
     numbers = {"accuracy": _share(right, chance, "chance")}
     stays = np.mean([one.same for one in moved.values()], axis=0)
     numbers["shift"] = _kept(stays, right, 1.0, "exact-shift")
-    numbers["shuffle"] = _kept(other[f"shuffle {blocks.told[0]}"].same, right, 1.0, "exact-order")
+    numbers["shuffle"] = _kept(other[f"shuffle {asks.told[0]}"].same, right, 1.0, "exact-order")
     for kind, change in (("drop", "drop 0.5"), ("low", "low 0.25"), ("high", "high 0.25")):
         numbers[kind] = _kept(other[change].same, right, luck, "luck")
 
     asked = {"": numbers["accuracy"]}
     asked |= {change: _share(one.right) for change, one in other.items()}
-    for far in changes.shifts(config.resolution[1]):
-        share = f"shift {100 * far / config.resolution[1]:.3g}"
-        asked[share] = _number(changes.shift_values(moved, right, far)["accuracy"])
+    for far, share in distances.items():
+        asked[f"shift {100 * share:.3g}"] = _number(changes.shift_values(moved, right, far)["accuracy"])
 
-    distances, areas = _look_inside(bundle, untrained, images, numbers)
+    heads, areas = _look_inside(bundle, untrained, images, numbers)
     some = images[:: max(len(images) // _COMPARED, 1)][:_COMPARED]
     similarity, before = (inside.layer_similarity(one, some) for one in (model, untrained))
     if similarity is not None and before is not None:
@@ -220,7 +230,7 @@ def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, blocks
         bundle,
         numbers,
         asked,
-        distances,
+        heads,
         areas,
         None if similarity is None else similarity.table,
         calibration_bins(said.max(axis=1), right),

@@ -253,7 +253,9 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     }
     if of:
         plain = changes.probabilities(model, pixels).argmax(axis=1)
-        asked = changes.ask(model, pixels, labels, changes.shift_changes(images.resolution[1]), plain=plain)
+        asked = changes.ask(
+            model, pixels, labels, changes.shift_changes(changes.shifts(images.resolution[1])), plain=plain
+        )
         result |= {
             "count": len(labels),
             "right": pack(plain == labels),
