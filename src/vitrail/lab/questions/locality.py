@@ -38,7 +38,7 @@ class Locality(Question):
     @property
     def families(self) -> list[str]:
         """Those whose layers have places, ViT and CNN first."""
-        return [family for family in _FAMILIES if family in self.lab.families]
+        return [name for name in _FAMILIES if name in self.lab.families]
 
     @property
     def counts(self) -> list[int]:
@@ -50,7 +50,8 @@ class Locality(Question):
         """Larger models than elsewhere, which see half as many images. Images of 8 px have a patch for each pixel."""
         if self.lab.images.size != "Pico":
             return self.lab.train(family, count=count, seed=seed, size="Micro", seen=self.lab.seen // 2)
-        changes = {"patch": 1} if family in ("vit", "mixer") else None
+        patch = self.lab.images.matched(family).patch
+        changes = {"patch": 1} if patch and max(patch) > 1 else None
         return self.lab.train(family, count=count, seed=seed, changes=changes, seen=self.lab.seen // 2)
 
     @functools.cached_property
@@ -148,7 +149,7 @@ class Locality(Question):
             yield "locality-area", chart(areas, self.word("depth", "tspan"), self.word("area", "tspan"), dots=True)
         doses = []
         for family in ("vit", "hybrid"):
-            counts = sorted(count for name, count in self.nearest.right if name == family and count)
+            counts = sorted(count for count in self.counts if (family, count) in self.nearest)
             if counts:
                 some = [self.nearest.estimate((family, count)) for count in counts]
                 colour, values = COLOURS[family], [100 * one.value for one in some]

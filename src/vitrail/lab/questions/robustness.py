@@ -42,7 +42,7 @@ class Robustness(Question):
         }
 
     def rounds(self) -> Sequence[Sequence[Cell]]:
-        first = [family for family in self.lab.families if family in ("vit", "resnet")]
+        first = [name for name in ("vit", "resnet") if name in self.cells]
         return (
             [cell for family in first for cell in self.cells[family][:2]],
             [cell for some in self.cells.values() for cell in some[:2]],
@@ -55,7 +55,7 @@ class Robustness(Question):
 
     @property
     def _known(self) -> list[str]:
-        return [family for family in self.lab.families if family in self.found[""]]
+        return [name for name in self.lab.families if name in self.found[""]]
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for kind in changes.CURVES if self._known else ():
