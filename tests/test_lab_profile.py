@@ -122,7 +122,10 @@ def test_bundles_of_other_resolutions_are_asked_the_same():
     assert asks.distances(56) == {4: 1 / 14, 8: 1 / 7}
     assert asks.grids == [(2, 2), (7, 7), (14, 14)]
     assert asks.told == (2, 2)  # 4 x 4 patches, whole
+    assert asks.leaves_whole
     assert asks.cells == (4, 4)
+    odd = [zoo.find("ViT-Micro/4"), zoo.find("ResNet-Nano/8").replace(channels=1)]
+    assert not _asks([Bundle(model=build(one), preprocess=plain(one)) for one in odd]).leaves_whole  # 7 x 7, 32 px
 
 
 def plain(config):

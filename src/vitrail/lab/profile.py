@@ -105,8 +105,7 @@ def profile(
         places[name], how = match_labels(bundle.labels, bundle.model.config.classes, dataset.labels)
         if how == "as class numbers" and bundle.labels is not None:
             tell(f"note: classes of {name} are matched by number, because their names differ")
-    split = dataset.for_evaluation().spread(MOST)
-    split = split.spread(_count(list(opened.values()), split, seconds))
+    split = dataset.for_evaluation().spread(min(MOST, _count(list(opened.values()), seconds)))
     if len(split) < LEAST:
         raise UsageError(f"Images to profile bundles on must be {LEAST} or more, got {len(split)} in {dataset.name!r}.")
     asks = _asks(list(opened.values()))
@@ -134,7 +133,9 @@ class Asks(NamedTuple):
     grids: list[Pair]
     """Of blocks that are shuffled."""
     told: Pair
-    """The one that is told of in a number: the finest that leaves the patches of all bundles whole."""
+    """The one that is told of in a number: the finest that leaves the patches of all bundles whole, if there is one."""
+    leaves_whole: bool
+    """Whether it does."""
     cells: Pair
     """Of cells that are dropped: patches of the first bundle that has some."""
 
@@ -148,7 +149,8 @@ def _asks(bundles: Sequence[Bundle]) -> Asks:
     sides = [min(config.resolution) for config in configs]
     grids = changes.shuffle_grids(*(config.resolution for config in configs))
     if not grids:
-        raise UsageError(f"Bundles to profile must have sides with a common divisor, got {configs[0].resolution}.")
+        sizes = ", ".join(f"{height} x {width}" for height, width in (config.resolution for config in configs))
+        raise UsageError(f"Bundles to profile must have images whose sides have a common divisor, got {sizes} px.")
     patched = [config.grid for config in configs if config.patch and config.grid]
     whole = [one for one in grids if all(grid[0] % one[0] == 0 and grid[1] % one[1] == 0 for grid in patched)]
     cells = patched[0] if patched and max(patched[0]) <= min(sides) else (min(14, *sides), min(14, *sides))
@@ -156,21 +158,20 @@ def _asks(bundles: Sequence[Bundle]) -> Asks:
         tuple(far / min(sides) for far in changes.shifts(min(sides))),
         grids,
         whole[-1] if whole and patched else grids[min(1, len(grids) - 1)],
+        bool(whole),
         cells,
     )
 
 
-def _count(bundles: Sequence[Bundle], split: Split, seconds: float | None) -> int:
+def _count(bundles: Sequence[Bundle], seconds: float | None) -> int:
     """How many images fit the memory and the time."""
-    most, cost = len(split), 0.0
-    for bundle in bundles:
-        config = bundle.model.config
-        most = min(most, _BYTES // (4 * config.channels * config.resolution[0] * config.resolution[1]))
-        shifted, shuffled = len(changes.shift_changes(changes.shifts(28))), 5
-        passes = shifted + shuffled + len(changes.SHARES) + 2 * len(changes.BANDS) + 1
-        cost += passes * _seconds(bundle)
+    configs = [bundle.model.config for bundle in bundles]
+    most = min(_BYTES // (4 * one.channels * one.resolution[0] * one.resolution[1]) for one in configs)
     if seconds is None:
         return most
+    shifted, shuffled = len(changes.shift_changes(changes.shifts(28))), 5
+    passes = shifted + shuffled + len(changes.SHARES) + 2 * len(changes.BANDS) + 1
+    cost = sum(passes * _seconds(bundle) for bundle in bundles)
     if seconds < LEAST * cost:
         raise UsageError(f"Budget must be at least {LEAST * cost / 60 + 0.5:.0f}m for these bundles.")
     return min(most, int(seconds / cost))
@@ -208,7 +209,8 @@ def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, asks: 
     numbers = {"accuracy": _share(right, chance, "chance")}
     stays = np.mean([one.same for one in moved.values()], axis=0)
     numbers["shift"] = _kept(stays, right, 1.0, "exact-shift")
-    numbers["shuffle"] = _kept(other[f"shuffle {asks.told[0]}"].same, right, 1.0, "exact-order")
+    reference = (1.0, "exact-order") if asks.leaves_whole else (luck, "luck")
+    numbers["shuffle"] = _kept(other[f"shuffle {asks.told[0]}"].same, right, *reference)
     for kind, change in (("drop", "drop 0.5"), ("low", "low 0.25"), ("high", "high 0.25")):
         numbers[kind] = _kept(other[change].same, right, luck, "luck")
 
