@@ -8,12 +8,13 @@ from torch import nn
 from made_up import Filled, states
 from vitrail.data.sources import open_data
 from vitrail.lab.images import prepare
-from vitrail.lab.measures import recency, strength_by_place
+from vitrail.lab.measures import recency, strength_by_place, worth_by_place
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.order import ORDERS, Order, measure, prove
 from vitrail.lab.results import Results
 from vitrail.lab.training import train
+from vitrail.models.create import build
 from vitrail.models.lstm import sequence_order
 
 LAB = Lab(prepare(open_data("digits")), ("vit", "lstm"), (300, 1240), 2, 256)
@@ -41,6 +42,31 @@ def test_strength_is_the_gradients_norm_in_the_order_of_reading():
     np.testing.assert_allclose(found, 2 * order.numpy())  # the norm of four equal numbers is twice one of them
 
 
+def test_worth_is_what_the_logit_loses_with_a_patch():
+    images, labels = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
+    images[0] = 2  # both are 1 from their mean
+    order = sequence_order("column", (4, 4))
+    found = worth_by_place(Weighted(), images, labels, (2, 2), order)
+    np.testing.assert_allclose(found, 4 * order.numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["raster", "snake"])
+def test_an_lstm_that_forgets_has_a_recency_of_almost_one(order):
+    """Without recurrent weights a gate that keeps a share f is all memory there is: strength falls by f a step."""
+    model = build(LAB.images.matched("lstm", order=order, depth=1))
+    hidden = model.config.hidden
+    with torch.no_grad():
+        nn.init.normal_(model.head.weight)
+        model.layers[0].weight_hh_l0.zero_()
+        model.layers[0].weight_ih_l0[hidden : 2 * hidden] = 0
+        model.layers[0].bias_ih_l0[hidden : 2 * hidden] = -2
+    keeps = torch.sigmoid(torch.tensor(-2.0)).item()
+    images, labels = torch.zeros(2, 1, 8, 8), torch.arange(2)  # the same everywhere: only time tells patches apart
+    found = strength_by_place(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
+    np.testing.assert_allclose(found[5:14] / found[6:15], keeps, rtol=1e-3)
+    assert recency(found) > 0.95
+
+
 @pytest.fixture(scope="module")
 def proved():
     return prove(Order("order", LAB).proof.settings, LAB.images, [], None).result
@@ -58,14 +84,15 @@ def test_a_trained_lstm_is_measured(tmp_path):
     question = Order("order", LAB)
     cell = question.cells["reversed"][0].changed(learning_rate=1e-3, count=100, seen=128)
     train(cell.settings, LAB.images, [], tmp_path / "cell")
-    found, _ = measure({"order": "reversed"}, LAB.images, [tmp_path / "cell"], tmp_path)
-    again, _ = measure({"order": "reversed"}, LAB.images, [tmp_path / "cell"], tmp_path)
+    found, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
+    again, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
     assert found == again
     assert [len(found[when]["strength"]) for when in ("before", "after")] == [16, 16]
     assert found["before"]["recency"] == recency(np.array(found["before"]["strength"]))
     assert min(found["before"]["strength"]) > 0  # its head is not zero
     assert found["before"]["strength"] != found["after"]["strength"]
     assert 0 <= found["agreement"] <= 1
+    assert 0 <= found["removal"] <= 1
 
 
 def fill(folder, proved, index):
@@ -77,7 +104,7 @@ def fill(folder, proved, index):
             filled.train(cell, 0.8)
             strength = {"strength": [1.0] * 16, "recency": index.get(name, 0.7) + 0.01 * seed}
             done = filled.results.resolve(looking)
-            filled.put(done, before=strength, after=strength, agreement=0.5)
+            filled.put(done, before=strength, after=strength, removal=0.7, agreement=0.5)
     return question, filled
 
 

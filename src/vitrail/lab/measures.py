@@ -63,6 +63,22 @@ def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pa
     return sums / len(images)
 
 
+@torch.no_grad()
+def worth_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor) -> np.ndarray:
+    """How much the logit of the label changes if a patch is that of the mean image, by its place in an order, (N)."""
+    columns = images.shape[3] // patch[1]
+    usual, found = images.mean(dim=0), []
+    with evaluating(model):
+        logits = model(images).gather(1, labels[:, None])
+        for place in order_N.tolist():
+            down, right = place // columns * patch[0], place % columns * patch[1]
+            at = (..., slice(down, down + patch[0]), slice(right, right + patch[1]))
+            without = images.clone()
+            without[at] = usual[at]
+            found.append(float((model(without).gather(1, labels[:, None]) - logits).abs().mean()))
+    return np.array(found)
+
+
 def recency(strength_N: np.ndarray) -> float:
     """Where in a sequence the strength lies: 0 at its beginning, 0.5 evenly, 1 at its end."""
     return float((np.arange(len(strength_N)) * strength_N).sum() / ((len(strength_N) - 1) * strength_N.sum()))

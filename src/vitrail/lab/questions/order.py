@@ -13,7 +13,7 @@ from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
 from vitrail.lab.looking import looking_cell, open_model, read_test_images
-from vitrail.lab.measures import influence, recency, strength_by_place
+from vitrail.lab.measures import influence, recency, strength_by_place, worth_by_place
 from vitrail.lab.permute import move, patch_order
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points, smallest
 from vitrail.lab.results import Results
@@ -48,9 +48,12 @@ class Order(Question):
     @functools.cached_property
     def measured(self) -> dict[str, list[Cell]]:
         """How strongly each patch counts, by the time at which it is read; ViT's in raster order."""
-        task, passes = "vitrail.lab.questions.order:measure", 8.0 * _LOOKED_AT
+        task, passes = "vitrail.lab.questions.order:measure", 30.0 * _LOOKED_AT
         return {
-            name: [looking_cell(task, cell, passes, order="raster" if name == "vit" else name) for cell in cells]
+            name: [
+                looking_cell(task, cell, passes, order="raster" if name == "vit" else name, images=_LOOKED_AT)
+                for cell in cells
+            ]
             for name, cells in self.cells.items()
         }
 
@@ -146,21 +149,21 @@ class Order(Question):
                 low, high = (f"{value:+.1f}" for value in bar(lead))
                 said = f"{points(lead.value)} ({low} … {high})"
             rows.append([self.word(name), f"{self.found.estimate(name).value:.1%}", said, *self._seen(name)])
-        names = ("accuracy-head", "lead-head", "recency-before", "recency-after", "last-first", "agreement")
-        listed = table(["", *(self.word(name) for name in names)], rows, frozenset(range(1, 7)))
+        names = ("accuracy-head", "lead-head", "recency-before", "recency-after", "removal", "last-first", "agreement")
+        listed = table(["", *(self.word(name) for name in names)], rows, frozenset(range(1, 8)))
         return f'<div class="panes">{panes}</div>{listed}{self.word("table-note", "p")}'
 
     def _seen(self, name: str) -> list[str]:
         if name not in self.looked:
-            return ["-"] * 4
+            return ["-"] * 5
         some = self.looked[name]
         before, after = (float(np.mean([one[when]["recency"] for one in some])) for when in ("before", "after"))
         ratio = float(np.mean([one["after"]["strength"][-1] / one["after"]["strength"][0] for one in some]))
-        agreement = float(np.mean([one["agreement"] for one in some]))
+        removal, agreement = (float(np.mean([one[kind] for one in some])) for kind in ("removal", "agreement"))
         reach = self._forgets(name)
         low, high = reach.interval() if reach.error == reach.error else (reach.value, reach.value)
         said = f"{after:.2f} ({0.5 + low:.2f} … {0.5 + high:.2f})" if low < high else f"{after:.2f}"
-        return [f"{before:.2f}", said, f"{ratio:.1f}", f"{agreement:.0%}"]
+        return [f"{before:.2f}", said, f"{removal:.2f}", f"{ratio:.1f}", f"{agreement:.0%}"]
 
     def numbers(self) -> dict[str, Any]:
         return {
@@ -169,6 +172,7 @@ class Order(Question):
                 name: {when: [one[when]["recency"] for one in some] for when in ("before", "after")}
                 for name, some in self.looked.items()
             },
+            "removal": {name: [one["removal"] for one in some] for name, some in self.looked.items()},
             "agreement": {name: [one["agreement"] for one in some] for name, some in self.looked.items()},
             "exact": self.proved,
         }
@@ -201,7 +205,7 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     trained: Any = bundle.provenance["lab"]
     untrained = open_model(trained, [])
     lecun_normal_(untrained.head)
-    pixels, classes = read_test_images(images, _LOOKED_AT)
+    pixels, classes = read_test_images(images, settings["images"])
     labels = torch.from_numpy(classes)
     patch, grid = trained["model"]["patch"], bundle.model.config.grid
     order = sequence_order(settings["order"], grid)
@@ -209,6 +213,7 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     for when, model in (("before", untrained), ("after", bundle.model)):
         strength = strength_by_place(model, pixels, labels, patch, order)
         result[when] = {"strength": strength.tolist(), "recency": recency(strength)}
+    result["removal"] = recency(worth_by_place(bundle.model, pixels, labels, patch, order))
     backwards = torch.empty_like(order)
     backwards[order] = order.flip(0)
     with torch.no_grad():
