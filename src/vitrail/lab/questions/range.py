@@ -27,8 +27,8 @@ from vitrail.pages.words import words_beside
 CELL, GRID = 4, 7  # pixels of a cell; cells in a row
 DISTANCES = tuple(range(1, GRID))
 _TRAINING, _VALIDATION, _TEST = 30_000, 1200, 3000
-_SEEN = 100_000
-_NOISE, _MARK = 64, 255
+_SEEN = 50_000
+_NOISE, _MARK = 128, 96  # levels of the noise, and what the bright pixels of a mark add
 LABELS = ("different", "same")
 
 MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
@@ -159,7 +159,7 @@ def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     for one, other in itertools.permutations(cells, 2):
         pairs[max(abs(one[0] - other[0]), abs(one[1] - other[1]))].append((one, other))
     lying = np.repeat([[1, 0, 1, 0]], CELL, axis=0).T
-    kinds = np.stack([lying, lying.T])
+    kinds = (_MARK * np.stack([lying, lying.T])).astype(np.uint8)
     same = np.arange(count) // len(DISTANCES) % 2
     first = generator.integers(2, size=count)
     pixels = generator.integers(0, _NOISE, (count, GRID * CELL, GRID * CELL, 1), np.uint8)
@@ -167,7 +167,7 @@ def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         chosen = pairs[far][generator.integers(len(pairs[far]))]
         for (row, column), kind in zip(chosen, (first[index], first[index] ^ 1 ^ same[index]), strict=True):
             place = np.s_[index, row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL, 0]
-            pixels[place] = _MARK * kinds[kind]
+            pixels[place] += kinds[kind]
     return pixels, same.astype(np.int64)
 
 
