@@ -5,7 +5,7 @@ import pytest
 
 from fake_lab import answer, digits_lab, nothing
 from vitrail.lab.questions import range as task
-from vitrail.lab.questions.range import DISTANCES, MODELS, Range, config_of, distances, field_of, make_marks
+from vitrail.lab.questions.range import DISTANCES, MODELS, Range, config_of, distances, make_marks
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def test_models_cost_the_same_and_see_what_is_said():
     cost = config_of("vit").macs
     assert config_of("vit").grid == (7, 7)
     assert all(abs(config_of(name).macs / cost - 1) < 0.06 for name in MODELS)
-    assert field_of(config_of("resnet")) == 25
-    assert field_of(config_of("wide")) == 49
-    assert field_of(config_of("vit")) is None
+    assert config_of("resnet").receptive_field == 25
+    assert config_of("wide").receptive_field == 49
+    assert config_of("vit").receptive_field is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 
 from fake_lab import answer, digits_lab, nothing
 from vitrail.lab.questions.size import Size
-from vitrail.lab.scale import deepened, widened
 
 
 def accuracy(gains):
@@ -39,9 +38,9 @@ def test_doubled_models_cost_twice_and_four_times():
     images = digits_lab().images
     for family in ("vit", "hybrid", "resnet"):
         config = images.matched(family)
-        wider = config.replace(**widened(config, 2))
+        wider = config.replace(**config.wider(2))
         assert 3.5 < wider.macs / config.macs < 4.1
-        assert 1.6 < config.replace(**deepened(config, 2)).macs / config.macs < 2.2
+        assert 1.6 < config.replace(**config.deeper(2)).macs / config.macs < 2.2
     vit = images.matched("vit")
-    assert widened(vit, 2) == {"width": 96, "mlp": 192, "heads": 6}
-    assert widened(vit, 0.5) == {"width": 24, "mlp": 48, "heads": 3}  # three heads have no half
+    assert vit.wider(2) == {"width": 96, "mlp": 192, "heads": 6}
+    assert vit.wider(0.5) == {"width": 24, "mlp": 48, "heads": 3}  # three heads have no half

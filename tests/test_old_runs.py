@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from test_reliability import events
 from test_training import HALF_WAY, STATE, curve, make_trainer
+from vitrail.configs.base import read_model
 from vitrail.configs.recipe import Recipe
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.storage import MANIFEST, _write_manifest
@@ -93,7 +94,8 @@ def test_a_setting_that_is_newer_than_the_run_takes_its_default(call, run):
 def test_every_field_of_a_state_is_checked():
     good = STATE
     recipe = Recipe.from_json(good["recipe"]).to_json()  # with the defaults of settings that are newer
-    assert check_state(good) == {**good, "recipe": recipe, "left_out": 0, "start": None, "losses": []}
+    model = read_model(good["model"]).to_document()
+    assert check_state(good) == {**good, "recipe": recipe, "model": model, "left_out": 0, "start": None, "losses": []}
     strange = (None, "x", -5, 10**9 + 1, 1.5, True, [], {}, [1], {"a": 1}, float("nan"), "x" * 99)
     best = good["best"]
     forged = [{**good, name: value} for name in good for value in strange]

@@ -168,6 +168,19 @@ class ModelConfig(Settings):
         near = {values[max(above - 1, 0)], values[min(above, len(values) - 1)]}
         return min(map(self._scaled, near), key=lambda config: abs(config.macs - macs))
 
+    @property
+    def receptive_field(self) -> int | None:
+        """Pixels in a row that a unit of a CNN's last layer can see; None for families that see all of them at once."""
+        return None
+
+    def wider(self, factor: float) -> dict[str, Any]:
+        """Settings that make the model so many times as wide."""
+        return {self.scaled_by: round(getattr(self, self.scaled_by) * factor)}
+
+    def deeper(self, factor: int) -> dict[str, Any]:
+        """Settings that make the model so many times as deep."""
+        return {"depth": factor * self.depth}
+
     def _scaled(self, value: int) -> Self:
         return self.replace(**{self.scaled_by: value})
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vitrail.configs.tally import Tally
 from vitrail.configs.vit import ViTConfig
@@ -30,6 +30,10 @@ class HybridConfig(ViTConfig):
     def __post_init__(self) -> None:
         self._check_stem()
         super().__post_init__()
+
+    def wider(self, factor: float) -> dict[str, Any]:
+        """The stem's channels, too."""
+        return {**super().wider(factor), "stem_layers": [round(channels * factor) for channels in self.stem_layers]}
 
     @property
     def canvas(self) -> tuple[int, int, int]:

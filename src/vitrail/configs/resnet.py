@@ -1,7 +1,7 @@
 """Configuration of residual networks: BiT (arXiv 1912.11370), and a plain one for small images."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.tally import Tally
@@ -51,6 +51,22 @@ class ResNetConfig(ModelConfig):
                 raise UsageError("Strides and edges must not be set for kind bit; they are settings of kind plain.")
         elif self.strides is not None and len(self.strides) != len(self.layers):
             raise UsageError(f"Strides must be one for each of the {len(self.layers)} stages, got {self.strides!r}.")
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Of the plain kind: each layer adds (k - 1) times the strides so far."""
+        if self.kind != "plain":
+            return None
+        field, step = 3, 1
+        for units, stride in zip(self.layers, self.stage_strides, strict=True):
+            field += 2 * step  # the first convolution strides after it has looked
+            step *= stride
+            field += 2 * step * (2 * units - 1)
+        return field
+
+    def deeper(self, factor: int) -> dict[str, Any]:
+        """More units in every stage."""
+        return {"layers": [factor * units for units in self.layers]}
 
     @property
     def stage_strides(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Configuration of the Vision Transformer (arXiv 2010.11929): settings, rules, parameters and MACs."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
@@ -118,6 +118,15 @@ class ViTConfig(PatchedConfig):
         return found | {"position": f"{', '.join(POSITIONS)}. {found['position']}"}
 
     # What the settings mean
+
+    def wider(self, factor: float) -> dict[str, Any]:
+        """Heads keep their width, if their number stays an integer."""
+        heads = self.heads * factor
+        return {
+            "width": round(self.width * factor),
+            "mlp": round(self.mlp * factor),
+            "heads": int(heads) if heads == int(heads) else self.heads,
+        }
 
     @property
     def prefix(self) -> int:

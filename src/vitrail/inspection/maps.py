@@ -30,7 +30,7 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
         raise UsageError(f"Seen must be the result of look for these {len(images)} images, got {len(seen.logits)}.")
     shares_BT = reading(seen, layout)
     last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
-    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)], residual=_is_residual(model))
+    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)], residual=model.has_residuals)
     found = {
         name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, layout.prefix :].reshape(-1, *layout.grid)
         for name, weights_BTT in (("rollout", flow), ("last attention", last))
@@ -70,7 +70,7 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
         logits = model(images)
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
         gradients = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), kept)
-    identity, is_residual = torch.eye(kept[0].shape[-1], dtype=torch.float64), _is_residual(model)
+    identity, is_residual = torch.eye(kept[0].shape[-1], dtype=torch.float64), model.has_residuals
     flow = identity.expand(len(images), -1, -1).clone()
     steps = [
         (weights * gradient).clamp(min=0).detach().cpu().double().mean(dim=1)
@@ -128,11 +128,6 @@ def _keep(weights: Tensor, kept: list[Tensor]) -> Tensor:
         weights = weights.detach().requires_grad_()  # in a frozen model, gradients begin here
     kept.append(weights)
     return weights
-
-
-def _is_residual(model: AnyModel) -> bool:
-    """Whether what enters a layer also leaves it: only a ViT can be asked to leave that out."""
-    return getattr(model.config, "residual", True)
 
 
 def _layout(model: AnyModel) -> Layout:

@@ -7,7 +7,7 @@ A question lives in one file, with its sentences in the TOML file beside it, and
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -49,6 +49,10 @@ class Lab:
         """A trained cell by the lab's protocol."""
         settings.setdefault("seen", self.seen)
         return training_cell(self.images, family, count=count, seed=seed, **settings)
+
+    def asked_for(self, names: Iterable[str]) -> list[str]:
+        """Those of some families that are compared."""
+        return [name for name in names if name in self.families]
 
     def seeds_for(self, count: int) -> range:
         """Large training sets get one seed less: their accuracies differ less."""

@@ -278,6 +278,11 @@ class Model(nn.Module, Generic[Config]):
         H, W)."""
 
     @property
+    def has_residuals(self) -> bool:
+        """Whether what enters a layer is added to what it computes."""
+        return True
+
+    @property
     def has_ordered_blocks(self) -> bool:
         """Whether the layers are one sequence of blocks, so that layer-wise learning rates apply."""
         names = [name for name, _ in self.named_parameters()]

@@ -151,6 +151,10 @@ class ViT(Model[ViTConfig]):
             z_BTD = drop_tokens(z_BTD, self.config.prefix, self.config.token_drop)
         return drop(z_BTD, self.config.dropout, self.training)
 
+    @property
+    def has_residuals(self) -> bool:
+        return self.config.residual
+
     def encode(self, z_BTD: Tensor, seen: Seen | None = None, all_tokens: bool = False) -> Tensor:
         """Eqs. 2 and 3, `depth` times.
 

@@ -48,8 +48,7 @@ class Augmentation(Question):
                 self.lab.train(family, count=count, seed=seed, **self.settings(variant))
                 for seed in self.lab.seeds_for(count)
             ]
-            for family in FAMILIES
-            if family in self.lab.families
+            for family in self.lab.asked_for(FAMILIES)
             for variant in VARIANTS
             for count in self.ends
         }

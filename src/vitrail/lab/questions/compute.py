@@ -8,7 +8,6 @@ from vitrail.configs.base import ModelConfig
 from vitrail.lab.cell import Cell
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between
 from vitrail.lab.results import Results
-from vitrail.lab.scale import widened
 from vitrail.lab.statistics import Estimate
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
@@ -20,10 +19,13 @@ SHARES = (5, 1)
 """The images seen are those of the lab over these: a short and a full training."""
 
 
+_TOLERANCE = 0.02  # of multiply-accumulates: points of equal width stand at equal cost
+
+
 class Point(NamedTuple):
     """One amount of compute."""
 
-    family: str
+    name: str
     factor: float
     share: int
 
@@ -35,13 +37,16 @@ class Compute(Question):
     claims = ("C29",)
 
     def changes(self, family: str, factor: float) -> dict[str, Any] | None:
-        """Width of a family's model; the CNN is scaled to cost what the ViT costs."""
+        """Width of a family's model, scaled where it would cost more or less than the ViT's."""
         config = self.lab.images.matched(family)
         if factor == 1:
             return None
-        if family == "resnet":
-            return {config.scaled_by: getattr(config.with_macs(self.config("vit", factor).macs), config.scaled_by)}
-        return widened(config, factor)
+        changes, wanted = config.wider(factor), self.lab.images.matched("vit")
+        wanted = wanted.replace(**wanted.wider(factor)).macs
+        larger = config.replace(**changes)
+        if abs(larger.macs / wanted - 1) > _TOLERANCE:
+            changes[config.scaled_by] = getattr(larger.with_macs(wanted), config.scaled_by)
+        return changes
 
     def config(self, family: str, factor: float) -> ModelConfig:
         """The model of a family at a width."""
@@ -62,8 +67,7 @@ class Compute(Question):
                 )
                 for seed in range(max(2, len(self.lab.seeds_for(count))) if self.lab.seeds > 1 else 1)
             ]
-            for family in FAMILIES
-            if family in self.lab.families
+            for family in self.lab.asked_for(FAMILIES)
             for factor in FACTORS
             for share in SHARES
         }
@@ -73,7 +77,7 @@ class Compute(Question):
             return [
                 cell
                 for point, cells in self.cells.items()
-                if point.family in families and point.factor in factors
+                if point.name in families and point.factor in factors
                 for cell in cells[:seeds]
             ]
 
@@ -156,9 +160,9 @@ class Compute(Question):
 
     def numbers(self) -> dict[str, Any]:
         return {
-            f"{point.family} x{point.factor:g} 1/{point.share}": {
+            f"{point.name} x{point.factor:g} 1/{point.share}": {
                 "accuracy": self.found.estimate(point).value,
-                "macs": self.config(point.family, point.factor).macs,
+                "macs": self.config(point.name, point.factor).macs,
                 "seen": self.lab.seen // point.share,
             }
             for point in self.found.right

@@ -14,7 +14,6 @@ import numpy as np
 
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.resnet import ResNetConfig
 from vitrail.data.dataset import Split
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.images import Images
@@ -56,7 +55,7 @@ class Range(Question):
             ]
             for name in MODELS
             for config in (config_of(name),)
-            if config.family in self.lab.families
+            if self.lab.asked_for([config.family])
         }
 
     def rounds(self) -> Sequence[Sequence[Cell]]:
@@ -99,7 +98,7 @@ class Range(Question):
                 config = config_of(name)
                 shares = [self.found.estimate((name, distance)).value for distance in DISTANCES]
                 cost = f"{config.macs / 1e6:.2f} M"
-                field = field_of(config)
+                field = config.receptive_field
                 rows.append(
                     (self.word(name), cost, "-" if field is None else field, *(f"{share:.1%}" for share in shares))
                 )
@@ -129,18 +128,6 @@ def config_of(name: str) -> ModelConfig:
             changes = {"layers": [1, 2, 2]} if name == "wide" else {}
             return zoo.small("Nano", "resnet").replace(classes=2, **changes).with_macs(vit.macs)
     return zoo.small("Nano", name).replace(classes=2, patch=CELL, width=32).with_macs(vit.macs)
-
-
-def field_of(config: ModelConfig) -> int | None:
-    """Pixels in a row that a unit of a CNN's last layer can see: each layer adds (k - 1) times the strides so far."""
-    if not isinstance(config, ResNetConfig):
-        return None
-    field, step = 3, 1
-    for units, stride in zip(config.layers, config.stage_strides, strict=True):
-        field += 2 * step  # the first convolution strides after it has looked
-        step *= stride
-        field += 2 * step * (2 * units - 1)
-    return field
 
 
 # The task

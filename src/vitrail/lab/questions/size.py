@@ -7,7 +7,6 @@ from typing import Any
 from vitrail.lab.cell import Cell
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between, points, smallest
 from vitrail.lab.results import Results
-from vitrail.lab.scale import deepened, widened
 from vitrail.lab.statistics import Estimate
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
@@ -35,9 +34,9 @@ class Size(Question):
         config = self.lab.images.matched(family)
         match variant:
             case "deeper":
-                return deepened(config, 2)
+                return config.deeper(2)
             case "wider":
-                return widened(config, 2)
+                return config.wider(2)
         return None
 
     @functools.cached_property
@@ -48,8 +47,7 @@ class Size(Question):
                 self.lab.train(family, count=count, seed=seed, changes=self.changes(family, variant))
                 for seed in self.lab.seeds_for(count)
             ]
-            for family in FAMILIES
-            if family in self.lab.families
+            for family in self.lab.asked_for(FAMILIES)
             for variant in VARIANTS
             for count in self.ends
         }
