@@ -72,6 +72,11 @@ class Augmentation(Question):
 
     def read(self, results: Results) -> None:
         self.found = Accuracies(results, self.cells)
+        self.fitted: dict[Key, float] = {}
+        for key, cells in self.cells.items():
+            known = [one["training_accuracy"] for cell in cells if (one := results.get(cell)) is not None]
+            if known:
+                self.fitted[key] = sum(known) / len(known)
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:
         """What a variant adds to the accuracy of plain training."""
@@ -114,15 +119,16 @@ class Augmentation(Question):
                     family,
                     f"{count:,}",
                     self.word(variant),
+                    f"{self.fitted[family, variant, count]:.1%}",
                     f"{accuracy.value:.1%}",
                     "-" if gain is None else between(gain),
                 )
             )
-        heads = ("", "n", "", self.word("accuracy"), self.word("gain"))
-        return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset((1, 3, 4)))}'
+        heads = ("", "n", "", self.word("training"), self.word("accuracy"), self.word("gain"))
+        return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset((1, 3, 4, 5)))}'
 
     def numbers(self) -> dict[str, Any]:
         return {
-            " ".join(map(str, key)): {"accuracy": self.found.estimate(key).value, "seeds": len(right)}
-            for key, right in self.found.right.items()
+            " ".join(map(str, key)): {"accuracy": self.found.estimate(key).value, "training_accuracy": self.fitted[key]}
+            for key in self.found.right
         }
