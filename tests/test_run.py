@@ -1,6 +1,7 @@
 """A run from Python: what it returns, what it says, and the states of its folder."""
 
 import contextlib
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,3 +120,18 @@ def test_training_in_a_thread_leaves_signals_alone(tmp_path, few):
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(train, few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
         assert work.result().bundle.provenance["steps"] == 2
+
+
+def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(tmp_path, few):
+    run = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True).folder
+    for name in ("report.html", "metrics.jsonl"):
+        (run / name).unlink()
+        os.mkfifo(run / name)
+        with pytest.raises(UsageError, match=f"regular files, got .*{name}"):
+            train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
+        (run / name).unlink()
+    shutil.rmtree(run / "bundle")
+    (run / "bundle").mkdir()
+    (run / "bundle" / "photo.png").touch()
+    with pytest.raises(UsageError, match="Output to be overwritten"):
+        train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vitrail.console import Say
 from vitrail.errors import UsageError
-from vitrail.storage import MANIFEST, check_output, locked, write_text
+from vitrail.storage import MANIFEST, check_output, locked, refuse_foreign, write_text
 from vitrail.training.checkpoint import steps_of, sweep
 
 _LOCK = ".lock"
@@ -72,6 +72,7 @@ class RunFolder:
         state = self.state
         if state is State.NEW or (state.is_run and self._resumes):
             check_output(self.path, force=True)
+            self._check_content()
         elif state.is_run and not self._force:
             raise UsageError(
                 f"Output must not exist yet, got the run {str(self.path)!r}. Go on with it by --resume auto, choose"
@@ -83,6 +84,14 @@ class RunFolder:
             )
         else:
             check_output(self.path, force=self._force)
+
+    def _check_content(self) -> None:
+        """Refuse what the end of a run could not write: pipes and the like, a bundle that is not ours."""
+        for name in ("config.toml", "metrics.jsonl", "report.html"):
+            path = self.path / name
+            if os.path.lexists(path) and not path.is_file():
+                raise UsageError(f"Output must contain regular files, got {str(path)!r}. Move it away yourself.")
+        refuse_foreign(self.path / "bundle")
 
     def hold(self, stack: contextlib.ExitStack) -> None:
         """Lock the folder until `stack` ends. If another process holds it, the error names that process."""
