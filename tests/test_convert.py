@@ -294,7 +294,7 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     found = read_any(str(tmp_path / "bfloat16.npz"), Told())
     kernel = bundle.model.head.weight.detach()
     torch.testing.assert_close(found.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
-    assert "arrays that are no real numbers are left out: step" in found.notes
+    assert "arrays that are not floating point are left out: step" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
     (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     found = read_any(str(tmp_path / "timm" / "model.safetensors"), Told())
     assert found.bundle.provenance["licence"] == "apache-2.0"
-    assert "config.json, README.md beside the file are taken for its own" in found.notes
+    assert "config.json, README.md beside the file are taken as its settings" in found.notes
 
 
 # The command
