@@ -357,7 +357,7 @@ def test_a_signal_after_the_last_step_ends_the_run(tmp_path, monkeypatch, capsys
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-    monkeypatch.setattr("vitrail.training.objectives.classify.answer", answer)
+    monkeypatch.setattr("vitrail.training.objectives.judgement.answer", answer)
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as leaving:
