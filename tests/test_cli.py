@@ -71,6 +71,17 @@ def test_models_lists_every_model_with_infos_keys():
     assert all(name in table for name in MODELS)
 
 
+@pytest.mark.parametrize(("columns", "left_out"), [(40, "MACs"), (80, "patch"), (120, None)])
+def test_names_and_counts_of_models_are_complete_in_narrow_terminals(call, monkeypatch, columns, left_out):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = call("models").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(MODELS)
+    assert [line.split()[2] for line in lines[1:]] == [f"{config.parameters:,}" for config in MODELS.values()]
+    assert max(map(len, lines)) <= columns
+    assert (left_out or "never") not in lines[0]
+
+
 def test_info_as_json():
     row = json.loads(run("info", "ViT-B/16", "--json").stdout)
     assert row == {

@@ -367,6 +367,26 @@ def test_a_signal_after_the_last_step_ends_the_run(tmp_path, monkeypatch, capsys
     assert leaving.value.code == 143
 
 
+@pytest.mark.parametrize(("ignored", "code", "steps"), [(False, 129, 2), (True, 0, 4)])
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(
+    call, tmp_path, monkeypatch, ignored, code, steps
+):
+    def update(trainer, *arguments):
+        if trainer.step == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return taken(trainer, *arguments)
+
+    taken = Trainer.update
+    monkeypatch.setattr(Trainer, "update", update)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
+    try:
+        done = call("train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert done.returncode == code, done.stderr
+    assert steps_of(tmp_path / "run" / "checkpoints")[-1] == steps
+
+
 # R6, R7, R8
 
 

@@ -31,14 +31,16 @@ Errors are one line; add --debug for the traceback. --version prints the version
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its exit code (0, 1, 2, 130 or 143)."""
+    """Run one command and exit with its exit code (0, 1, 2, 129, 130 or 143)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     given_words.set(tuple(words))
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"] or ["--help"]
     _prepare_streams()
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
         if words[0] == "--version":
             sys.stdout.write(f"vitrail {__version__}\n")
         else:

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -139,7 +139,8 @@ def models(*, json: Json = False) -> None:
         return print_json(rows)
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
     keys = [header.lower() for header in headers]
-    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows])
+    shape = ("heads", "patch", "width", "depth", "resolution", "tokens", "MACs", "family")
+    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows], droppable=shape)
 
 
 def info(
@@ -438,7 +439,7 @@ def predict(
 
     if features is not None:
         check_features_file(features, force=force)
-    paths = find_images(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
+    paths = find_images(files, _lines_of_stdin())
     if engine != "auto" and engine not in ENGINES:
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if features is None:
@@ -465,7 +466,9 @@ def predict(
 def inspect(
     bundle: BundlePath,
     files: Annotated[
-        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Images to inspect, or folders of them.")
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(metavar="IMAGE", help="Images to inspect, folders of them, or - for names from stdin, one a line."),
     ],
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
@@ -493,7 +496,7 @@ def inspect(
     from vitrail.storage import check_output
 
     check_output(output, force=force)
-    paths = find_images(files)
+    paths = find_images(files, _lines_of_stdin())
 
     from vitrail.inspection.examine import examine
     from vitrail.inspection.page import LIMIT, write_page
@@ -554,7 +557,9 @@ def convert(
 
     size = None if resolution is None else _parse_resolution(resolution)
     told = Told(model, size, preprocess, None if labels is None else read_labels(labels))
-    shown = open_data("fashion-40").splits["test"].images if images is None else find_images([images])
+    shown = (
+        open_data("fashion-40").splits["test"].images if images is None else find_images([images], _lines_of_stdin())
+    )
     report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force)
     for note in report["notes"]:
         say(f"note: {note}")
@@ -573,6 +578,11 @@ def demo(
     from vitrail.demo import run
 
     run(output, epochs=epochs, seed=seed, force=force, opens=open)
+
+
+def _lines_of_stdin() -> Iterator[str]:
+    """The names that - stands for; stdin is read only if they are asked for."""
+    return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
 
 
 def _some_images(data: str, count: int) -> list[Any]:

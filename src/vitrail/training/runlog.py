@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitrail.console import Say, json_text, printable, say, say_nothing
+from vitrail.console import Messages, Say, json_text, printable, say, say_nothing
 from vitrail.training.events import EventFile
 
 _PLAIN_SECONDS = 10  # between plain lines
@@ -38,7 +38,7 @@ class RunLog:
         if self._tell is say and sys.stderr.isatty():
             self._bar = BarColumn()
             columns = (TextColumn("{task.completed}/{task.total}"), self._bar, TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=False)
+            self._progress = Progress(*columns, console=Console(file=Messages(sys.stderr)), transient=False)
             self._task = self._progress.add_task("", total=self.total)
             self._progress.start()
         return self
