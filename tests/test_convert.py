@@ -16,6 +16,7 @@ import vitrail
 from peers import import_peer
 from redraw import redraw
 from test_cli import run
+from vitrail.console import print_conversion
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
@@ -61,7 +62,7 @@ def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
     config, back = bundle.model.config, found.bundle.model.config
     if tells:
         assert (back, found.bundle.preprocess, found.bundle.labels) == (config, bundle.preprocess, bundle.labels)
-        assert found.bundle.provenance == {**bundle.provenance, "converted_from": to}
+        assert found.bundle.provenance == bundle.provenance
         assert found.notes == ()
         return
     assert back.resize_rule == to
@@ -70,6 +71,26 @@ def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
     assert found.bundle.labels == (bundle.labels if to in ("timm", "huggingface") else None)
     if to in ("timm", "huggingface"):
         assert found.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+
+
+def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
+    bundle = small()
+    proofs = [{"library": "timm", "not_verified": "not asked for"}]
+    bundle.provenance.update(converted_from="timm", proofs=proofs)
+    there(tmp_path, bundle, "huggingface", verifies=False)
+    convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", verifies=False, images=CLOTHES)
+    for name in ("config.json", "provenance.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+
+
+def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, monkeypatch, capsys):
+    bundle = small()
+    monkeypatch.setattr("vitrail.weights.google._open_by_timm", lambda *_: bundle.model.eval())
+    report = there(tmp_path, bundle, "google")
+    report["proofs"] += convert(str(tmp_path / "google"), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
+    assert [proof["library"] for proof in report["proofs"]] == ["timm (reading Google's file)"] * 2
+    print_conversion(report)
+    assert "timm (reading Google's file) on 40 images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
