@@ -44,6 +44,11 @@ class RunFolder:
     """The folder of a run. Call `hold` before changing anything in it."""
 
     def __init__(self, path: str | Path, *, resumes: bool, force: bool) -> None:
+        if resumes and force:
+            raise UsageError(
+                "A run must be resumed or overwritten, got both --resume and --force (in Python: resumes=True and"
+                " force=True)."
+            )
         self.path, self._resumes, self._force = Path(path), resumes, force
         self.checkpoints = self.path / "checkpoints"
         self._has_lock: bool | None = None

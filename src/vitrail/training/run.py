@@ -94,6 +94,7 @@ def run(
 ) -> Result:
     """A run from any start: claim the folder, start or resume, train, evaluate, write the bundle and the report."""
     began = time.monotonic()
+    recipe.check_length()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
