@@ -639,6 +639,17 @@ def test_features_are_what_the_head_reads(bundle, images, capsys, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["features.npz"]
 
 
+def test_features_are_written_though_the_reader_of_answers_has_left(call, bundle, images, monkeypatch, tmp_path):
+    def leave():
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.stdout, "flush", leave)
+    done = call("predict", bundle, images / "01.png", images / "02.png", "--features", tmp_path / "out.npz")
+    assert done.returncode == 0
+    with np.load(tmp_path / "out.npz") as found:
+        assert len(found["files"]) == 2
+
+
 def vitrail_order(folder):
     return sorted(folder.rglob("*.png"), key=str)
 
@@ -730,6 +741,7 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     done = call(*words)
     assert done.returncode == 2
     assert "must have a model that predicts classes, got one that predicts features" in done.stderr
+    assert "--protocol knn, probe or fewshot" in done.stderr
     done = call(*words, "--features", tmp_path / "features.npz", "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
@@ -737,4 +749,4 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     ]
     with np.load(tmp_path / "features.npz") as found, torch.no_grad():
         np.testing.assert_allclose(found["features"], model(preprocess(files)).numpy(), atol=1e-5)
-    assert call(*words, "--features", tmp_path / "again.npz").stdout.splitlines()[0].endswith("-")
+    assert call(*words, "--features", tmp_path / "again.npz").stdout == f"features  {tmp_path / 'again.npz'}\n"

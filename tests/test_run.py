@@ -65,6 +65,13 @@ def test_a_run_without_images_to_evaluate_has_no_scores(tmp_path, few):
     assert (result.scores, result.sentence) == (None, None)
 
 
+def test_a_recipe_must_say_how_long_to_train(tmp_path, few):
+    for lengths, said in (({}, "none"), ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2")):
+        with pytest.raises(UsageError, match=f"one of epochs, steps and minutes, got {said}"):
+            train(few, "ViT-Pico/2", tmp_path / "run", Recipe(**lengths), ALONE, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_states_of_a_folder(tmp_path, few):
     path = tmp_path / "run"
     new = RunFolder(path, resumes=False, force=False)

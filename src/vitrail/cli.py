@@ -78,12 +78,18 @@ def _prepare_streams() -> None:
 
 def _parse(words: list[str]) -> Callable[[], None]:
     """Parse the arguments into a function call. tyro prints errors in a box; they become one line here."""
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     if not words[0].startswith("-") and words[0] not in COMMANDS:
         near = did_you_mean(words[0], [*COMMANDS, "--help"])
         _leave(f"Command must be one of {', '.join(COMMANDS)}, got {words[0]!r}.{near}", 2)
     flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
     if twice := [flag for flag, count in flags.items() if count > 1]:
         _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
+    known = {form for flag in _flags(words[0]) for form in (flag, f"--no-{flag[2:]}")} | {"--help"}
+    if unknown := [flag for flag in flags if flag not in known and (words[0], flag) not in _FORMER_FLAGS]:
+        near = did_you_mean(unknown[0], [*_flags(words[0]), "--help"])
+        _leave(f"Flag must be one that --help lists, got {unknown[0]}.{near}", 2)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -97,10 +103,7 @@ def _parse(words: list[str]) -> Callable[[], None]:
     except SystemExit as leaving:
         if leaving.code != 2:
             raise
-        message = _in_one_line(complaint.getvalue())
-        if unknown := re.match(r"Unrecognized options: (--[\w-]+)", message):
-            message += did_you_mean(unknown[1], _flags(words[0]))
-        _leave(f"{message} See --help.", 2)
+        _leave(f"{_in_one_line(complaint.getvalue())} See --help.", 2)
 
 
 _FORMER_FLAGS = {("convert", "--pictures"): "--images"}

@@ -35,7 +35,7 @@ from vitrail.console import (
 from vitrail.data.files import find_images, list_images
 from vitrail.data.sources import describe_sources, open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.settings import Settings, spoken
+from vitrail.settings import Settings, check_integer, spoken
 
 if TYPE_CHECKING:
     from vitrail.training.run import Result
@@ -57,6 +57,10 @@ Data = Annotated[
 ]
 
 
+Resume = Annotated[
+    Literal["auto"] | None,
+    arg(metavar="[auto]", help="Continue from the newest intact checkpoint of the run, or start if there is none."),
+]
 Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
 
 
@@ -93,13 +97,7 @@ class Running:
             help="Any setting that `vitrail recipes NAME` lists: clip=1 augment.mixup=0.2 model.dropout=0.1 ...",
         ),
     ] = ()
-    resume: Annotated[
-        Literal["auto"] | None,
-        arg(
-            metavar="[auto]",
-            help="Continue from the newest intact checkpoint of RUN, or start if there is none.",
-        ),
-    ] = None
+    resume: Resume = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
     options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
 
@@ -432,6 +430,7 @@ def predict(
     json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
     """Classify images. Files that cannot be read are reported, the others classified; the exit code is then 1."""
+    check_integer("top_k", top_k, low=1, high=10_000_000)
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.base import cores
     from vitrail.engines.choose import faster
@@ -453,10 +452,17 @@ def predict(
         if "features" in answer:
             found.append((answer["file"], answer.pop("features")))
         errors += [answer["error"]] if "error" in answer else []
-        show(answer)
-        sys.stdout.flush()
+        try:
+            show(answer)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if features is None:
+                raise
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has left (`| head`), OUT.npz is still due
     if features is not None:
         write_features(features, found, force=force)
+        if not classifier.labels and not json:
+            print_table(None, [["features", str(features)]])
     if errors and sys.stdout.isatty():  # each of them has just been seen
         sys.exit(1)
     if errors:
@@ -571,13 +577,14 @@ def demo(
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
     epochs: Annotated[int, arg(metavar="N", help="Number of passes over the training digits.")] = 100,
     seed: Annotated[int, arg(metavar="S", help="The same seed and machine give the same model.")] = 0,
+    resume: Resume = None,
     force: Annotated[bool, arg(help="Overwrite the output if it is a run of vitrail.")] = False,
     open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
 ) -> None:
     """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and plot its attention."""
     from vitrail.demo import run
 
-    run(output, epochs=epochs, seed=seed, force=force, opens=open)
+    run(output, epochs=epochs, seed=seed, resumes=resume == "auto", force=force, opens=open)
 
 
 def _lines_of_stdin() -> Iterator[str]:

@@ -179,12 +179,10 @@ def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[d
     second = min(max(_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
     def show(answer: dict[str, Any]) -> None:
+        if answer.get("predictions") == []:  # features alone
+            return
         words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = (
-            [f"error: {answer['error']}", ""]
-            if "error" in answer
-            else [words[0] if words else "-", ", ".join(words[1:])]
-        )
+        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
         file, best, rest = map(printable, (answer["file"], *cells))
         gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
         sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")

@@ -83,9 +83,10 @@ class RunFolder:
                 f"Output must not exist yet, got the run {str(self.path)!r}. Go on with it by --resume auto, choose"
                 " another path, or overwrite it with --force (in Python: resumes=True, force=True)."
             )
-        elif state is State.FOREIGN and self._force:
+        elif state is State.FOREIGN:
             raise UsageError(
-                f"Output to be overwritten must be a run of vitrail, got {str(self.path)!r}. Move it away yourself."
+                f"Output must not exist yet, or must be a run of vitrail, got {str(self.path)!r}. Choose another path,"
+                " or move it away yourself."
             )
         else:
             check_output(self.path, force=self._force)

@@ -38,7 +38,8 @@ class RunLog:
         if self._tell is say and sys.stderr.isatty():
             self._bar = BarColumn()
             columns = (TextColumn("{task.completed}/{task.total}"), self._bar, TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=Console(file=Messages(sys.stderr)), transient=False)
+            console = Console(file=Messages(sys.stderr))  # ty: ignore[invalid-argument-type]
+            self._progress = Progress(*columns, console=console, transient=False)
             self._task = self._progress.add_task("", total=self.total)
             self._progress.start()
         return self
