@@ -401,7 +401,7 @@ def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
     (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     found = read_any(str(tmp_path / "timm" / "model.safetensors"), Told())
     assert found.bundle.provenance["licence"] == "apache-2.0"
-    assert "config.json, README.md beside the file are taken as its settings" in found.notes
+    assert "the settings are taken from config.json, README.md beside the file" in found.notes
 
 
 # The command

@@ -390,7 +390,7 @@ def test_a_missing_extra_is_one_line_and_auto_goes_on_with_torch(bundle, images,
     code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "onnx")
     assert (code, rows) == (2, [])
     assert said.startswith("vitrail: Engine onnx needs the 'onnx' extra")
-    assert said.endswith('Run: pip install "vitrail[onnx]".\n')
+    assert said.endswith('Run, in the folder of vitrail: pip install ".[onnx]".\n')
     assert said.count("\n") == 1
     code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "auto")
     assert (code, len(rows)) == (0, 1)

@@ -61,7 +61,7 @@ def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
     with RunLog(tmp_path, 10, writes=True) as log:
         log.progress(10, FIELDS, "colours right 25.0%")
     assert capsys.readouterr().err == (
-        "step 10/10  loss 2.3456  lr 1.00e-03  1,234 images/s  ? left  held-out colours right 25.0%\n"
+        "step 10/10  loss 2.3456  lr 1.00e-03  1,234 images/s  held-out colours right 25.0%\n"
     )
 
 

@@ -194,7 +194,7 @@ def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys)
         log.write("step", step=2, loss=1.0)
     words = capsys.readouterr().err.splitlines()
     assert words[0].startswith("warning: metrics.jsonl cannot be written (No space left on device)")
-    assert words[1:] == ["warning: 2 line(s) of metrics.jsonl could not be written"]
+    assert words[1:] == ["warning: 2 lines of metrics.jsonl could not be written"]
 
 
 def test_a_torn_line_stays_alone(tmp_path):
@@ -577,7 +577,7 @@ def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(tmp_path
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, preprocess={"crop_fraction": 1.0})
     settings = {"options": Options(workers=1), "model": "ViT-Pico/2"}
-    with pytest.raises(DamagedError, match=r"(04|11)\.png.*`vitrail doctor`.*`--set on_damage=skip`"):
+    with pytest.raises(DamagedError, match=r"(04|11)\.png. cannot be decoded \([^)]*\)\.$"):
         train(str(folder), output=tmp_path / "error", recipe=recipe, **settings)
     for policy in ("skip", "substitute"):
         output = tmp_path / policy

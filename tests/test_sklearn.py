@@ -196,6 +196,6 @@ def test_without_scikit_learn_one_line_says_what_to_do():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == (
         "MissingError vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra."
-        ' Run: pip install "vitrail[sklearn]".\n'
+        ' Run, in the folder of vitrail: pip install ".[sklearn]".\n'
     )
     assert issubclass(MissingError, UsageError)

@@ -34,7 +34,7 @@ from vitrail.console import (
 )
 from vitrail.data.files import find_images, list_images
 from vitrail.data.sources import describe_sources, open_data
-from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_integer, spoken
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def train(
     zoo.find(model)
     from vitrail.training.run import train as run  # imports torch, so only after the arguments were checked
 
-    _print_result(run(data, model, output, chosen, **running.settings))
+    _print_result(lambda: run(data, model, output, chosen, **running.settings))
 
 
 def finetune(
@@ -310,10 +310,15 @@ def finetune(
     check_folder(bundle)
     from vitrail.training.finetune import finetune as run  # imports torch, so only after the arguments were checked
 
-    _print_result(run(bundle, data, output, chosen, resolution=size, **running.settings))
+    _print_result(lambda: run(bundle, data, output, chosen, resolution=size, **running.settings))
 
 
-def _print_result(result: "Result") -> None:
+def _print_result(run: Callable[[], "Result"]) -> None:
+    try:
+        result = run()
+    except DamagedImageError as error:
+        advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
+        raise DamagedError(f"{error} {advice}", path=error.path) from None
     if result.is_first:
         print_run(result.sentence, result.folder)
 

@@ -121,7 +121,7 @@ class Dataset:
         if not held_out.any():
             return dataclasses.replace(training, name="train"), None
         kept, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        return training.take(kept, "train"), training.take(chosen, "val")
+        return training.take(kept, "train"), training.take(chosen, "held-out")
 
     def for_evaluation(self, split: str | None = None) -> Split:
         """The given split; otherwise `test`, otherwise `val`, otherwise all images."""
