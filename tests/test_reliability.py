@@ -571,7 +571,7 @@ def photos(folder, count=24):
     return folder
 
 
-def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(tmp_path, monkeypatch):
+def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(call, tmp_path, monkeypatch):
     folder = photos(tmp_path / "data")
     for index in (4, 11):
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
@@ -579,6 +579,8 @@ def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(tmp_path
     settings = {"options": Options(workers=1), "model": "ViT-Pico/2"}
     with pytest.raises(DamagedError, match=r"(04|11)\.png. cannot be decoded \([^)]*\)\.$"):
         train(str(folder), output=tmp_path / "error", recipe=recipe, **settings)
+    done = call("train", folder, "--model", "ViT-Pico/2", "--epochs", "1", "--output", tmp_path / "command")
+    assert (done.returncode, "`--set on_damage=skip` trains without them." in done.stderr) == (1, True)
     for policy in ("skip", "substitute"):
         output = tmp_path / policy
         train(str(folder), output=output, recipe=recipe.replace(on_damage=policy), **settings)

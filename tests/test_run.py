@@ -45,6 +45,13 @@ def test_training_on_arrays_returns_what_it_wrote_and_prints_nothing(tmp_path, f
     assert written.provenance["data"].startswith("some digits: ")
 
 
+def test_data_without_a_val_split_is_judged_on_held_out_images(tmp_path, few):
+    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+    result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
+    assert result.scores["split"] == "held-out"
+    assert result.sentence.startswith("held-out accuracy ")
+
+
 def test_without_quiet_words_go_to_stderr_alone(tmp_path, few, capfd):
     train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE)
     out, err = capfd.readouterr()

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import vitrail
 from redraw import redraw
 from vitrail.data.sources import open_data
-from vitrail.errors import MissingError, UsageError
+from vitrail.errors import DamagedError, MissingError, UsageError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import sample_shots
 from vitrail.sklearn import ViTClassifier, ViTFeatures
@@ -186,6 +186,8 @@ def test_wrong_use_is_one_line(bundle, digits):
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(DamagedError, match=r"'nosuch\.png' [^`]*$"):
+        ViTClassifier(bundle).fit(["nosuch.png"] * 4, [0, 1, 0, 1])
 
 
 def test_without_scikit_learn_one_line_says_what_to_do():
