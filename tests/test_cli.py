@@ -194,6 +194,12 @@ def test_wrong_use_is_one_line(call, words, code, message):
     assert done.stderr.startswith("vitrail: ")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_only_defaults_that_are_values(call, command):
+    shown = " ".join(call(command, "--help").stdout.replace("│", " ").split())
+    assert [words for words in ("default: None", "default: )", "{None") if words in shown] == []
+
+
 def test_help_is_a_command_too(call):
     assert call("help").stdout == call("--help").stdout
     assert call("help", "info").stdout == call("info", "--help").stdout

@@ -569,7 +569,8 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
     ):
         done = call(*words, "--device", device)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"vitrail: Device must be one that this machine has (cpu), got {device!r}.\n"
+        advice = " NVIDIA and AMD GPUs are called cuda." if device == "gpu" else ""
+        assert done.stderr == f"vitrail: Device must be one that this machine has (cpu), got {device!r}.{advice}\n"
     with pytest.raises(UsageError, match="Device must be one that this machine has"):
         vitrail.Classifier(make(), device=device)
     assert not (tmp_path / "out").exists()

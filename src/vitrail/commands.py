@@ -1,6 +1,7 @@
 """The commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
 import dataclasses
+import functools
 import os
 import re
 import shlex
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
-from tyro.conf import arg
 
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
@@ -43,6 +43,13 @@ if TYPE_CHECKING:
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
 """Arguments of the running command, which a run records."""
 
+
+def _show_default(value: str) -> str:
+    """What --help says of a default; nothing if the flag is then simply absent."""
+    return "" if value in ("None", "") else f"(default: {value})"
+
+
+arg = functools.partial(tyro.conf.arg, help_behavior_hint=_show_default)
 Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 BundlePath = Annotated[
@@ -174,7 +181,7 @@ def recipes(
     name: Annotated[
         str | None,
         tyro.conf.Positional,
-        arg(metavar="NAME", help="A recipe, or a .toml file; default: list all recipes."),
+        arg(metavar="[NAME]", help="A recipe, or a .toml file; default: list all recipes."),
     ] = None,
     *,
     json: Json = False,
@@ -424,7 +431,8 @@ def predict(
     jpeg: Annotated[
         Literal["exact", "double"] | None,
         arg(
-            help="Decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: as in BUNDLE."
+            metavar="{exact,double}",
+            help="Decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: as in BUNDLE.",
         ),
     ] = None,
     features: Annotated[
