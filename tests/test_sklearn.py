@@ -186,7 +186,7 @@ def test_wrong_use_is_one_line(bundle, digits):
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(DamagedError, match=r"'nosuch\.png' [^`]*$"):
+    with pytest.raises(DamagedError, match=r"'nosuch\.png'[^`]*$"):
         ViTClassifier(bundle).fit(["nosuch.png"] * 4, [0, 1, 0, 1])
 
 
