@@ -176,7 +176,7 @@ def test_the_command(healthy):
     (healthy / "train/cat/broken.jpg").write_bytes(b"")
     done = run("doctor", healthy)
     assert done.returncode == 1
-    assert "broken.jpg" in done.stdout
+    assert "error  unreadable: train/cat/broken.jpg cannot be decoded (it is empty)\n" in done.stdout
     assert "duplicate" in done.stdout
     done = run("doctor", healthy, "--json")
     assert done.returncode == 1
