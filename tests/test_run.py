@@ -147,5 +147,5 @@ def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(tmp_path, few
     shutil.rmtree(run / "bundle")
     (run / "bundle").mkdir()
     (run / "bundle" / "photo.png").touch()
-    with pytest.raises(UsageError, match="Output to be overwritten"):
+    with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
         train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
