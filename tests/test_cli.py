@@ -487,3 +487,12 @@ def test_a_flag_without_its_last_letter_is_recognised(call, flag):
     done = call("train", "digits", "--model", "ViT-Pico/2", "--output", "run", f"--{flag[:-1]}", "1")
     assert done.returncode == 2
     assert f"Did you mean '--{flag}'?" in done.stderr
+
+
+def test_threads_that_wait_leave_the_processor_to_others(call, monkeypatch):
+    for given, expected in ((None, "passive"), ("active", "active")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        call("models")
+        assert os.environ["OMP_WAIT_POLICY"] == expected
