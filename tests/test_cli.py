@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -71,6 +72,17 @@ def test_models_lists_every_model_with_infos_keys():
     assert all(name in table for name in MODELS)
 
 
+@pytest.mark.parametrize(("columns", "left_out"), [(40, "MACs"), (80, "patch"), (120, None)])
+def test_names_and_counts_of_models_are_complete_in_narrow_terminals(call, monkeypatch, columns, left_out):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = re.sub(r"\x1b\[\d+m", "", call("models").stdout).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(MODELS)
+    assert [line.split()[2] for line in lines[1:]] == [f"{config.parameters:,}" for config in MODELS.values()]
+    assert max(map(len, lines)) <= columns
+    assert (left_out or "never") not in lines[0]
+
+
 def test_info_as_json():
     row = json.loads(run("info", "ViT-B/16", "--json").stdout)
     assert row == {
@@ -126,10 +138,10 @@ WRONG = [
     (["bogus"], 2, f"Command must be one of {', '.join(COMMANDS)}, got 'bogus'."),
     (["model"], 2, "Did you mean 'models'?"),
     (["info"], 2, "vitrail info needs MODEL|BUNDLE"),
-    (["info", "ViT-B/16", "--bogus"], 2, "Unrecognized options: --bogus"),
+    (["info", "ViT-B/16", "--bogus"], 2, "Flag must be one that --help lists, got --bogus."),
     (["info", "ViT-B/16", "--classes", "many"], 2, "--classes must be an integer, got 'many'"),
     (["demo", "--epochs", "1.5"], 2, "--epochs must be an integer, got '1.5'"),
-    (["info", "ViT-B/16", "--res", "384"], 2, "Unrecognized options: --res"),
+    (["info", "ViT-B/16", "--res", "384"], 2, "got --res."),
     (["info", "ViT-B/16", "--classes", "-1"], 2, "Classes must be an integer from 0 to 10,000,000, got -1."),
     (["info", "ViT-B/16", "--resolution", "wide"], 2, "Resolution must be a number such as 384"),
     (["info", "ViT-B/16", "--resolution", "225"], 2, "Use 224 or 240."),
@@ -140,12 +152,21 @@ WRONG = [
     (["info", "a" * 300], 2, "or a bundle that exists"),
     (["info", ""], 2, "or a bundle that exists, got ''"),
     (["demo", "--output", Path(__file__) / "x"], 2, "Output must be in a folder that can be written"),
-    (["demo", "--output", __file__, "--force"], 2, "Output to be overwritten must be a run of vitrail"),
+    (["demo", "--output", __file__, "--force"], 2, "Output must not exist yet, or must be a run of vitrail"),
     (["demo", "--epochs", "0"], 2, "Epochs must be an integer from 1"),
-    (["demo", "--output", FIXTURE], 2, "Output must not exist yet"),
-    (["help"], 2, "got 'help'. Did you mean '--help'?"),
+    (["demo", "--output", FIXTURE], 2, "Choose another path, or move it away yourself."),
+    (["convert", "fashion", Path(__file__).parent], 2, "Choose another path, or move it away yourself."),
+    (["demo", "--resume", "--force"], 2, "A run must be resumed or overwritten, got both"),
+    (
+        [*TRAIN, "--steps", "1", "--resume", "--force"],
+        2,
+        "A run must be resumed or overwritten, got both --resume and --force",
+    ),
+    (["info", "ViT-B/16", "--resume"], 2, "Flag must be one that --help lists, got --resume."),
+    (["train", "digits", "--modle", "ViT-Pico/2", "--output", "x"], 2, "got --modle. Did you mean '--model'?"),
+    (["predict", "fashion", "x.png", "--top-k", "0"], 2, "Top k must be an integer from 1"),
     (["--hlep"], 2, "Did you mean '--help'?"),
-    (["predict", "fashion", "x.png", "--topk", "3"], 2, "--topk, 3. Did you mean '--top-k'? See --help."),
+    (["predict", "fashion", "x.png", "--topk", "3"], 2, "got --topk. Did you mean '--top-k'?"),
     (["evaluate", "fashion", "digits", "--neighbors=3"], 2, "Did you mean '--neighbours'?"),
     (["predict", "fashion", "x.png", "--jpeg", "tiny"], 2, "--jpeg must be one of double, exact, got 'tiny'."),
     ([*TRAIN, "--weight-decay", "0.1"], 2, "Did you mean '--set weight_decay'?"),
@@ -176,6 +197,17 @@ def test_wrong_use_is_one_line(call, words, code, message):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("vitrail: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_only_defaults_that_are_values(call, command):
+    shown = " ".join(call(command, "--help").stdout.replace("│", " ").split())
+    assert [words for words in ("default: None", "default: )", "{None") if words in shown] == []
+
+
+def test_help_is_a_command_too(call):
+    assert call("help").stdout == call("--help").stdout
+    assert call("help", "info").stdout == call("info", "--help").stdout
 
 
 def test_folders_that_are_no_bundles_are_called_what_they_are(call, tmp_path):
@@ -455,3 +487,12 @@ def test_a_flag_without_its_last_letter_is_recognised(call, flag):
     done = call("train", "digits", "--model", "ViT-Pico/2", "--output", "run", f"--{flag[:-1]}", "1")
     assert done.returncode == 2
     assert f"Did you mean '--{flag}'?" in done.stderr
+
+
+def test_threads_that_wait_leave_the_processor_to_others(call, monkeypatch):
+    for given, expected in ((None, "passive"), ("active", "active")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        call("models")
+        assert os.environ["OMP_WAIT_POLICY"] == expected

@@ -10,6 +10,7 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
 from vitrail.models.create import build, create
+from vitrail.settings import counted
 
 # Published counts: vision_transformer's models_test, torchvision's and keras-hub's docs; the rest follow from formulas.
 PARAMETERS = [
@@ -324,3 +325,13 @@ def test_json_round_trip_and_refusals():
         ViTConfig.from_json({**fields, "colour": 1})
     with pytest.raises(UsageError, match="must be a JSON object, got list"):
         ViTConfig.from_json([fields])
+
+
+def test_numbers_agree_with_their_nouns():
+    assert [counted(count, "step") for count in (0, 1, 1.0, 0.182, 1200)] == [
+        "0 steps",
+        "1 step",
+        "1 step",
+        "0.182 steps",
+        "1,200 steps",
+    ]

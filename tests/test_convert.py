@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from peers import import_peer
 from test_cli import run
+from vitrail.console import print_conversion
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
@@ -61,7 +62,7 @@ def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
     config, back = bundle.model.config, found.bundle.model.config
     if tells:
         assert (back, found.bundle.preprocess, found.bundle.labels) == (config, bundle.preprocess, bundle.labels)
-        assert found.bundle.provenance == {**bundle.provenance, "converted_from": to}
+        assert found.bundle.provenance == bundle.provenance
         assert found.notes == ()
         return
     assert back.resize_rule == to
@@ -70,6 +71,26 @@ def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
     assert found.bundle.labels == (bundle.labels if to in ("timm", "huggingface") else None)
     if to in ("timm", "huggingface"):
         assert found.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+
+
+def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
+    bundle = small()
+    proofs = [{"library": "timm", "not_verified": "not asked for"}]
+    bundle.provenance.update(converted_from="timm", proofs=proofs)
+    there(tmp_path, bundle, "huggingface", verifies=False)
+    convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", verifies=False, images=CLOTHES)
+    for name in ("config.json", "provenance.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+
+
+def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, monkeypatch, capsys):
+    bundle = small()
+    monkeypatch.setattr("vitrail.weights.google._open_by_timm", lambda *_: bundle.model.eval())
+    report = there(tmp_path, bundle, "google")
+    report["proofs"] += convert(str(tmp_path / "google"), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
+    assert [proof["library"] for proof in report["proofs"]] == ["timm (reading Google's file)"] * 2
+    print_conversion(report)
+    assert "timm (reading Google's file) on 40 images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -302,7 +323,7 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     found = read_any(str(tmp_path / "bfloat16.npz"), Told())
     kernel = bundle.model.head.weight.detach()
     torch.testing.assert_close(found.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
-    assert "arrays that are no real numbers are left out: step" in found.notes
+    assert "arrays that are not floating point are left out: step" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -388,7 +409,7 @@ def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
     (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     found = read_any(str(tmp_path / "timm" / "model.safetensors"), Told())
     assert found.bundle.provenance["licence"] == "apache-2.0"
-    assert "config.json, README.md beside the file are taken for its own" in found.notes
+    assert "the settings are taken from config.json, README.md beside the file" in found.notes
 
 
 # The command

@@ -292,9 +292,9 @@ def lying(path, header_shape, told, stored=100):
 @pytest.mark.parametrize(
     ("shape", "told", "complaint"),
     [
-        ((10**12,), 100, "promises 1,000,000,000,000 bytes"),
+        ((10**12,), 100, "states 1,000,000,000,000 bytes"),
         ((10**7,), 10**7, "has fewer"),
-        ((50,), 100, "promises 50 bytes"),
+        ((50,), 100, "states 50 bytes"),
         ((50,), 50, "Bad CRC"),
         ((-10, -10), 100, "cannot be read as npz"),
         (("x",), 100, "cannot be read as npz"),

@@ -166,7 +166,7 @@ def test_twelve_defects_of_six_kinds_in_real_photos(shared, tmp_path):
 def test_the_command(healthy):
     done = run("doctor", healthy)
     assert done.returncode == 0
-    assert "nothing" in done.stdout
+    assert "no problems found" in done.stdout
     shutil.copy(healthy / "train/dog/4.jpg", healthy / "val/dog/copy.jpg")
     done = run("doctor", healthy, "--json")
     assert done.returncode == 0
@@ -176,7 +176,7 @@ def test_the_command(healthy):
     (healthy / "train/cat/broken.jpg").write_bytes(b"")
     done = run("doctor", healthy)
     assert done.returncode == 1
-    assert "broken.jpg" in done.stdout
+    assert "error  unreadable: train/cat/broken.jpg cannot be decoded (it is empty)\n" in done.stdout
     assert "duplicate" in done.stdout
     done = run("doctor", healthy, "--json")
     assert done.returncode == 1
@@ -207,7 +207,7 @@ def test_what_repeats_is_grouped_for_people_and_whole_in_json(tmp_path, call):
         ),
         "\n    ".join(
             [
-                "warning  single-image-class: 1,000 findings",
+                "warning  single-picture-class: 1,000 findings",
                 *(f"class '{index:04d}' has one image in all" for index in range(10)),
                 "... and 990 more (all with --json)\n",
             ]
@@ -323,7 +323,7 @@ def test_ctrl_c_is_an_answer(tmp_path):
     )
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
-    _, words = process.communicate(timeout=20)
+    _, words = process.communicate(timeout=60)
     assert process.returncode in (0, 130)  # fast machines are done
     assert "Traceback" not in words
 

@@ -43,7 +43,7 @@ def test_path_and_cause_where_files_are_read(tmp_path):
     (tmp_path / "x.csv").write_text("a.png\n")
     for read, name, cause in (
         (open_image, path.name, "cannot be decoded ("),
-        (read_file, "empty.png", "cannot be read (it is empty)"),
+        (read_file, "empty.png", "cannot be decoded (it is empty)"),
         (read_json, "x.json", "is damaged: it is not a JSON document"),
         (open_data, "x.npz", "cannot be read as npz ("),
         (open_data, "x.csv", f"Line 1 of {str(tmp_path / 'x.csv')!r} must be file,label"),
@@ -63,7 +63,7 @@ def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
     (tmp_path / "a" / "cannot be read .png").write_bytes(b"")
     (tmp_path / "b" / "gone.png").symlink_to(tmp_path / "nowhere")
     found = {Path(one.files[0]).name: one.message for one in examine(open_data(tmp_path)) if one.kind == "unreadable"}
-    assert found == {"cannot be read .png": "cannot be read (it is empty)", "gone.png": "is missing or not a file"}
+    assert found == {"cannot be read .png": "cannot be decoded (it is empty)", "gone.png": "is missing or not a file"}
 
 
 def test_messages_that_begin_with_a_path_are_made_in_one_place():

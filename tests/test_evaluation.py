@@ -164,8 +164,8 @@ def test_classes_that_are_matched_by_number_though_names_differ_are_said(call):
         done = call("evaluate", "fashion", "digits", *flag)
         assert done.returncode == 0
         assert done.stderr == (
-            "note: names of classes differ, so that they are matched by number: '0' of the data is 'Ankle boot' of the"
-            " bundle\n"
+            "note: names of classes differ, so they are matched by index: '0' of the data is 'Ankle boot' of the bundle"
+            " (to match by name, give the data the bundle's names)\n"
         )
     assert json.loads(done.stdout)["labels_matched"] == "as class numbers"
     assert call("evaluate", "fashion", "fashion-40").stderr == ""

@@ -130,8 +130,8 @@ def test_more_bands_repeat_the_kernels():
     cnn = bundle_of(small("ResNet-Micro"))
     same, _, words = for_channels(cnn, 1)
     assert same is cnn.model
-    assert words == "images with 1 channel(s) are read with the model's 3"
-    with pytest.raises(UsageError, match="must go to a family that reads patches, got family resnet"):
+    assert words == "images with 1 channel are read with the model's 3"
+    with pytest.raises(UsageError, match="need a family with a patch embedding, got family resnet"):
         for_channels(cnn, 4)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.decode import MAX_PIXELS, open_image, to_channels
+from vitrail.images.decode import MAX_PIXELS, open_image, read_file, to_channels
 from vitrail.images.preprocess import Preprocess
 
 WHITE = (255, 255, 255)
@@ -329,6 +329,9 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
         assert "_io." not in str(caught.value)
         with pytest.raises(DamagedError, match=r"^'image 1' cannot be decoded"):
             Preprocess()([whole, content])
+    for read in (open_image, read_file):
+        with pytest.raises(DamagedError, match=r"empty\.png' cannot be decoded \(it is empty\)\.$"):
+            read(tmp_path / "empty.png")
     with pytest.raises(UsageError, match="must be a file that exists"):
         open_image(tmp_path)
 

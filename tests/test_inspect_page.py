@@ -1,6 +1,7 @@
 """The page of `vitrail inspect`: every number in it, every family, names that stay text."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -321,6 +322,15 @@ def test_the_command_takes_it_all(call, tmp_path):
     attention = json.loads(data)["attention"]
     assert attention["heads"] == [2]
     assert [layer["layer"] for layer in attention["images"][0]["layers"]] == [0, 4]
+
+
+def test_names_of_images_may_come_from_stdin(call, tmp_path, monkeypatch):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{broken}\n".encode())))
+    done = call("inspect", "fashion", "-", "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "broken.png' cannot be decoded" in done.stderr
 
 
 def test_bad_input_is_one_line(call, tmp_path):

@@ -166,7 +166,7 @@ def damage(files, tmp_path):
 
 def test_damaged_images_by_policy(files, tmp_path):
     split = damage(files, tmp_path)
-    with pytest.raises(DamagedError, match=r"broken-.*vitrail doctor.*on_damage=skip"):
+    with pytest.raises(DamagedError, match=r"broken-[^`]*$"):
         run(Loader(split, EYE, batch=8))
 
     loader = Loader(split, EYE, batch=8, on_damage="skip", settings=SETTINGS)

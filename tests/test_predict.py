@@ -391,7 +391,7 @@ def test_a_missing_extra_is_one_line_and_auto_goes_on_with_torch(bundle, images,
     code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "onnx")
     assert (code, rows) == (2, [])
     assert said.startswith("vitrail: Engine onnx needs the 'onnx' extra")
-    assert said.endswith('Run: pip install "vitrail[onnx]".\n')
+    assert said.endswith('Run, in the folder of vitrail: pip install ".[onnx]".\n')
     assert said.count("\n") == 1
     code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "auto")
     assert (code, len(rows)) == (0, 1)
@@ -570,7 +570,8 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
     ):
         done = call(*words, "--device", device)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"vitrail: Device must be one that this machine has (cpu), got {device!r}.\n"
+        advice = " NVIDIA and AMD GPUs are called cuda." if device == "gpu" else ""
+        assert done.stderr == f"vitrail: Device must be one that this machine has (cpu), got {device!r}.{advice}\n"
     with pytest.raises(UsageError, match="Device must be one that this machine has"):
         vitrail.Classifier(make(), device=device)
     assert not (tmp_path / "out").exists()
@@ -638,6 +639,19 @@ def test_features_are_what_the_head_reads(bundle, images, capsys, tmp_path):
     assert "Output must not exist yet" in said
     assert out.read_bytes() == before
     assert [path.name for path in out.parent.iterdir()] == ["features.npz"]
+
+
+def test_features_are_written_though_the_reader_of_answers_has_left(call, bundle, images, monkeypatch, tmp_path):
+    class Left(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Left())
+    done = call("predict", bundle, images / "01.png", images / "02.png", "--features", tmp_path / "out.npz")
+    assert (done.returncode, sys.stdout.name) == (0, os.devnull)
+    sys.stdout.close()
+    with np.load(tmp_path / "out.npz") as found:
+        assert len(found["files"]) == 2
 
 
 def vitrail_order(folder):
@@ -731,6 +745,7 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     done = call(*words)
     assert done.returncode == 2
     assert "must have a model that predicts classes, got one that predicts features" in done.stderr
+    assert "--protocol knn, probe or fewshot" in done.stderr
     done = call(*words, "--features", tmp_path / "features.npz", "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
@@ -738,4 +753,4 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     ]
     with np.load(tmp_path / "features.npz") as found, torch.no_grad():
         np.testing.assert_allclose(found["features"], model(preprocess(files)).numpy(), atol=1e-5)
-    assert call(*words, "--features", tmp_path / "again.npz").stdout.splitlines()[0].endswith("-")
+    assert call(*words, "--features", tmp_path / "again.npz").stdout == f"features  {tmp_path / 'again.npz'}\n"

@@ -1,5 +1,6 @@
 """What people see of a run while it runs, in terminals of any width."""
 
+import errno
 import io
 import re
 
@@ -60,5 +61,25 @@ def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
     with RunLog(tmp_path, 10, writes=True) as log:
         log.progress(10, FIELDS, "colours right 25.0%")
     assert capsys.readouterr().err == (
-        "step 10/10  loss 2.3456  lr 1.00e-03  1,234 images/s  ? left  held-out colours right 25.0%\n"
+        "step 10/10  loss 2.3456  lr 1.00e-03  1,234 images/s  held-out colours right 25.0%\n"
     )
+
+
+class Full(Terminal):
+    """A stream on a full disk, or of a terminal that was closed."""
+
+    def write(self, _=""):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flush = write
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_messages_that_cannot_be_written_do_not_end_a_run(call, tmp_path, monkeypatch, is_terminal):
+    monkeypatch.setattr(Full, "isatty", lambda _: is_terminal)
+    monkeypatch.setattr("sys.stderr", Full())
+    done = call("train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run")
+    assert done.returncode == 0
+    assert f"model   {tmp_path / 'run' / 'bundle'}\n" in done.stdout
+    assert (tmp_path / "run" / "bundle" / "manifest.json").is_file()
+    assert call("info", "nothing").returncode == 2

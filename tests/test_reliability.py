@@ -194,7 +194,7 @@ def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys)
         log.write("step", step=2, loss=1.0)
     words = capsys.readouterr().err.splitlines()
     assert words[0].startswith("warning: metrics.jsonl cannot be written (No space left on device)")
-    assert words[1:] == ["warning: 2 line(s) of metrics.jsonl could not be written"]
+    assert words[1:] == ["warning: 2 lines of metrics.jsonl could not be written"]
 
 
 def test_a_torn_line_stays_alone(tmp_path):
@@ -357,7 +357,7 @@ def test_a_signal_after_the_last_step_ends_the_run(tmp_path, monkeypatch, capsys
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-    monkeypatch.setattr("vitrail.training.objectives.classify.answer", answer)
+    monkeypatch.setattr("vitrail.training.objectives.judgement.answer", answer)
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as leaving:
@@ -365,6 +365,26 @@ def test_a_signal_after_the_last_step_ends_the_run(tmp_path, monkeypatch, capsys
     finally:
         signal.signal(signal.SIGTERM, before)
     assert leaving.value.code == 143
+
+
+@pytest.mark.parametrize(("ignored", "code", "steps"), [(False, 129, 2), (True, 0, 4)])
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(
+    call, tmp_path, monkeypatch, ignored, code, steps
+):
+    def update(trainer, *arguments):
+        if trainer.step == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return taken(trainer, *arguments)
+
+    taken = Trainer.update
+    monkeypatch.setattr(Trainer, "update", update)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
+    try:
+        done = call("train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert done.returncode == code, done.stderr
+    assert steps_of(tmp_path / "run" / "checkpoints")[-1] == steps
 
 
 # R6, R7, R8
@@ -551,14 +571,16 @@ def photos(folder, count=24):
     return folder
 
 
-def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(tmp_path, monkeypatch):
+def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(call, tmp_path, monkeypatch):
     folder = photos(tmp_path / "data")
     for index in (4, 11):
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, preprocess={"crop_fraction": 1.0})
     settings = {"options": Options(workers=1), "model": "ViT-Pico/2"}
-    with pytest.raises(DamagedError, match=r"(04|11)\.png.*`vitrail doctor`.*`--set on_damage=skip`"):
+    with pytest.raises(DamagedError, match=r"(04|11)\.png. cannot be decoded \([^)]*\)\.$"):
         train(str(folder), output=tmp_path / "error", recipe=recipe, **settings)
+    done = call("train", folder, "--model", "ViT-Pico/2", "--epochs", "1", "--output", tmp_path / "command")
+    assert (done.returncode, "`--set on_damage=skip` trains without them." in done.stderr) == (1, True)
     for policy in ("skip", "substitute"):
         output = tmp_path / policy
         train(str(folder), output=output, recipe=recipe.replace(on_damage=policy), **settings)

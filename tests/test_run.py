@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,6 +46,13 @@ def test_training_on_arrays_returns_what_it_wrote_and_prints_nothing(tmp_path, f
     assert written.provenance["data"].startswith("some digits: ")
 
 
+def test_data_without_a_val_split_is_judged_on_held_out_images(tmp_path, few):
+    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+    result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
+    assert result.scores["split"] == "held-out"
+    assert result.sentence.startswith("held-out accuracy ")
+
+
 def test_without_quiet_words_go_to_stderr_alone(tmp_path, few, capfd):
     train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE)
     out, err = capfd.readouterr()
@@ -63,6 +71,13 @@ def test_a_run_without_images_to_evaluate_has_no_scores(tmp_path, few):
     alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
     result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE.replace(holdout=0.0), ALONE, quiet=True)
     assert (result.scores, result.sentence) == (None, None)
+
+
+def test_a_recipe_must_say_how_long_to_train(tmp_path, few):
+    for lengths, said in (({}, "none"), ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2")):
+        with pytest.raises(UsageError, match=f"one of epochs, steps and minutes, got {said}"):
+            train(few, "ViT-Pico/2", tmp_path / "run", Recipe(**lengths), ALONE, quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_states_of_a_folder(tmp_path, few):
@@ -153,3 +168,18 @@ def test_snapshots_gradients_and_the_accuracy_of_what_was_learned(tmp_path, few)
     with torch.no_grad():
         said = model(result.bundle.preprocess(list(split.images))).argmax(1).numpy()
     assert result.scores["training_accuracy"] == pytest.approx((said == split.labels).mean())
+
+
+def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(tmp_path, few):
+    run = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True).folder
+    for name in ("report.html", "metrics.jsonl"):
+        (run / name).unlink()
+        os.mkfifo(run / name)
+        with pytest.raises(UsageError, match=f"regular files, got .*{name}"):
+            train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
+        (run / name).unlink()
+    shutil.rmtree(run / "bundle")
+    (run / "bundle").mkdir()
+    (run / "bundle" / "photo.png").touch()
+    with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
+        train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)

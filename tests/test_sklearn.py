@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import vitrail
 from vitrail.data.sources import open_data
-from vitrail.errors import MissingError, UsageError
+from vitrail.errors import DamagedError, MissingError, UsageError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import sample_shots
 from vitrail.lab.exact import redraw
@@ -186,6 +186,8 @@ def test_wrong_use_is_one_line(bundle, digits):
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(DamagedError, match=r"'nosuch\.png'[^`]*$"):
+        ViTClassifier(bundle).fit(["nosuch.png"] * 4, [0, 1, 0, 1])
 
 
 def test_without_scikit_learn_one_line_says_what_to_do():
@@ -196,6 +198,6 @@ def test_without_scikit_learn_one_line_says_what_to_do():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == (
         "MissingError vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra."
-        ' Run: pip install "vitrail[sklearn]".\n'
+        ' Run, in the folder of vitrail: pip install ".[sklearn]".\n'
     )
     assert issubclass(MissingError, UsageError)

@@ -142,7 +142,7 @@ def check_features_file(path: Path, *, force: bool) -> None:
     if path.suffix != ".npz" or path.is_dir():
         raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
     refuse_existing(path, force=force)
-    check_output(path.parent, force=True)
+    check_output(path.parent if path.exists() else path, force=True)
 
 
 def write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool = False) -> None:

@@ -31,14 +31,18 @@ Errors are one line; add --debug for the traceback. --version prints the version
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its exit code (0, 1, 2, 130 or 143)."""
+    """Run one command and exit with its exit code (0, 1, 2, 129, 130 or 143)."""
+    # By default, threads that wait for others spin: beside another program that computes, a run is many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     words = list(sys.argv[1:] if arguments is None else arguments)
     given_words.set(tuple(words))
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"] or ["--help"]
     _prepare_streams()
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
         if words[0] == "--version":
             sys.stdout.write(f"vitrail {__version__}\n")
         else:
@@ -76,12 +80,18 @@ def _prepare_streams() -> None:
 
 def _parse(words: list[str]) -> Callable[[], None]:
     """Parse the arguments into a function call. tyro prints errors in a box; they become one line here."""
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     if not words[0].startswith("-") and words[0] not in COMMANDS:
         near = did_you_mean(words[0], [*COMMANDS, "--help"])
         _leave(f"Command must be one of {', '.join(COMMANDS)}, got {words[0]!r}.{near}", 2)
     flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
     if twice := [flag for flag, count in flags.items() if count > 1]:
         _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
+    known = {form for flag in _flags(words[0]) for form in (flag, f"--no-{flag[2:]}")} | {"--help"}
+    if unknown := [flag for flag in flags if flag not in known and (words[0], flag) not in _FORMER_FLAGS]:
+        near = did_you_mean(unknown[0], [*_flags(words[0]), "--help"])
+        _leave(f"Flag must be one that --help lists, got {unknown[0]}.{near}", 2)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -95,10 +105,7 @@ def _parse(words: list[str]) -> Callable[[], None]:
     except SystemExit as leaving:
         if leaving.code != 2:
             raise
-        message = _in_one_line(complaint.getvalue())
-        if unknown := re.match(r"Unrecognized options: (--[\w-]+)", message):
-            message += did_you_mean(unknown[1], _flags(words[0]))
-        _leave(f"{message} See --help.", 2)
+        _leave(f"{_in_one_line(complaint.getvalue())} See --help.", 2)
 
 
 _FORMER_FLAGS = {("convert", "--pictures"): "--images"}

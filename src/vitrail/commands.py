@@ -1,17 +1,17 @@
 """The commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
 import dataclasses
+import functools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
-from tyro.conf import arg
 
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
@@ -36,8 +36,8 @@ from vitrail.console import (
 )
 from vitrail.data.files import find_images, list_images
 from vitrail.data.sources import describe_sources, open_data
-from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.settings import Settings, spoken
+from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
+from vitrail.settings import Settings, check_integer, spoken
 
 if TYPE_CHECKING:
     from vitrail.lab.profile import Number
@@ -46,6 +46,13 @@ if TYPE_CHECKING:
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
 """Arguments of the running command, which a run records."""
 
+
+def _show_default(value: str) -> str:
+    """What --help says of a default; nothing if the flag is then simply absent."""
+    return "" if value in ("None", "") else f"(default: {value})"
+
+
+arg = functools.partial(tyro.conf.arg, help_behavior_hint=_show_default)
 Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
 
 BundlePath = Annotated[
@@ -60,6 +67,10 @@ Data = Annotated[
 ]
 
 
+Resume = Annotated[
+    Literal["auto"] | None,
+    arg(metavar="[auto]", help="Continue from the newest intact checkpoint of the run, or start if there is none."),
+]
 Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
 
 
@@ -99,13 +110,7 @@ class Running:
             help="Any setting that `vitrail recipes NAME` lists: clip=1 augment.mixup=0.2 model.dropout=0.1 ...",
         ),
     ] = ()
-    resume: Annotated[
-        Literal["auto"] | None,
-        arg(
-            metavar="[auto]",
-            help="Continue from the newest intact checkpoint of RUN, or start if there is none.",
-        ),
-    ] = None
+    resume: Resume = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
     options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
 
@@ -145,7 +150,8 @@ def models(*, json: Json = False) -> None:
         return print_json(rows)
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
     keys = [header.lower() for header in headers]
-    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows])
+    shape = ("heads", "patch", "width", "depth", "resolution", "tokens", "MACs", "family")
+    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows], droppable=shape)
 
 
 def info(
@@ -181,7 +187,7 @@ def recipes(
     name: Annotated[
         str | None,
         tyro.conf.Positional,
-        arg(metavar="NAME", help="A recipe, or a .toml file; default: list all recipes."),
+        arg(metavar="[NAME]", help="A recipe, or a .toml file; default: list all recipes."),
     ] = None,
     *,
     json: Json = False,
@@ -278,7 +284,7 @@ def train(
     zoo.find(model)
     from vitrail.training.run import train as run  # imports torch, so only after the arguments were checked
 
-    _print_result(run(data, model, output, chosen, **running.settings))
+    _print_result(lambda: run(data, model, output, chosen, **running.settings))
 
 
 def finetune(
@@ -317,10 +323,15 @@ def finetune(
     check_folder(bundle)
     from vitrail.training.finetune import finetune as run  # imports torch, so only after the arguments were checked
 
-    _print_result(run(bundle, data, output, chosen, resolution=size, **running.settings))
+    _print_result(lambda: run(bundle, data, output, chosen, resolution=size, **running.settings))
 
 
-def _print_result(result: "Result") -> None:
+def _print_result(run: Callable[[], "Result"]) -> None:
+    try:
+        result = run()
+    except DamagedImageError as error:
+        advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
+        raise DamagedError(f"{error} {advice}", path=error.path) from None
     if result.is_first:
         print_run(result.sentence, result.folder)
 
@@ -426,7 +437,8 @@ def predict(
     jpeg: Annotated[
         Literal["exact", "double"] | None,
         arg(
-            help="Decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: as in BUNDLE."
+            metavar="{exact,double}",
+            help="Decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: as in BUNDLE.",
         ),
     ] = None,
     features: Annotated[
@@ -437,6 +449,7 @@ def predict(
     json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
     """Classify images. Files that cannot be read are reported, the others classified; the exit code is then 1."""
+    check_integer("top_k", top_k, low=1, high=10_000_000)
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.base import cores
     from vitrail.engines.choose import faster
@@ -444,7 +457,7 @@ def predict(
 
     if features is not None:
         check_features_file(features, force=force)
-    paths = find_images(files, (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ())))
+    paths = find_images(files, _lines_of_stdin())
     if engine != "auto" and engine not in ENGINES:
         raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
     if features is None:
@@ -458,10 +471,17 @@ def predict(
         if "features" in answer:
             found.append((answer["file"], answer.pop("features")))
         errors += [answer["error"]] if "error" in answer else []
-        show(answer)
-        sys.stdout.flush()
+        try:
+            show(answer)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if features is None:
+                raise
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has left (`| head`), OUT.npz is still due
     if features is not None:
         write_features(features, found, force=force)
+        if not classifier.labels and not json:
+            print_table(None, [["features", str(features)]])
     if errors and sys.stdout.isatty():  # each of them has just been seen
         sys.exit(1)
     if errors:
@@ -471,7 +491,9 @@ def predict(
 def inspect(
     bundle: BundlePath,
     files: Annotated[
-        tuple[str, ...], tyro.conf.Positional, arg(metavar="IMAGE", help="Images to inspect, or folders of them.")
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(metavar="IMAGE", help="Images to inspect, folders of them, or - for names from stdin, one a line."),
     ],
     *,
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
@@ -499,7 +521,7 @@ def inspect(
     from vitrail.storage import check_output
 
     check_output(output, force=force)
-    paths = find_images(files)
+    paths = find_images(files, _lines_of_stdin())
 
     from vitrail.inspection.examine import examine
     from vitrail.inspection.page import LIMIT, write_page
@@ -560,7 +582,9 @@ def convert(
 
     size = None if resolution is None else _parse_resolution(resolution)
     told = Told(model, size, preprocess, None if labels is None else read_labels(labels))
-    shown = open_data("fashion-40").splits["test"].images if images is None else find_images([images])
+    shown = (
+        open_data("fashion-40").splits["test"].images if images is None else find_images([images], _lines_of_stdin())
+    )
     report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force)
     for note in report["notes"]:
         say(f"note: {note}")
@@ -658,6 +682,7 @@ def demo(
     output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
     epochs: Annotated[int, arg(metavar="N", help="Number of passes over the training digits.")] = 100,
     seed: Annotated[int, arg(metavar="S", help="The same seed and machine give the same model.")] = 0,
+    resume: Resume = None,
     force: Annotated[bool, arg(help="Overwrite the output if it is a run of vitrail.")] = False,
     lab: Annotated[bool, arg(help="End with a minute of the bias lab (extra `lab`).")] = True,
     open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
@@ -665,7 +690,12 @@ def demo(
     """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and plot its attention."""
     from vitrail.demo import run
 
-    run(output, epochs=epochs, seed=seed, force=force, opens=open, lab=lab)
+    run(output, epochs=epochs, seed=seed, resumes=resume == "auto", force=force, opens=open, lab=lab)
+
+
+def _lines_of_stdin() -> Iterator[str]:
+    """The names that - stands for; stdin is read only if they are asked for."""
+    return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
 
 
 def _some_images(data: str, count: int) -> list[Any]:

@@ -4,13 +4,14 @@ Text from outside (names of files and classes, other libraries' messages) reache
 JSON through `json_text`, which escapes it but changes nothing.
 """
 
+import contextlib
 import json
 import math
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 _LONGEST = 1000  # characters of a line for people
 _MOST_MARKS = 4  # combining marks on one character; no script needs more
@@ -50,10 +51,33 @@ def finite(document: Any) -> Any:
 Say = Callable[[str], None]
 
 
+class Messages:
+    """A stream for messages: text that cannot be written (full disk, reader that has left, closed terminal) is lost,
+    because no message is worth ending a run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def say(line: str) -> None:
     """Print a line to stderr."""
-    sys.stderr.write(printable(line) + "\n")
-    sys.stderr.flush()
+    messages = Messages(sys.stderr)
+    messages.write(printable(line) + "\n")
+    messages.flush()
 
 
 def say_nothing(_line: str) -> None:
@@ -66,17 +90,24 @@ def print_run(sentence: str | None, folder: Path) -> None:
     sys.stdout.write("".join(f"{printable(line)}\n" for line in ([sentence] if sentence else []) + lines))
 
 
-def print_table(headers: Sequence[str] | None, rows: list[list[str]]) -> None:
-    """Print rows of text; wrapped to the width of a terminal, but not in a pipe."""
+def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppable: Sequence[str] = ()) -> None:
+    """Print rows of text; wrapped to the width of a terminal, but not in a pipe. In a narrow terminal, `droppable`
+    columns are left out one by one, the first one first."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*(headers or ()), box=None, pad_edge=False, show_header=headers is not None)
-    for row in rows:
-        table.add_row(*(Text(printable(text)) for text in row))  # names are text, not markup
-    # Piped output has no width of its own: never cut it.
+    # Piped output has no width of its own: never wrap it.
     console = Console(width=None if sys.stdout.isatty() else 100_000)
+    names = headers or [""] * max(map(len, rows), default=0)
+    for dropped in range(len(droppable) + 1):
+        kept = [index for index, name in enumerate(names) if name not in droppable[:dropped]]
+        columns = [Column(names[index], overflow="fold") for index in kept]
+        table = Table(*columns, box=None, pad_edge=False, show_header=headers is not None)
+        for row in rows:
+            table.add_row(*(Text(printable(row[index])) for index in kept))  # names are text, not markup
+        if console.measure(table, options=console.options.update(max_width=100_000)).maximum <= console.width:
+            break
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write(captured.get())
@@ -148,12 +179,10 @@ def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[d
     second = min(max(_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
     def show(answer: dict[str, Any]) -> None:
+        if answer.get("predictions") == []:  # features alone
+            return
         words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = (
-            [f"error: {answer['error']}", ""]
-            if "error" in answer
-            else [words[0] if words else "-", ", ".join(words[1:])]
-        )
+        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
         file, best, rest = map(printable, (answer["file"], *cells))
         gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
         sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")

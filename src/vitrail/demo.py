@@ -33,12 +33,13 @@ CHANGES = ("batch=64", "learning_rate=0.02", "holdout=0", "augment.padding=1", "
 QUESTIONS, FAMILIES = ("data", "position", "neighbourhood"), ("vit", "resnet", "mlp")
 
 
-def run(output: Path, *, epochs: int, seed: int, force: bool, opens: bool, lab: bool) -> None:
+def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, opens: bool, lab: bool) -> None:
     """Train on digits, show predictions and attention; then the same with the embedded model on clothes; then a short
     bias lab on digits."""
     check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
-    result = train("digits", MODEL, output, recipe, Options(seed=seed), force=force, command="vitrail demo")
+    options = Options(seed=seed)
+    result = train("digits", MODEL, output, recipe, options, resumes=resumes, force=force, command="vitrail demo")
     print_run(result.sentence, result.folder)
     _print("\n1. The model that was just trained, on held-out digits")
     _show(result.bundle, open_data("digits").splits["test"], output / "attention.png")

@@ -42,6 +42,10 @@ class DamagedError(VitrailError):
         super().__init__(message or f"{sentence} {advice}".rstrip())
 
 
+class DamagedImageError(DamagedError):
+    """An image of a data set cannot be read."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error; its class if it has no message."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -130,6 +130,12 @@ def spoken(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
+def counted(count: float, noun: str) -> str:
+    """A number with its noun: "1 step", "1,200 steps", "0.5 epochs"."""
+    shown = f"{count:,}" if isinstance(count, int) else f"{count:.3g}"
+    return f"{shown} {noun}" if shown == "1" else f"{shown} {noun}s"
+
+
 def _literal_words(hint: Any) -> tuple[Any, ...]:
     """The values of `Literal[...]` or of `Literal[...] | None`."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

@@ -41,7 +41,8 @@ try:
     )
 except ImportError:
     raise MissingError(
-        "vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra. Run: pip install \"vitrail[sklearn]\"."
+        "vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra. Run, in the folder of vitrail:"
+        ' pip install ".[sklearn]".'
     ) from None
 
 _BATCH = 64

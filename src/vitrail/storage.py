@@ -31,8 +31,8 @@ def atomic_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     An existing `path` is refused unless `force`; then it stays until the new folder is complete.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
-    refuse_existing(path, force=force)
     refuse_foreign(path)
+    refuse_existing(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
@@ -147,6 +147,8 @@ def check_output(path: Path, *, force: bool) -> None:
         pass
     except (OSError, ValueError) as error:
         raise UsageError(f"Output must be a path that can be written, got {str(path)!r} ({_reason(error)}).") from None
+    if not force:
+        refuse_foreign(path)
     refuse_existing(path, force=force)
     above = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -169,7 +171,8 @@ def refuse_foreign(path: Path) -> None:
         return
     if not _is_ours(path):
         raise UsageError(
-            f"Output to be overwritten must be a folder that vitrail wrote, got {str(path)!r}. Move it away yourself."
+            f"Output must not exist yet, or must be a folder that vitrail wrote, got {str(path)!r}. Choose another"
+            " path, or move it away yourself."
         )
 
 

@@ -176,6 +176,13 @@ class Recipe(Settings):
             raise UsageError("Length must be given: --epochs, --steps or --minutes.")
         return self.replace(**given)
 
+    def check_length(self) -> None:
+        """Refuse a recipe that does not say how long to train, or says it twice."""
+        given = {name: getattr(self, name) for name in _LENGTHS if getattr(self, name) is not None}
+        if len(given) != 1:
+            said = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise UsageError(f"Recipe must have one of epochs, steps and minutes, got {said or 'none'}.")
+
     def to_json(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
         return {**super().to_json(), "augment": self.augment.to_json()}

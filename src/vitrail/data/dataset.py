@@ -119,7 +119,7 @@ class Dataset:
         validation = self.splits.get("val")
         held_out = sample_held_out(training.labels, 0.0 if validation is not None else holdout, seed)
         if held_out.any():
-            validation = training.take(np.flatnonzero(held_out), "val")
+            validation = training.take(np.flatnonzero(held_out), "held-out")
             training = training.take(np.flatnonzero(~held_out))
         if per_class is not None:
             training = training.take(sample_per_class(training.labels, per_class, seed))

@@ -87,6 +87,8 @@ def summarise(findings: list[Finding], root: str) -> Iterator[list[str]]:
         named = [[os.path.relpath(file, root) if root else file for file in finding.files] for finding in group]
         if len(group) == 1:
             headline, lines = group[0].message, named[0]
+            if kind == "unreadable":  # its message is a sentence about the file
+                headline, lines = f"{named[0][0]} {headline}", []
         else:
             headline = f"{len(group):,} findings"
             lines = [

@@ -30,8 +30,8 @@ class ClassFolder(Source):
         labels = sorted({name for names in classes.values() for name in names})
         if not labels:
             raise UsageError(
-                f"Data folder must have a folder of images for each class, got {str(root)!r} without any. See the"
-                " README for the layouts."
+                f"Data folder must have a folder of images for each class, got {str(root)!r} without any. Sort"
+                f" the images into {str(root / 'CLASS')!r}, or {str(root / 'train' / 'CLASS')!r} and so on."
             )
         if not_unicode := [name for name in labels if not _is_text(name)]:
             raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {str(root)!r}.")

@@ -23,7 +23,7 @@ from vitrail.configs.augment import Augment
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.prefetch import prefetch
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.errors import DamagedError, DamagedImageError, UsageError, VitrailError
 from vitrail.images.augment import Mixture, augment, check_channels, sample_mixture
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_integer
@@ -167,8 +167,7 @@ class Loader:
                 return self.cache.read(path, self.preprocess), place % count
             except VitrailError as error:
                 if self.on_damage == "error":
-                    advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
-                    raise DamagedError(f"{error} {advice}", path=path) from None
+                    raise DamagedImageError(str(error), path=path) from None
                 self.damaged[path] = str(error)
                 if self.on_damage == "skip":
                     return None, -1

@@ -85,5 +85,6 @@ def need(package: str, engine: str) -> ModuleType:
         return import_quietly(package)
     except ImportError:
         raise MissingError(
-            f'Engine {engine} needs the {engine!r} extra ({package} is missing). Run: pip install "vitrail[{engine}]".'
+            f"Engine {engine} needs the {engine!r} extra ({package} is missing). Run, in the folder of vitrail:"
+            f' pip install ".[{engine}]".'
         ) from None

@@ -75,7 +75,8 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
     if how == "as class numbers" and bundle.labels is not None:
         notes.append(
             "names of classes differ, so they are matched by index:"
-            f" {dataset.labels[0]!r} of the data is {names[place[0]]!r} of the bundle"
+            f" {dataset.labels[0]!r} of the data is {names[place[0]]!r} of the bundle (to match by name, give the data"
+            " the bundle's names)"
         )
     answers: Answers = answer(
         bundle.model, Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers)

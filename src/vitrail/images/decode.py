@@ -45,6 +45,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
+_EMPTY = "cannot be decoded (it is empty)"
 
 
 def read_file(path: str | Path) -> bytes:
@@ -56,7 +57,7 @@ def read_file(path: str | Path) -> bytes:
     except OSError as error:
         raise DamagedError(path=path, cause=f"cannot be read ({error.strerror})") from None
     if not content:
-        raise DamagedError(path=path, cause="cannot be read (it is empty)")
+        raise DamagedError(path=path, cause=_EMPTY)
     return content
 
 
@@ -124,6 +125,8 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     except VitrailError:
         raise
     except UnidentifiedImageError:  # its text names objects in memory
+        if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
+            raise DamagedError(path=name, cause=_EMPTY) from None
         *some, last = _known_formats()
         reason = f"its header is not that of a {', '.join(some)} or {last} file"
         raise DamagedError(path=name, cause=f"cannot be decoded ({reason})") from None

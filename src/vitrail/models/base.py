@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
-from vitrail.settings import Pair
+from vitrail.settings import Pair, counted
 
 
 @dataclasses.dataclass
@@ -329,7 +329,7 @@ class Model(nn.Module, Generic[Config]):
             note = "the kernels of three colours were merged into one for grey images, with the same output"
             return self._to_grey(mean, std), (0.5,), (0.5,), note
         if channels in (1, 3) and own in (1, 3):
-            return self, mean, std, f"images with {channels} channel(s) are read with the model's {own}"
+            return self, mean, std, f"images with {counted(channels, 'channel')} are read with the model's {own}"
         if not self.embedding:
             raise UsageError(
                 f"Images of {channels} bands need a family with a patch embedding, got family {self.config.family}."

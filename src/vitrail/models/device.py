@@ -16,4 +16,7 @@ def find_device(name: str) -> torch.device:
         known = ["cpu"]
         if torch.accelerator.is_available():
             known.append(str(torch.accelerator.current_accelerator()))
-        raise UsageError(f"Device must be one that this machine has ({', '.join(known)}), got {name!r}.") from None
+        advice = " NVIDIA and AMD GPUs are called cuda." if name.lower().startswith("gpu") else ""
+        raise UsageError(
+            f"Device must be one that this machine has ({', '.join(known)}), got {name!r}.{advice}"
+        ) from None

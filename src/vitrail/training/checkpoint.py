@@ -43,7 +43,8 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
             write_json(aside / _FILES[1], dict(state))
     except (VitrailError, SafetensorError) as error:
         size = sum(array.nbytes for array in arrays.values())
-        raise VitrailError(f"Checkpoint {str(path)!r} of {size:,} bytes cannot be written: {error}") from None
+        reason = str(error).removesuffix(".")
+        raise VitrailError(f"Checkpoint {str(path)!r} of {size:,} bytes cannot be written: {reason}.") from None
     return path
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vitrail.console import Say
 from vitrail.errors import UsageError
-from vitrail.storage import MANIFEST, check_output, locked, write_text
+from vitrail.storage import MANIFEST, check_output, locked, refuse_foreign, write_text
 from vitrail.training.checkpoint import steps_of, sweep
 
 _LOCK = ".lock"
@@ -52,6 +52,11 @@ class RunFolder:
     """The folder of a run. Call `hold` before changing anything in it."""
 
     def __init__(self, path: str | Path, *, resumes: bool, force: bool) -> None:
+        if resumes and force:
+            raise UsageError(
+                "A run must be resumed or overwritten, got both --resume and --force (in Python: resumes=True and"
+                " force=True)."
+            )
         self.path, self._resumes, self._force = Path(path), resumes, force
         self.checkpoints = self.path / "checkpoints"
         self._has_lock: bool | None = None
@@ -80,17 +85,27 @@ class RunFolder:
         state = self.state
         if state is State.NEW or (state.is_run and self._resumes):
             check_output(self.path, force=True)
+            self._check_content()
         elif state.is_run and not self._force:
             raise UsageError(
                 f"Output must not exist yet, got the run {str(self.path)!r}. Go on with it by --resume auto, choose"
                 " another path, or overwrite it with --force (in Python: resumes=True, force=True)."
             )
-        elif state is State.FOREIGN and self._force:
+        elif state is State.FOREIGN:
             raise UsageError(
-                f"Output to be overwritten must be a run of vitrail, got {str(self.path)!r}. Move it away yourself."
+                f"Output must not exist yet, or must be a run of vitrail, got {str(self.path)!r}. Choose another path,"
+                " or move it away yourself."
             )
         else:
             check_output(self.path, force=self._force)
+
+    def _check_content(self) -> None:
+        """Refuse what the end of a run could not write: pipes and the like, a bundle that is not ours."""
+        for name in ("config.toml", "metrics.jsonl", "report.html"):
+            path = self.path / name
+            if os.path.lexists(path) and not path.is_file():
+                raise UsageError(f"Output must contain regular files, got {str(path)!r}. Move it away yourself.")
+        refuse_foreign(self.path / "bundle")
 
     def hold(self, stack: contextlib.ExitStack) -> None:
         """Lock the folder until `stack` ends. If another process holds it, the error names that process."""

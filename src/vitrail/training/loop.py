@@ -486,7 +486,7 @@ class Trainer:
         except VitrailError as error:
             if must:
                 raise
-            log.say(f"warning: {error} Training goes on; the last intact checkpoint is of {_last(checkpoints)}.")
+            log.say(f"warning: {error} Training goes on; {_last(checkpoints)}.")
             log.write("checkpoint-failed", step=self.step, reason=str(error))
             return
         tidy(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
@@ -518,7 +518,7 @@ class Trainer:
                 if path not in self.damaged:
                     self.damaged[path] = reason
                     log.write("damaged", file=path, reason=reason, policy=self.recipe.on_damage)
-                    log.say(f"warning: {reason} ({self.recipe.on_damage})")
+                    log.say(f"warning: {reason.removesuffix('.')} (on_damage: {self.recipe.on_damage})")
         trained = self.loader.split
         if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
             raise DamagedError(f"No image of {trained.name} can be read: {next(iter(self.damaged.values()))}")
@@ -526,4 +526,4 @@ class Trainer:
 
 def _last(checkpoints: Path) -> str:
     steps = steps_of(checkpoints)
-    return f"step {steps[-1]}" if steps else "no step"
+    return f"the last intact checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"

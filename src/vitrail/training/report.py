@@ -14,6 +14,7 @@ from vitrail.data.dataset import Split
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.page import Line, chart, escape, figure, image, numbers, page, table
+from vitrail.settings import counted
 from vitrail.storage import write_text
 from vitrail.training.objectives.base import Judgement, Objective
 from vitrail.weights.bundle import Bundle
@@ -86,12 +87,12 @@ def _summary(bundle: Bundle, judgement: Judgement | None, events: list[dict[str,
     resumed = [event for event in events if event["event"] == "resume"]
     is_exact = all(event.get("exact") for event in resumed)
     how = "with the same bits" if is_exact else "once under other circumstances (see metrics.jsonl): other last bits"
-    notes = f"<p>The run was interrupted and went on {len(resumed)} time(s), {how}.</p>" if resumed else ""
+    notes = f"<p>The run was interrupted and went on {counted(len(resumed), 'time')}, {how}.</p>" if resumed else ""
     if "damaged" in provenance:
         files = provenance["damaged"]["files"]
         listed = "".join(f"<li>{escape(reason)}</li>" for reason in list(files.values())[:50])
         policy = escape(provenance["damaged"]["policy"])
-        notes += f"<p>{len(files)} image(s) could not be read ({policy}):</p><ul>{listed}</ul>"
+        notes += f"<p>{counted(len(files), 'image')} could not be read ({policy}):</p><ul>{listed}</ul>"
     return numbers(pairs) + notes
 
 

@@ -19,6 +19,7 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.models.create import build
+from vitrail.settings import counted
 from vitrail.storage import writable
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.choice import Choice, choose
@@ -95,6 +96,7 @@ def run(
 ) -> Result:
     """A run from any start: claim the folder, start or resume, train, evaluate, write the bundle and the report."""
     began = time.monotonic()
+    recipe.check_length()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
@@ -194,8 +196,8 @@ def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | No
     if begin.probe is None or steps >= least:
         return steps, None
     return 0, (
-        f"{steps} steps would fit into {minutes:g} minutes; below {least}, the head by least squares is kept as it is"
-        " (more --minutes, or a lower --resolution, change that)"
+        f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {least}, the head by least"
+        " squares is kept as it is (more --minutes, or a lower --resolution, change that)"
     )
 
 
@@ -253,10 +255,10 @@ def _introduce(
     epochs = trainer.total / trainer.loader.steps
     log.say(
         f"{config.name or config.family}: {config.parameters:,} parameters, {height} x {width} px,"
-        f" {config.channels} channel(s);"
+        f" {counted(config.channels, 'channel')};"
         f" {len(training):,} images of {len(dataset.labels):,} classes{watched};"
         + (
-            f" {trainer.total:,} steps of {trainer.recipe.batch} ({epochs:.3g} epochs)"
+            f" {counted(trainer.total, 'step')} of {trainer.recipe.batch} ({counted(epochs, 'epoch')})"
             if trainer.total
             else " no steps"
         )

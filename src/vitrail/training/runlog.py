@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitrail.console import Say, json_text, printable, say, say_nothing
+from vitrail.console import Messages, Say, json_text, printable, say, say_nothing
+from vitrail.settings import counted
 from vitrail.training.events import EventFile
 
 _PLAIN_SECONDS = 10  # between plain lines
@@ -38,7 +39,8 @@ class RunLog:
         if self._tell is say and sys.stderr.isatty():
             self._bar = BarColumn()
             columns = (TextColumn("{task.completed}/{task.total}"), self._bar, TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=False)
+            console = Console(file=Messages(sys.stderr))  # ty: ignore[invalid-argument-type]
+            self._progress = Progress(*columns, console=console, transient=False)
             self._task = self._progress.add_task("", total=self.total)
             self._progress.start()
         return self
@@ -48,7 +50,7 @@ class RunLog:
             self._progress.stop()
         if self.writes:
             if self._lost:
-                self.say(f"warning: {self._lost} line(s) of metrics.jsonl could not be written")
+                self.say(f"warning: {counted(self._lost, 'line')} of metrics.jsonl could not be written")
             self._metrics.close()
             self._events.close()
 
@@ -99,13 +101,13 @@ class RunLog:
         if self._first is None:
             self._first, self._began = step, now
         done = step - self._first
-        left = (now - self._began) / done * (self.total - step) if done else math.nan
         parts = {
             "loss": f"loss {fields['loss']:.4f}",
             "rate": f"lr {fields['learning_rate']:.2e}",
             "speed": f"{fields['images_per_second']:,.0f} images/s",
-            "left": f"{_clock(left)} left",
         }
+        if done:
+            parts["left"] = f"{_clock((now - self._began) / done * (self.total - step))} left"
         if self._progress:
             if held_out:
                 parts["held-out"] = f"held-out {held_out.rpartition(' ')[2]}"
@@ -139,8 +141,6 @@ def _ends_torn(file: BinaryIO) -> bool:
 
 
 def _clock(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

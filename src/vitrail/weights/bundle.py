@@ -27,6 +27,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import find_device
+from vitrail.settings import counted
 from vitrail.storage import atomic_folder, named_in_utf8, write_json
 from vitrail.weights.parts import Parts, check_provenance, read_parts
 
@@ -194,7 +195,7 @@ def _model_card(bundle: Bundle) -> str:
         f"# {info['name'] or info['family']}",
         "",
         f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one image of"
-        f" {height} x {width} pixels with {info['channels']} channel(s), {info['classes']:,} classes.",
+        f" {height} x {width} pixels with {counted(info['channels'], 'channel')}, {info['classes']:,} classes.",
         "",
         "```python",
         "import vitrail",

@@ -59,6 +59,10 @@ class Foreign:
     left_out: tuple[str, ...] = ()
     open_peer: Callable[[], Forward] | None = None
     """Opens the source in its own library; None for a bundle."""
+    verifier: str = ""
+    """Name of that library in the proof."""
+    is_restored: bool = False
+    """Whether `vitrail.json` beside the files gave back what the bundle was, its provenance included."""
 
 
 def convert(
@@ -97,11 +101,12 @@ def convert(
     }
     if found.open_peer is not None:
         report["proofs"].append(
-            _prove(found.library, found.open_peer, found.bundle, shown, ours=False, verifies=verifies)
+            _prove(found.verifier, found.open_peer, found.bundle, shown, ours=False, verifies=verifies)
         )
     if target is None:
-        provenance = {**found.bundle.provenance, "proofs": report["proofs"]} if report["proofs"] else {}
-        bundle = dataclasses.replace(found.bundle, provenance=provenance or found.bundle.provenance)
+        bundle = found.bundle
+        if report["proofs"] and not found.is_restored:
+            bundle = dataclasses.replace(bundle, provenance={**bundle.provenance, "proofs": report["proofs"]})
         save(bundle, destination, force=force)
         return report
     proof, notes = _write(found.bundle, destination, target, shown, verifies=verifies, force=force)
@@ -165,19 +170,29 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
     preprocess = _change(reading.preprocess, told.preprocess)
     about_pixels = None if told.preprocess else reading.about_pixels
     notes = notes_of([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
-    provenance: dict[str, Any] = {} if stated is None else stated.provenance
-    provenance = {**provenance, "converted_from": vocabulary.name}
+    provenance: dict[str, Any] = {"converted_from": vocabulary.name}
     if checkpoint.licence is not None:
-        provenance.setdefault("licence", checkpoint.licence)
+        provenance["licence"] = checkpoint.licence
     if not config.classes:
         provenance["objective"] = "features"
     if notes:
         provenance["assumed"] = list(notes)
+    if stated is not None:
+        provenance = stated.provenance
     bundle = Bundle(
         model=_fill(config, tensors), preprocess=preprocess, labels=told.labels or reading.labels, provenance=provenance
     )
     open_peer = functools.partial(vocabulary.open_source, config, checkpoint)
-    return Foreign(bundle, vocabulary.name, len(checkpoint.tensors), notes, tuple(sorted(reading.left_out)), open_peer)
+    return Foreign(
+        bundle,
+        vocabulary.name,
+        len(checkpoint.tensors),
+        notes,
+        tuple(sorted(reading.left_out)),
+        open_peer,
+        verifier=vocabulary.verifier or vocabulary.name,
+        is_restored=stated is not None,
+    )
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -288,7 +303,7 @@ def _write(
         for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
         open_peer = functools.partial(target.open_written, config, folder)
-        proof = _prove(target.name, open_peer, bundle, images, ours=True, verifies=verifies)
+        proof = _prove(target.verifier or target.name, open_peer, bundle, images, ours=True, verifies=verifies)
         write_json(
             folder / "vitrail.json",
             {

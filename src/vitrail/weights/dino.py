@@ -29,6 +29,8 @@ _IN_A_LAYER = (
 class Dino(Vocabulary):
     """DINOv2 with and without registers. (DINO's own ViTs have timm's names, or Hugging Face's, and no head.)"""
 
+    verifier = "transformers (reading DINO's tensors)"
+
     def recognises(self, names: Collection[str]) -> bool:
         bare = {_bare(name) for name in names}
         return "mask_token" in bare or "register_tokens" in bare or "encoder.layer.0.layer_scale1.lambda1" in bare

@@ -54,10 +54,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     beside = [*documents, *([_CARD] if card else [])]
     notes: list[str] = []
     if beside and not path.is_dir():
-        notes.append(f"{', '.join(beside)} beside the file are taken as its settings")
+        notes.append(f"the settings are taken from {', '.join(beside)} beside the file")
     tensors = _read(file, notes)
     if not tensors:
-        raise DamagedError(path=file, cause="has no tensors")
+        raise DamagedError(path=file, cause="has no floating-point tensors", advice="A data set? See `vitrail doctor`.")
     return Checkpoint(file, tensors, documents, tuple(notes), tensors, card or _config_licence(documents))
 
 

@@ -48,6 +48,7 @@ class Google(Vocabulary):
     """npz files of Google's JAX code, and of big_transfer's TensorFlow code."""
 
     file = "model.npz"
+    verifier = "timm (reading Google's file)"
 
     def recognises(self, names: Collection[str]) -> bool:
         bare = {_bare(name) for name in names}

@@ -185,7 +185,9 @@ def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint) -> Forward
 def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
     if model_type not in _CLASSES:
         raise Unverified(f"config.json has model_type {model_type!r}, which is not supported")
-    import_peer("transformers").logging.set_verbosity_error()
+    messages = import_peer("transformers").logging
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
     kind = import_peer("transformers", _CLASSES[model_type] + ("ForImageClassification" if config.classes else "Model"))
     model, found = kind.from_pretrained(
         folder,

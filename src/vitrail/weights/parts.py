@@ -66,7 +66,8 @@ class Parts:
             )
         raise UsageError(
             f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
-            " `vitrail predict` with --features writes what it computes."
+            " Judge its features by `vitrail evaluate` with --protocol knn, probe or fewshot, or write them by `vitrail"
+            " predict` with --features."
         )
 
 

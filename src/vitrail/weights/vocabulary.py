@@ -107,6 +107,8 @@ class Vocabulary(abc.ABC):
 
     file: ClassVar[str] = "model.safetensors"
     """Name of the file of tensors that is written."""
+    verifier: ClassVar[str] = ""
+    """Whose model the proof compares with, if another library opens the files."""
 
     def __init__(self, name: str) -> None:
         self.name = name
