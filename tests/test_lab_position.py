@@ -1,5 +1,6 @@
 """The question of position: conditions of encodings against exact values, and verdicts from numbers."""
 
+import json
 import math
 
 import numpy as np
@@ -149,3 +150,18 @@ def test_a_family_that_is_not_asked_for_is_not_trained():
 def test_comparisons_at_one_size_take_up_to_ten_thousand():
     for sizes, usual in (((300, 10_000, 58_000), 10_000), ((300, 1240), 1240), ((20_000, 30_000), 20_000)):
         assert Lab(LAB.images, ("vit",), sizes, 2, 256).usual_size == usual
+
+
+def test_one_seed_has_no_error_and_is_written_all_the_same(tmp_path):
+    question = Position("position", LAB)
+    filled = Filled(tmp_path, question)
+    for kind in ("none", "learned-1d"):
+        filled.train(question.cells[kind, 1240][0], 0.8)
+    question.read(filled.results)
+    found = write_report(tmp_path, LAB, {"position": question}, command="")
+    value, error = found["numbers"]["position"]["accuracy"]["none 1240"]
+    assert (value, error) == (pytest.approx(0.8, abs=0.01), None)
+    assert json.loads((tmp_path / "claims.json").read_text()) == found
+    assert {one["verdict"] for one in found["claims"]} == {"cannot tell"}
+    assert "points, n" in (tmp_path / "index.html").read_text()
+    assert " … " not in question.html(dict(question.figures()))  # no interval without a second seed

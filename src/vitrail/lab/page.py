@@ -62,7 +62,9 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
         "claims": document,
         "numbers": {name: q.numbers() for name, q in questions.items()},
     }
-    write_json(output / "claims.json", json.loads(json.dumps(found)))
+    # What one seed cannot tell, an error for example, is null.
+    found = json.loads(json.dumps(found), parse_constant=lambda _: None)
+    write_json(output / "claims.json", found)
     return found
 
 

@@ -1,6 +1,7 @@
 """How should a patch know where it was? Seven kinds of position, where they enter, and what learned ones learn."""
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,8 @@ class Position(Question):
                 continue
             shares = [f"{one.estimate(kind).value:.1%}" if kind in one else "-" for one in of_sizes.values()]
             lead = self._lead(kind, "none")
-            said = "-" if lead is None or kind == "none" else f"{points(lead.value)} ({_range(lead)})"
+            is_known = lead is not None and not math.isnan(lead.error) and kind != "none"
+            said = f"{points(lead.value)} ({_range(lead)})" if lead is not None and is_known else "-"
             found = self.encodings.get(kind)
             numbers = ["-"] * 3 if found is None else [_change(found, name) for name in ("unique", "bounded", "uneven")]
             rows.append([kind, *shares, said, *numbers])
