@@ -99,8 +99,9 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
 
 def test_rounds_hold_both_sides_of_a_contrast():
     question = Neighbourhood("neighbourhood", LAB)
-    first = question.rounds()[0]
-    permuted = [cell.settings["permutation"] is not None for cell in first if "permutation" in cell.settings]
+    proof, first = question.rounds()[:2]
+    assert proof == [question.proof]  # what is proved fits every budget
+    permuted = [cell.settings["permutation"] is not None for cell in first]
     assert permuted == [False, False, True, True]
     everything = {cell.key("") for cells in question.cells.values() for cell in cells}
     assert everything <= {cell.key("") for cell in question.rounds()[-1]}

@@ -90,7 +90,8 @@ class Neighbourhood(Question):
 
         every = ("", *LEVELS)
         return (
-            [self.proof, *some(("resnet",), ("", "patches"))],
+            [self.proof],
+            some(("resnet",), ("", "patches")),
             some(("resnet", "vit"), every),
             some(("mixer", "mlp"), every),
             some(("hybrid", "lstm", "vit sincos-2d"), every),

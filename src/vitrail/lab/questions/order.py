@@ -69,7 +69,7 @@ class Order(Question):
         if "lstm" not in self.lab.families:
             return ([self.proof],)
         first = [name for name in self.cells if name not in ("column", "snake")]
-        return [self.proof, *some(first)], some(tuple(self.cells)), some(tuple(self.cells), None)
+        return [self.proof], some(first), some(tuple(self.cells)), some(tuple(self.cells), None)
 
     def read(self, results: Results) -> None:
         self.found = Accuracies(results, self.cells)

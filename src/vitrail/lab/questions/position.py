@@ -79,7 +79,8 @@ class Position(Question):
         main = {name: cells for (name, count), cells in self.cells.items() if count == self.lab.usual_size}
         kinds = [cell for kind in KINDS for cell in main[kind][:2]]
         return (
-            [self.proof, *(cell for kind in compared for cell in (*main[kind][:2], self.measured[kind]))],
+            [self.proof],
+            [cell for kind in compared for cell in (*main[kind][:2], self.measured[kind])],
             self.fine,
             [*kinds, *self.measured.values()],
             [cell for cells in main.values() for cell in cells[:2]],
