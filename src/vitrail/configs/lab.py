@@ -26,6 +26,7 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
         "transfer": "vitrail.lab.questions.transfer:Transfer",
         "self": "vitrail.lab.questions.self_supervision:SelfSupervision",
     },
+    base="vitrail.lab.question:Question",
 )
 
 FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")

@@ -30,7 +30,7 @@ from vitrail.lab.results import Results, needs_rate
 from vitrail.settings import check_integer
 from vitrail.storage import check_output, locked, read_json, write_json
 
-_SEEN = {"Pico": 10_000, "Nano": 100_000, "Nano/8": 100_000}
+_SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
 
 
 def compare(
