@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.cli import _busy_share
 from vitrail.commands import COMMANDS
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.options import Options
@@ -489,10 +490,14 @@ def test_a_flag_without_its_last_letter_is_recognised(call, flag):
     assert f"Did you mean '--{flag}'?" in done.stderr
 
 
-def test_threads_that_wait_leave_the_processor_to_others(call, monkeypatch):
-    for given, expected in ((None, "passive"), ("active", "active")):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        if given is not None:
-            monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        call("models")
-        assert os.environ["OMP_WAIT_POLICY"] == expected
+@pytest.mark.parametrize(
+    ("given", "busy", "expected"), [(None, 0.9, "passive"), (None, 0.1, None), ("active", 0.9, "active")]
+)
+def test_threads_wait_without_spinning_where_others_compute(call, monkeypatch, given, busy, expected):
+    monkeypatch.setattr("vitrail.cli._busy_share", lambda: busy)
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "x")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    call("train", "nowhere", "--model", "ViT-Pico/2", "--output", "run")
+    assert os.environ.pop("OMP_WAIT_POLICY", None) == expected
+    assert 0 <= _busy_share(0.01) <= 1

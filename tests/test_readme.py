@@ -23,7 +23,7 @@ ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] 
 IN_ORDER = ("commands", "data", "train", "finetune", "evaluate", "predict", "python", "inspect", "weights", "families")
 # Blocks that no test runs, by the reason that stands in a comment above them.
 NOT_RUN = {
-    "lab": ["takes minutes to hours"],
+    "lab": ["takes minutes to hours", "takes a minute"],
     "scale": ["needs several processes and hours", "needs several machines"],
 }
 # Lines of bash that are not ours to run here: set-up, which other tests do.

@@ -32,9 +32,10 @@ class Stop:
         """Context that handles SIGTERM, SIGINT and SIGHUP, unless the latter is ignored (nohup)."""
         # Python has signals in its main thread alone; in others, training goes on to its end.
         is_main = threading.current_thread() is threading.main_thread()
-        caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_main else ()
-        heard = [number for number in caught if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self) for number in heard}
+        caught = [signal.SIGTERM, signal.SIGINT] if is_main else []
+        if is_main and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            caught.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self) for number in caught}
         try:
             yield self
         finally:
