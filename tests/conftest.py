@@ -37,11 +37,13 @@ def seeded() -> None:
 
 
 @pytest.fixture
-def call(capsys):
+def call(capsys, monkeypatch):
     """Runs a command in this process, which has imported torch already, as `subprocess.run` would run it in another.
 
     An error that nobody foresaw fails the test, unless it is what the test asks for: `call(..., internal=True)`.
     """
+
+    monkeypatch.setattr("vitrail.cli._busy_share", lambda: 0.0)  # it takes a moment to measure
 
     def run(*words, internal=False):
         code = 0
