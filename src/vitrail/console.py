@@ -84,6 +84,13 @@ def say_nothing(_line: str) -> None:
     """Replaces `say` where nothing should be printed."""
 
 
+def clock(seconds: float) -> str:
+    """A duration as minutes:seconds, or hours:minutes:seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
 def print_run(sentence: str | None, folder: Path) -> None:
     """Print the scores of a finished run and its folder."""
     lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]

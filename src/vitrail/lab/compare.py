@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.configs.lab import FAMILIES, QUESTIONS
-from vitrail.console import Say
+from vitrail.console import Say, clock
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
@@ -190,12 +190,12 @@ def _run(
             continue
         work = {cell.key(""): planning.estimate(cell, speeds) for cell in left}
         total, done, began = sum(work.values()), 0.0, time.monotonic()
-        tell(f"{stage}: {len(left)} cells, about {_clock(total / at_once)}")
+        tell(f"{stage}: {len(left)} cells, about {clock(total / at_once)}")
         for number, record in enumerate(run_cells(output, left, jobs=at_once, backend=backend), 1):
             results.add(record)
             done += work[Cell.from_json(record["cell"]).key("")]
             spent = time.monotonic() - began
-            tell(f"  {number}/{len(left)}  {_describe(record)}  {_clock(spent / done * (total - done))} left")
+            tell(f"  {number}/{len(left)}  {_describe(record)}  {clock(spent / done * (total - done))} left")
 
 
 def _trained(cells: Iterable[Cell]) -> list[Cell]:
@@ -212,9 +212,3 @@ def _describe(record: dict[str, Any]) -> str:
     if "accuracy" in result:
         parts.append(f"{result['accuracy']:.1%}")
     return "  ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -180,6 +180,16 @@ class Accuracies:
         return contrast([(weight, self.right[name]) for weight, name in terms], self.noise)
 
 
+def training_accuracies(results: Results, groups: Mapping[Any, Sequence[Cell]]) -> dict[Any, float]:
+    """The mean accuracy of each variant on images that it was trained on, of those that were run."""
+    found = {}
+    for name, cells in groups.items():
+        known = [one["training_accuracy"] for cell in cells if (one := results.get(cell)) is not None]
+        if known:
+            found[name] = sum(known) / len(known)
+    return found
+
+
 def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
     """Of claims about several things at once the one that is least in favour; None if one is missing."""
     known = [one for one in estimates if one is not None]

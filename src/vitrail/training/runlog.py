@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitrail.console import Messages, Say, json_text, printable, say, say_nothing
+from vitrail.console import Messages, Say, clock, json_text, printable, say, say_nothing
 from vitrail.settings import counted
 from vitrail.training.events import EventFile
 
@@ -107,7 +107,7 @@ class RunLog:
             "speed": f"{fields['images_per_second']:,.0f} images/s",
         }
         if done:
-            parts["left"] = f"{_clock((now - self._began) / done * (self.total - step))} left"
+            parts["left"] = f"{clock((now - self._began) / done * (self.total - step))} left"
         if self._progress:
             if held_out:
                 parts["held-out"] = f"held-out {held_out.rpartition(' ')[2]}"
@@ -138,9 +138,3 @@ def _ends_torn(file: BinaryIO) -> bool:
         return False
     file.seek(-1, os.SEEK_END)
     return file.read(1) != b"\n"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

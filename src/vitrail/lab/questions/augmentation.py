@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vitrail.lab.cell import Cell
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between, training_accuracies
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import shifts
@@ -72,11 +72,7 @@ class Augmentation(Question):
 
     def read(self, results: Results) -> None:
         self.found = Accuracies(results, self.cells)
-        self.fitted: dict[Key, float] = {}
-        for key, cells in self.cells.items():
-            known = [one["training_accuracy"] for cell in cells if (one := results.get(cell)) is not None]
-            if known:
-                self.fitted[key] = sum(known) / len(known)
+        self.fitted = training_accuracies(results, self.cells)
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:
         """What a variant adds to the accuracy of plain training."""

@@ -5,7 +5,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vitrail.lab.cell import Cell
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between, points, smallest
+from vitrail.lab.question import (
+    COLOURS,
+    Accuracies,
+    Question,
+    Verdict,
+    bar,
+    between,
+    points,
+    smallest,
+    training_accuracies,
+)
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.pages.page import Line, chart, figure, table
@@ -61,11 +71,7 @@ class Size(Question):
 
     def read(self, results: Results) -> None:
         self.found = Accuracies(results, self.cells)
-        self.fitted: dict[Key, float] = {}
-        for key, cells in self.cells.items():
-            known = [one["training_accuracy"] for cell in cells if (one := results.get(cell)) is not None]
-            if known:
-                self.fitted[key] = sum(known) / len(known)
+        self.fitted = training_accuracies(results, self.cells)
 
     def growth(self, family: str, variant: str) -> Estimate | None:
         """What doubling gains with many images, less what it gains with few."""
