@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 """Of what cells compute; results of another version are not mixed in."""
 
 

@@ -45,7 +45,7 @@ def speed_cells(images: Images, families: Sequence[str]) -> dict[str, Cell]:
 def measure_speed(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
     """Multiply-accumulates a second of training steps, one thread."""
     config = read_model(settings["model"])
-    model = build(config).train()
+    model = build(config).train().to(memory_format=torch.channels_last)
     batch = torch.zeros(128, config.channels, *config.resolution)
     labels = torch.zeros(128, dtype=torch.long)
     steps, began = -2, time.perf_counter()

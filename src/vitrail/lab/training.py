@@ -123,7 +123,7 @@ class Fit(NamedTuple):
     curve: list[list[float]]
     """Steps and the accuracy on validation images."""
     seconds: list[list[float]]
-    """Steps and the seconds of training up to them."""
+    """Steps and the processor's seconds of training up to them."""
     places: list[list[float]]
     """Steps and what learned positions know of rows and columns."""
     loss: float
@@ -138,8 +138,12 @@ def fit(
     seed: int,
     judge: Callable[[], float] | None = None,
 ) -> Fit:
-    """Train a model. `judge` tells how good it is meanwhile; by default, the accuracy on validation images does."""
-    began = time.perf_counter()
+    """Train a model. `judge` tells how good it is meanwhile; by default, the accuracy on validation images does.
+
+    Seconds are the processor's: what else the machine does meanwhile does not count.
+    """
+    model.to(memory_format=torch.channels_last)  # convolutions train half as fast again
+    began = time.process_time()
     options = Options(seed=seed, workers=0, device="cpu")
     trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)
     trainer.total = recipe.steps or 0
@@ -149,12 +153,12 @@ def fit(
         losses.append(trainer.update(batch).loss)
         trainer.step += 1
         if trainer.step in looks:
-            spent = time.perf_counter() - began
+            spent = time.process_time() - began
             good = float(right_answers(model, images, images.validation).mean()) if judge is None else judge()
             curve.append([trainer.step, good])
             seconds.append([trainer.step, round(spent, 3)])
             places.append(_places(model, trainer.step))
-            began = time.perf_counter() - spent  # evaluations do not count as training
+            began = time.process_time() - spent  # evaluations do not count as training
     return Fit(curve, seconds, [one for one in places if one is not None], float(np.mean(losses[-50:])))
 
 
