@@ -20,9 +20,12 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.evaluation.student import t_quantile, t_tail
-from vitrail.lab.cell import Cell, pack, unpack
+from vitrail.lab import compare as lab_room
+from vitrail.lab.cell import Cell, Outcome, pack, unpack
 from vitrail.lab.compare import compare
+from vitrail.lab.engine import run_cells
 from vitrail.lab.images import prepare, restore, store
+from vitrail.lab.looking import looking_cell
 from vitrail.lab.permute import LEVELS, permutation, permute_input
 from vitrail.lab.plan import make_plan, parse_budget
 from vitrail.lab.question import Lab, Question, Verdict
@@ -37,9 +40,12 @@ from vitrail.lab.statistics import (
     difference,
     fit_power_law,
     holm,
+    meeting,
     pool,
     sample_efficiency,
+    spread_of,
 )
+from vitrail.lab.training import BEYOND, RATES
 from vitrail.models.create import build
 
 DIGITS = prepare(open_data("digits"))
@@ -179,6 +185,30 @@ def test_curves_are_fitted_inverted_and_crossed():
     assert crossover([1, 100], [0.2, 0.0], [0.1, 0.1]) == pytest.approx(10)
 
 
+def test_curves_meet_beyond_the_range_where_their_laws_say():
+    counts = [300, 1000, 3000, 10000]
+    fast, slow = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 8, 0.5), PowerLaw(0.0, 2, 0.3)))
+    assert meeting(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
+    steep, flat = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 20, 0.5), PowerLaw(0.0, 1, 0.2)))
+    assert meeting(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
+    assert math.isinf(meeting(counts[:2], flat[:2], steep[:2]))  # two points have no law
+    curves = [[Estimate(value, 0.003, 10) for value in values] for values in (steep, flat)]
+    low, high = spread_of(lambda one, other: meeting(counts, one, other), *curves)
+    assert low < 20 ** (1 / 0.3) < high
+
+
+def test_what_it_would_take():
+    """Twice the error of the seeds needs four times as many; what test images blur, no seed sharpens."""
+    found = Estimate(0.01, 0.02, 10)
+    assert found.times_seeds() == pytest.approx((1.959964 * 2) ** 2, rel=1e-6)
+    assert math.isinf(Estimate(0.01, 0.02, 10, lasting=0.006).times_seeds())
+    generator = np.random.default_rng(0)
+    right = (generator.random((4, 500)) < 0.8).astype(float)
+    one = difference(right, 1 - right, SeedNoise(1e-4, 3))
+    assert one.lasting == pytest.approx(float((2 * right - 1).mean(axis=0).std(ddof=1)) / math.sqrt(500))
+    assert one.halves == pytest.approx(tuple(float((2 * part - 1).mean()) for part in (right[:2], right[2:])))
+
+
 @pytest.mark.parametrize(
     ("value", "error", "state"),
     [
@@ -192,6 +222,21 @@ def test_a_verdict_needs_more_than_noise(value, error, state):
     assert Verdict("C1", "trained", Estimate(value, error, 10)).state(0.05) == state
     one_sided = Verdict("C2", "trained", Estimate(value, error, 10), is_one_sided=True)
     assert one_sided.state(0.05) == ("supported" if state == "supported" else "cannot tell")
+
+
+def test_seeds_that_disagree_and_rates_that_are_cut_off_decide_nothing():
+    clear = Estimate(0.1, 0.001, 10, halves=(0.15, 0.05))
+    assert Verdict("C1", "trained", clear).state(0.05) == "supported"
+    for doubted, why in (
+        (clear._replace(halves=(0.25, -0.05)), "unsteady"),
+        (clear._replace(is_cut_off=True), "cut-off"),
+    ):
+        verdict = Verdict("C1", "trained", doubted)
+        assert (verdict.state(0.05), verdict.doubt) == ("cannot tell", why)
+    equal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.004, -0.002)), margin=0.01)
+    assert equal.state(0.05) == "supported"
+    unequal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.012, -0.010)), margin=0.01)
+    assert unequal.doubt == "unsteady"
 
 
 # Cells and plans
@@ -294,7 +339,11 @@ def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
     trained = [
         one for one in map(json.loads, (folder / "results.jsonl").read_text().splitlines()) if "curve" in one["result"]
     ]
-    assert len(trained) == 2 * 3 + 2 * 4 - 2  # trials of two models, cells, of which two are trials
+    # Trials of two models, cells of which two are trials, and a trial beyond the end for a rate that is one.
+    rates = [one["cell"]["settings"]["learning_rate"] for one in trained]
+    beyond = [rate for rate in rates if rate not in RATES]
+    assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(beyond)
+    assert set(beyond) <= set(BEYOND.values())
     bundle = vitrail.load(folder / "cells" / trained[0]["key"])
     images = restore(folder / "images")
     with torch.no_grad():
@@ -353,18 +402,65 @@ from vitrail.lab import compare as lab
 if __name__ == "__main__":
     lab._SEEN["Pico"] = 256
     lab.compare("digits", Path(sys.argv[1]), families=("vit", "resnet"), sizes=(20, 100), seeds=2, questions=("data",),
-                jobs=int(sys.argv[2]), tell=print)
+                jobs=int(sys.argv[2]), backend=sys.argv[3], tell=print)
 """
 
 
-def start(folder, jobs):
+def start(folder, jobs, backend="loky"):
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), str(jobs)],
+        [sys.executable, "-c", SCRIPT, str(folder), str(jobs), backend],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def test_a_bundle_that_somebody_deleted_is_trained_again_for_who_looks_at_it(tmp_path):
+    """The looking cell of a trained one whose bundle is gone: trained again, once, and nothing else."""
+    store(DIGITS, tmp_path / "images")
+    lab = Lab(DIGITS, ("mlp",), (20,), 1, 128)
+    looking = looking_cell("vitrail.lab.questions.robustness:measure", lab.train("mlp", count=20, seed=0), 1.0)
+    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
+
+    def run():
+        lab_room._run(tmp_path, results, [looking], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None)
+        return (tmp_path / "results.jsonl").read_text().splitlines()
+
+    before = run()
+    found = results.get(looking)
+    shutil.rmtree(tmp_path / "cells")
+    assert run() == before  # nobody looks any more
+    kept = [line for line in before if json.loads(line)["cell"]["of"] == []]
+    (tmp_path / "results.jsonl").write_text("\n".join(kept) + "\n")
+    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
+    assert len(run()) == len(kept) + 2
+    assert results.get(looking) == found
+
+
+def die_once(settings, _images, _of, folder):
+    """A cell whose process dies the first time it is run."""
+    if settings["dies"] and not folder.exists():
+        folder.mkdir(parents=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Outcome({"number": settings["number"]}, {})
+
+
+@pytest.mark.slow
+def test_a_lost_worker_loses_its_cell_alone_which_is_run_again(tmp_path):
+    store(DIGITS, tmp_path / "images")
+    cells = [Cell("test_lab:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
+    found = list(run_cells(tmp_path, cells, jobs=2, backend="loky"))
+    assert sorted(one["result"]["number"] for one in found) == list(range(6))
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_finds_the_same(tiny, tmp_path):
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    process = start(tmp_path / "lab", 2, "dask")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert results_of(tmp_path / "lab") == results_of(tiny[0])
 
 
 @pytest.mark.slow

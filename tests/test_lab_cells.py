@@ -59,6 +59,28 @@ def test_learning_rates_of_tasks_without_a_number_of_images_are_tried_on_the_tas
     assert {cell.settings["count"] for cell in usual} == {100}
 
 
+def test_a_rate_at_the_end_of_the_range_is_checked_beyond_it(tmp_path):
+    results, cell = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
+
+    def put(one, share):
+        found = {"validation_accuracy": share}
+        results.add({"key": one.key("images"), "cell": one.to_json(), "result": found, "measured": {}})
+
+    for trial, share in zip(results.trials(cell), (0.5, 0.6, 0.7), strict=True):
+        assert results.beyond(cell) is None
+        put(trial, share)
+    beyond = results.beyond(cell)
+    assert beyond.settings == results.trials(cell)[2].settings | {"learning_rate": 1e-2}
+    assert not results.is_cut_off(cell)  # nobody knows yet
+    for share, is_cut_off in ((0.6, False), (0.72, False), (0.74, True)):  # 2 standard errors are 2.9 points
+        put(beyond, share)
+        assert results.is_cut_off(cell) is is_cut_off
+        assert results.is_cut_off(Cell("m:look", {}, of=(cell,))) is is_cut_off
+    put(results.trials(cell)[1], 0.8)
+    assert results.beyond(cell) is None
+    assert not results.is_cut_off(cell)
+
+
 def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
     generator = np.random.default_rng(0)
     ease = generator.normal(0, 1, 2000)

@@ -11,7 +11,7 @@ DIR/cells/           a bundle for each trained cell
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def compare(
         lab = _make_lab(images, families, sizes, seeds)
         asked = {name: QUESTIONS[name](name, lab) for name in names}
         smallest = lab.sizes[0] if before is None else before["smallest"]
-        results = Results(output / "results.jsonl", images.fingerprint, smallest)
+        results = Results(output / "results.jsonl", images.fingerprint, smallest, len(images.validation))
         speeds = before["speeds"] if before else {}
         missing = [name for name in lab.families if name not in speeds]
         if missing:
@@ -173,25 +173,27 @@ def _run(
     backend: str,
     tell: Say,
 ) -> None:
-    """Learning rates first, then what is trained with them, then what looks at trained models, then what must not be
-    disturbed, one at a time."""
-    looking = [cell for cell in cells if not needs_rate(cell)]
-    stages = {
-        "learning rates": [trial for cell in _trained(cells) for trial in results.trials(cell)],
-        "training": _trained(cells),
-        "measuring": [cell for cell in looking if not cell.alone],
-        "timing": [cell for cell in looking if cell.alone],
+    """Learning rates first and whether their range was wide enough, then what is trained with them, then what looks at
+    trained models, then what must not be disturbed, one at a time."""
+    trained, looking = _trained(cells), [cell for cell in cells if not needs_rate(cell)]
+    stages: dict[str, Callable[[], Iterable[Cell | None]]] = {
+        "learning rates": lambda: (trial for cell in trained for trial in results.trials(cell)),
+        "rates beyond": lambda: map(results.beyond, trained),
+        "training": lambda: trained,
+        "measuring": lambda: (cell for cell in looking if not cell.alone),
+        "timing": lambda: (cell for cell in looking if cell.alone),
     }
     for stage, some in stages.items():
-        wanted = [resolved for cell in some if (resolved := results.resolve(cell)) is not None]
+        wanted = [resolved for cell in some() if cell is not None and (resolved := results.resolve(cell)) is not None]
         at_once = 1 if stage == "timing" else jobs
-        left = list({cell.key(""): cell for cell in wanted if not results.has(cell)}.values())
+        gone = _gone(output, results, looking)
+        left = {key: cell for cell in wanted if (key := cell.key("")) in gone or not results.has(cell)}
         if not left:
             continue
-        work = {cell.key(""): planning.estimate(cell, speeds) for cell in left}
+        work = {key: planning.estimate(cell, speeds) for key, cell in left.items()}
         total, done, began = sum(work.values()), 0.0, time.monotonic()
         tell(f"{stage}: {len(left)} cells, about {clock(total / at_once)}")
-        for number, record in enumerate(run_cells(output, left, jobs=at_once, backend=backend), 1):
+        for number, record in enumerate(run_cells(output, list(left.values()), jobs=at_once, backend=backend), 1):
             results.add(record)
             done += work[Cell.from_json(record["cell"]).key("")]
             spent = time.monotonic() - began
@@ -201,6 +203,12 @@ def _run(
 def _trained(cells: Iterable[Cell]) -> list[Cell]:
     """Cells that train, also those that others look at."""
     return [part for cell in cells for part in (cell, *cell.of) if needs_rate(part)]
+
+
+def _gone(output: Path, results: Results, looking: Iterable[Cell]) -> set[str]:
+    """Trained cells whose bundle somebody deleted, while cells that look at it are still to be run."""
+    resolved = [one for cell in looking if (one := results.resolve(cell)) is not None and not results.has(one)]
+    return {part.key("") for one in resolved for part in one.of if not results.folder(output, part).is_dir()}
 
 
 def _describe(record: dict[str, Any]) -> str:

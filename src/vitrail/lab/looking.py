@@ -12,7 +12,7 @@ from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, pool
+from vitrail.lab.statistics import SeedNoise, pool
 from vitrail.lab.training import read_config
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
@@ -60,14 +60,7 @@ class Readings(Accuracies):
                 self.right[name] = np.stack([np.asarray(one, np.float64) for one in found])
         self._alike = alike
         self.noise = self._pool()
-
-    def estimate(self, name: Any) -> Estimate:
-        return accuracy(self.right[name], self._noise_of(name))
-
-    def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
-        if any(name not in self.right for _, name in terms):
-            return None
-        return contrast([(weight, self.right[name]) for weight, name in terms], self._noise_of(terms[0][1]))
+        self.cut_off = {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
 
     def _noise_of(self, name: Any) -> SeedNoise:
         kind = self._alike(name)

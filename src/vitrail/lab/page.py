@@ -2,19 +2,20 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitrail.lab.plan import machine
-from vitrail.lab.question import Lab, Question, Verdict, points
-from vitrail.lab.statistics import holm
-from vitrail.pages.page import Html, escape, page, stand_alone, table
+from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
+from vitrail.lab.statistics import Estimate, holm
+from vitrail.pages.page import Html, Range, escape, figure, page, ranges, stand_alone, table
 from vitrail.pages.words import word as say_in
 from vitrail.pages.words import words_beside
 from vitrail.storage import write_json, write_text
 
 WORDS = words_beside(__file__)
+_MOST_TIMES = 30  # times as many seeds that anybody would train
 
 
 def word(name: str, tag: str = "span", **fields: Any) -> Html:
@@ -48,10 +49,12 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
     (output / "figures").mkdir(exist_ok=True)
     for name, svg in figures.items():
         write_text(output / "figures" / f"{name}.svg", stand_alone(svg))
+    scores, score_figures = _scores(questions)
+    figures |= score_figures
     heads = [word(name) for name in ("claim", "verdict", "number", "rule")]
     claims = f'<section id="claims"><h2>{word("claims")}</h2>{word("about-claims", "p")}{table(heads, rows)}</section>'
     body = (
-        f'<nav><button id="language" type="button">English / 한국어</button></nav>{claims}{"".join(sections)}'
+        f'<nav><button id="language" type="button">English / 한국어</button></nav>{claims}{scores}{"".join(sections)}'
         f'<section id="protocol"><h2>{word("protocol")}</h2>{_protocol(lab)}'
         f"<pre>{escape(command or 'Python')}</pre></section>"
     )
@@ -68,24 +71,84 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
     return found
 
 
+def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
+    """Families by bias, as a section and its figures; empty if nothing was measured."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for name, question in questions.items():
+        for score in question.scores():
+            groups.setdefault((name, score.bias), []).append(score)
+    panes, figures = "", {}
+    for (name, bias), some in groups.items():
+        rows = []
+        for score in some:
+            rows.append(_score_row(score.family, score.trained, COLOURS.get(score.family, 7)))
+            if score.untrained is not None:
+                rows.append(_score_row(f"{score.family} 0", score.untrained, 7))
+        svg = ranges(rows, questions[name].word(f"score-{bias}", "tspan"), zero=0.0)
+        figures[f"bias-{name}-{bias}"] = svg
+        panes += figure(questions[name].word(f"score-{bias}"), questions[name].word(f"score-{bias}-note"), svg)
+    if not panes:
+        return "", {}
+    heading = f"<h2>{word('scores')}</h2>{word('about-scores', 'p')}"
+    return f'<section id="scores">{heading}<div class="panes">{panes}</div></section>', figures
+
+
+def _score_row(name: str, one: Estimate, colour: int) -> Range:
+    low, high = bar(one)
+    return Range(name, one.value, low / 100, high / 100, colour)
+
+
 def _row(question: Question, one: Verdict, level: float) -> list[object]:
     state = one.state(level)
+    said = [_number(one, level)] if one.estimate is not None else []
+    if one.words:
+        said.append(question.word(f"{one.claim}-{one.sentence}", **one.words))
+    if (why := _why(question.lab, one, level)) is not None:
+        said.append(word(why.name, "small", **why.fields))
     return [
         Html(f"<b>{escape(one.claim)}</b> {question.word(one.claim)}"),
         Html(f'<span class="verdict {state.replace(" ", "-")}">{word(state)}</span>'),
-        _number(one, level),
+        Html("<br>".join(map(escape, said)) or "-"),
         question.word(f"{one.claim}-rule"),
     ]
 
 
 def _number(one: Verdict, level: float) -> str:
-    extra = "; ".join(str(value) for value in one.words.values())
-    if one.estimate is None or math.isnan(one.estimate.error):
-        return extra or "-"
-    say = points if one.is_share else "{:+.2f}".format
+    if one.estimate is None:
+        return "-"
+    say = _say(one)
+    if math.isnan(one.estimate.error):
+        return say(one.estimate.value)
     low, high = one.estimate.interval(level)
-    number = f"{say(one.estimate.value)} ({say(low)} … {say(high)})"
-    return f"{number}; {extra}" if extra else number
+    return f"{say(one.estimate.value)} ({say(low)} … {say(high)})"
+
+
+def _say(one: Verdict) -> Callable[[float], str]:
+    """How the numbers of a verdict are written."""
+    return points if one.is_share else "{:+.2f}".format
+
+
+class Why(NamedTuple):
+    """A sentence of the page on why a claim cannot be decided, and what would decide it."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
+    """None if it is decided, or nothing was run for it."""
+    if one.kind != "trained" or one.estimate is None or one.state(level) != "cannot tell":
+        return None
+    if one.deciding is None:
+        return Why("one-seed", {})
+    if one.doubt is not None:
+        return Why(one.doubt, {"halves": " / ".join(map(_say(one), one.estimate.halves))})
+    if one.is_one_sided and one.deciding.interval(level)[1] < 0:
+        return Why("beyond-range", {})
+    times = one.deciding.times_seeds(level)
+    if times > _MOST_TIMES:
+        return Why("more-images" if math.isinf(times) else "far-too-few", {})
+    return Why("more-seeds", {"seeds": math.ceil(lab.seeds * times)})
 
 
 def _entry(lab: Lab, question: Question, one: Verdict, level: float) -> dict[str, Any]:
@@ -98,7 +161,8 @@ def _entry(lab: Lab, question: Question, one: Verdict, level: float) -> dict[str
         "interval": list(one.estimate.interval(level)) if is_known and one.estimate is not None else None,
         "rule": question.words[f"{one.claim}-rule"]["en"],
         "dataset": lab.images.name,
-        **one.words,
+        **({"result": question.words[f"{one.claim}-{one.sentence}"]["en"].format(**one.words)} if one.words else {}),
+        **({"why": WORDS[why.name]["en"].format(**why.fields)} if (why := _why(lab, one, level)) is not None else {}),
     }
 
 

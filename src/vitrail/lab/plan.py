@@ -20,6 +20,7 @@ from vitrail.lab.question import Lab, Question
 from vitrail.lab.results import Results
 from vitrail.lab.training import training_cell
 from vitrail.models.create import build
+from vitrail.models.device import use_channels_last
 
 _OVERHEAD = 0.4  # seconds of a cell besides its work
 _MEASURED = 1.0  # seconds of training that tell a family's speed
@@ -45,7 +46,8 @@ def speed_cells(images: Images, families: Sequence[str]) -> dict[str, Cell]:
 def measure_speed(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
     """Multiply-accumulates a second of training steps, one thread."""
     config = read_model(settings["model"])
-    model = build(config).train().to(memory_format=torch.channels_last)
+    model = build(config).train()
+    use_channels_last(model)
     batch = torch.zeros(128, config.channels, *config.resolution)
     labels = torch.zeros(128, dtype=torch.long)
     steps, began = -2, time.perf_counter()

@@ -8,14 +8,14 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, pool
+from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, lost_skill, pool
 from vitrail.lab.training import training_cell
 from vitrail.pages.page import Html
 from vitrail.pages.words import Words, word
@@ -75,7 +75,9 @@ class Verdict:
     is_one_sided: bool = False
     """Whether it can be supported, but never contradicted: what it says may lie beyond the range."""
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What fills in the sentence of its result, `claim-result` in the question's words."""
+    """What fills in the sentence of its result; without any, nothing is said but the number."""
+    sentence: str = "result"
+    """Which sentence that is: `claim-sentence` in the question's words."""
 
     @property
     def deciding(self) -> Estimate | None:
@@ -84,7 +86,8 @@ class Verdict:
             return None
         if self.margin is None:
             return self.estimate
-        return self.estimate._replace(value=self.margin - abs(self.estimate.value))
+        value, *halves = (self.margin - abs(one) for one in (self.estimate.value, *self.estimate.halves))
+        return self.estimate._replace(value=value, halves=tuple(halves))
 
     def state(self, level: float) -> State:
         """The verdict, at the level that Holm's rule leaves for it."""
@@ -92,12 +95,33 @@ class Verdict:
             return "reported"
         if self.kind == "exact":
             return "cannot tell" if self.holds is None else ("true" if self.holds else "false")
-        if self.deciding is None:
+        if self.deciding is None or self.doubt is not None:
             return "cannot tell"
         low, high = self.deciding.interval(level)
         if low > 0:
             return "supported"
         return "contradicted" if high < 0 and not self.is_one_sided else "cannot tell"
+
+    @property
+    def doubt(self) -> Literal["unsteady", "cut-off"] | None:
+        """Why a number does not decide even if its interval excludes zero: one half of the seeds says otherwise, or a
+        learning rate beyond those that were tried is better."""
+        if self.deciding is None:
+            return None
+        if not self.deciding.is_steady:
+            return "unsteady"
+        return "cut-off" if self.deciding.is_cut_off else None
+
+
+class Score(NamedTuple):
+    """How much a family has of a bias: 0 for nothing, 1 for all that the measure can show."""
+
+    bias: str
+    """Its sentences in the question's words are `score-BIAS` and `score-BIAS-note`."""
+    family: str
+    trained: Estimate
+    untrained: Estimate | None = None
+    """The same before training, where that has a meaning."""
 
 
 class Question:
@@ -119,6 +143,10 @@ class Question:
 
     def verdicts(self) -> Iterator[Verdict]:
         """What it says of each of its claims."""
+        yield from ()
+
+    def scores(self) -> Iterator[Score]:
+        """What it says of how strongly each family is biased."""
         yield from ()
 
     def figures(self) -> Iterator[tuple[str, str]]:
@@ -149,6 +177,8 @@ class Accuracies:
             if (right := results.right(cells)) is not None:
                 self.right[name] = right
         self.noise: SeedNoise = self._pool()
+        self.cut_off = {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
+        """Variants for which the range of learning rates was too narrow."""
 
     def _pool(self) -> SeedNoise:
         return pool(right.mean(axis=1).tolist() for right in self.right.values())
@@ -160,6 +190,7 @@ class Accuracies:
             (name, part): right[:, chosen] for name, right in self.right.items() for part, chosen in parts.items()
         }
         made.noise = made._pool()
+        made.cut_off = {key for key in made.right if key[0] in self.cut_off}
         return made
 
     def __contains__(self, name: Any) -> bool:
@@ -167,7 +198,7 @@ class Accuracies:
 
     def estimate(self, name: Any) -> Estimate:
         """The accuracy of a variant."""
-        return accuracy(self.right[name], self.noise)
+        return self._judged(accuracy(self.right[name], self._noise_of(name)), name)
 
     def difference(self, one: Any, other: Any) -> Estimate | None:
         """Of two variants, on the same images; None if one of them was not run."""
@@ -175,9 +206,22 @@ class Accuracies:
 
     def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
         """A weighted sum of the accuracies of variants, on the same images; None if one of them was not run."""
-        if any(name not in self.right for _, name in terms):
+        names = [name for _, name in terms]
+        if any(name not in self.right for name in names):
             return None
-        return contrast([(weight, self.right[name]) for weight, name in terms], self.noise)
+        found = contrast([(weight, self.right[name]) for weight, name in terms], self._noise_of(names[0]))
+        return self._judged(found, *names)
+
+    def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate:
+        """The share of what the original knows beyond chance that the changed variant does not."""
+        found = lost_skill(self.right[original], self.right[changed], self._noise_of(original), chance)
+        return self._judged(found, original, changed)
+
+    def _judged(self, found: Estimate, *names: Any) -> Estimate:
+        return found._replace(is_cut_off=not self.cut_off.isdisjoint(names))
+
+    def _noise_of(self, name: Any) -> SeedNoise:
+        return self.noise
 
 
 def training_accuracies(results: Results, groups: Mapping[Any, Sequence[Cell]]) -> dict[Any, float]:

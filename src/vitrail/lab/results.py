@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import numpy as np
 
 from vitrail.errors import VitrailError
 from vitrail.lab.cell import Cell, unpack
-from vitrail.lab.training import RATES
+from vitrail.lab.training import BEYOND, RATES
 
 
 class Results:
     """Finished cells by their key. Lines that a killed process tore are left out, and their cells run again."""
 
-    def __init__(self, path: Path, fingerprint: str, smallest: int) -> None:
-        self._path, self._fingerprint, self._smallest = path, fingerprint, smallest
+    def __init__(self, path: Path, fingerprint: str, smallest: int, validation: int = 2000) -> None:
+        """`smallest` is the number of training images at which learning rates are chosen, by so many `validation`
+        images."""
+        self._path, self._fingerprint, self._smallest, self._validation = path, fingerprint, smallest, validation
         self._records: dict[str, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -58,9 +61,31 @@ class Results:
 
     def rate(self, cell: Cell) -> float | None:
         """The chosen learning rate; None while a trial is missing."""
-        found = [self._records.get(trial.key(self._fingerprint)) for trial in self.trials(cell)]
-        scores = [record["result"]["validation_accuracy"] for record in found if record is not None]
+        found = [self._validation_accuracy(trial) for trial in self.trials(cell)]
+        scores = [one for one in found if one is not None]
         return RATES[int(np.argmax(scores))] if len(scores) == len(RATES) else None
+
+    def beyond(self, cell: Cell) -> Cell | None:
+        """The trial of the next learning rate beyond the usual ones, for a cell whose chosen one is the least or the
+        largest of them: it tells whether their range was wide enough. None for other cells."""
+        rate = self.rate(cell) if needs_rate(cell) else None
+        return None if rate is None or rate not in BEYOND else self.trials(cell)[0].changed(learning_rate=BEYOND[rate])
+
+    def is_cut_off(self, cell: Cell) -> bool:
+        """Whether the range of learning rates was too narrow for a cell, or for what it looks at: the next one beyond
+        is better on the validation images, by more than two standard errors."""
+        if not needs_rate(cell):
+            return any(self.is_cut_off(part) for part in cell.of)
+        beyond = self.beyond(cell)
+        found = None if beyond is None else self._validation_accuracy(beyond)
+        if found is None:
+            return False
+        best = max(one for trial in self.trials(cell) if (one := self._validation_accuracy(trial)) is not None)
+        return found - best > 2 * math.sqrt((best * (1 - best) + found * (1 - found)) / self._validation)
+
+    def _validation_accuracy(self, trial: Cell) -> float | None:
+        record = self._records.get(trial.key(self._fingerprint))
+        return None if record is None else record["result"]["validation_accuracy"]
 
     def resolve(self, cell: Cell) -> Cell | None:
         """The cell with its learning rate, and those of what it looks at; None while one is not known."""
@@ -84,6 +109,10 @@ class Results:
         resolved = self.resolve(cell)
         record = None if resolved is None else self._records.get(resolved.key(self._fingerprint))
         return None if record is None else record["measured"]
+
+    def folder(self, output: Path, cell: Cell) -> Path:
+        """Where the bundle of a resolved trained cell is."""
+        return output / "cells" / cell.key(self._fingerprint)
 
     def has(self, cell: Cell) -> bool:
         """Whether a resolved cell was run."""

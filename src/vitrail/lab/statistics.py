@@ -5,7 +5,7 @@ easier for one of them. Both variances are estimated and added.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +14,22 @@ from vitrail.evaluation.student import t_quantile, t_tail
 
 LEVEL = 0.05
 """Of all intervals together: 95 %."""
+_FARTHEST, _DRAWS = 1e12, 400
 
 
 class Estimate(NamedTuple):
-    """A number with its standard error and the degrees of freedom of that."""
+    """A number with its standard error and the degrees of freedom of that, and what else is asked of it before it
+    decides anything."""
 
     value: float
     error: float
     freedom: float = math.inf
+    lasting: float = 0.0
+    """The part of the error that more seeds do not lessen: that of the test images."""
+    halves: tuple[float, ...] = ()
+    """The same number from the first half of the seeds, and from the second; empty for one seed."""
+    is_cut_off: bool = False
+    """Whether the learning rates that were tried end before the best one of a model behind it."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """The interval that misses the truth with probability `level`."""
@@ -38,6 +46,17 @@ class Estimate(NamedTuple):
     def __sub__(self, other: "Estimate") -> "Estimate":
         return combine((1.0, self), (-1.0, other))
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether both halves of the seeds have its sign."""
+        return all(half * self.value > 0 for half in self.halves)
+
+    def times_seeds(self, level: float = LEVEL) -> float:
+        """How many times as many seeds would tell it from 0, if it is what it seems; infinity if the test images are
+        too few for any number of seeds."""
+        wanted = (self.value / t_quantile(1 - level / 2, math.inf)) ** 2 - self.lasting**2
+        return (self.error**2 - self.lasting**2) / wanted if wanted > 0 else math.inf
+
 
 def combine(*terms: tuple[float, Estimate]) -> Estimate:
     """A sum of independent estimates with weights; degrees of freedom by Satterthwaite's rule."""
@@ -45,7 +64,33 @@ def combine(*terms: tuple[float, Estimate]) -> Estimate:
     parts = [(weight * one.error) ** 2 for weight, one in terms]
     variance = sum(parts)
     spread = sum(part**2 / one.freedom for part, (_, one) in zip(parts, terms, strict=True) if part)
-    return Estimate(value, math.sqrt(variance), variance**2 / spread if spread else math.inf)
+    return Estimate(
+        value,
+        math.sqrt(variance),
+        variance**2 / spread if spread else math.inf,
+        math.hypot(*(weight * one.lasting for weight, one in terms)),
+        # What is exact is the same for every seed.
+        _combine_halves([(weight, one.halves if one.error else (one.value,) * 2) for weight, one in terms]),
+        any(one.is_cut_off for _, one in terms),
+    )
+
+
+def _combine_halves(terms: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, ...]:
+    """A weighted sum for each half of the seeds; empty if one of the terms has no halves."""
+    if not all(halves for _, halves in terms):
+        return ()
+    return tuple(sum(weight * halves[at] for weight, halves in terms) for at in (0, 1))
+
+
+def half_means(values: np.ndarray) -> tuple[float, ...]:
+    """Means over the first and the second half of the seeds; empty for one seed."""
+    middle = (len(values) + 1) // 2
+    return (float(values[:middle].mean()), float(values[middle:].mean())) if len(values) > 1 else ()
+
+
+def complement(one: Estimate) -> Estimate:
+    """1 less a share."""
+    return one._replace(value=1 - one.value, halves=tuple(1 - half for half in one.halves))
 
 
 class SeedNoise(NamedTuple):
@@ -73,24 +118,18 @@ def difference(one: np.ndarray, other: np.ndarray, noise: SeedNoise) -> Estimate
 def contrast(terms: Sequence[tuple[float, np.ndarray]], noise: SeedNoise) -> Estimate:
     """A weighted sum of mean accuracies, from right answers (seeds, images) to the same images."""
     per_image = sum(weight * right.mean(axis=0) for weight, right in terms)
-    images = float(per_image.var(ddof=1)) / per_image.size
     seeds = noise.variance * sum(weight**2 / len(right) for weight, right in terms)
+    halves = _combine_halves([(weight, half_means(right)) for weight, right in terms])
+    value, images = float(per_image.mean()), math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
     if math.isnan(seeds):
-        return Estimate(float(per_image.mean()), math.nan, 0)
-    return combine(
-        (1.0, Estimate(float(per_image.mean()), math.sqrt(images), per_image.size - 1)),
-        (1.0, Estimate(0.0, math.sqrt(seeds), noise.freedom)),
-    )
+        return Estimate(value, math.nan, 0)
+    sources = (Estimate(value, images, per_image.size - 1), Estimate(0.0, math.sqrt(seeds), noise.freedom))
+    return combine(*((1.0, one) for one in sources))._replace(lasting=images, halves=halves)
 
 
 def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
     """Mean accuracy of a model from its right answers (seeds, images)."""
-    per_image = right.mean(axis=0)
-    error = math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
-    images = Estimate(float(per_image.mean()), error, per_image.size - 1)
-    if math.isnan(noise.variance):
-        return Estimate(images.value, math.nan, 0)
-    return combine((1.0, images), (1.0, Estimate(0.0, math.sqrt(noise.variance / len(right)), noise.freedom)))
+    return contrast([(1.0, right)], noise)
 
 
 def lost_skill(original: np.ndarray, changed: np.ndarray, noise: SeedNoise, chance: float) -> Estimate:
@@ -100,13 +139,15 @@ def lost_skill(original: np.ndarray, changed: np.ndarray, noise: SeedNoise, chan
     if before <= 0:
         return Estimate(0.0, math.nan, 0)
     moved = contrast([(after / before**2, original), (-1 / before, changed)], noise)
-    return moved._replace(value=1 - after / before)
+    pairs = zip(half_means(original), half_means(changed), strict=False)
+    halves = tuple(1 - (now - chance) / max(first - chance, 1e-6) for first, now in pairs)
+    return moved._replace(value=1 - after / before, halves=halves)
 
 
 def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
     """The mean of a number that was measured under several seeds."""
     error = math.sqrt(noise.variance / len(values)) if noise.freedom else math.nan
-    return Estimate(float(np.mean(values)), error, noise.freedom)
+    return Estimate(float(np.mean(values)), error, noise.freedom, halves=half_means(np.asarray(values)))
 
 
 def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, float]:
@@ -139,14 +180,17 @@ def fit_power_law(counts: Sequence[float], errors: Sequence[float]) -> PowerLaw 
     """Least squares in log error over a grid of floors and exponents; None for fewer than three sizes."""
     if len(counts) < 3 or min(errors) <= 0:
         return None
-    n, e = np.asarray(counts, float), np.asarray(errors, float)
-    best, found = math.inf, None
-    for floor in np.linspace(0, 0.999 * e.min(), 120):
-        slope, offset = np.polyfit(np.log(n), np.log(e - floor), 1)
-        loss = float(np.square(np.log(floor + np.exp(offset) * n**slope) - np.log(e)).sum())
-        if slope < 0 and loss < best - 1e-12:
-            best, found = loss, PowerLaw(float(floor), float(np.exp(offset)), float(-slope))
-    return found
+    n, e = np.log(np.asarray(counts, float)), np.asarray(errors, float)
+    floors = np.linspace(0, 0.999 * e.min(), 120)
+    logs = np.log(e - floors[:, None])
+    slopes = (logs - logs.mean(axis=1, keepdims=True)) @ (n - n.mean()) / np.square(n - n.mean()).sum()
+    offsets = logs.mean(axis=1) - slopes * n.mean()
+    fitted = floors[:, None] + np.exp(offsets[:, None] + slopes[:, None] * n)
+    losses = np.where(slopes < 0, np.square(np.log(fitted) - np.log(e)).sum(axis=1), math.inf)
+    best = int(losses.argmin())
+    if math.isinf(losses[best]):
+        return None
+    return PowerLaw(float(floors[best]), float(np.exp(offsets[best])), float(-slopes[best]))
 
 
 def sample_efficiency(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -174,3 +218,27 @@ def crossover(counts: Sequence[float], one: Sequence[float], other: Sequence[flo
         if lead[at] * lead[at + 1] < 0:
             return float(np.exp(n[at] + (n[at + 1] - n[at]) * lead[at] / (lead[at] - lead[at + 1])))
     return None
+
+
+def meeting(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float:
+    """The n beyond those measured at which the power law of `one` overtakes that of `other`; infinity if it never does
+    below a million million, or there is no law."""
+    laws = [fit_power_law(counts, [1 - value for value in values]) for values in (one, other)]
+    if laws[0] is None or laws[1] is None:
+        return math.inf
+    beyond = np.geomspace(counts[-1], _FARTHEST, 500)
+    ahead = laws[0](beyond) < laws[1](beyond)
+    return float(beyond[int(ahead.argmax())]) if ahead.any() else math.inf
+
+
+def spread_of(
+    find: Callable[[list[float], list[float]], float], one: Sequence[Estimate], other: Sequence[Estimate]
+) -> tuple[float, float]:
+    """The interval of what is found from two curves, by drawing their points anew within their errors."""
+    generator = np.random.default_rng(0)
+    draws = [
+        find(*([generator.normal(point.value, point.error) for point in curve] for curve in (one, other)))
+        for _ in range(_DRAWS)
+    ]
+    low, high = np.quantile(draws, (LEVEL / 2, 1 - LEVEL / 2), method="nearest")
+    return float(low), float(high)

@@ -25,6 +25,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.permute import permute_input
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
+from vitrail.models.device import use_channels_last
 from vitrail.settings import Pair
 from vitrail.training.loop import Trainer
 from vitrail.training.ranks import Ranks
@@ -32,6 +33,8 @@ from vitrail.weights.bundle import Bundle, save
 
 BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)
+BEYOND = {RATES[0]: 1e-4, RATES[-1]: 1e-2}
+"""The next rate beyond each end of the usual ones."""
 _JUDGED = 2000  # training images whose answers are compared with those of the test images
 _LOOKS = 8  # evaluations on validation images, at log-spaced steps
 
@@ -142,7 +145,7 @@ def fit(
 
     Seconds are the processor's: what else the machine does meanwhile does not count.
     """
-    model.to(memory_format=torch.channels_last)  # convolutions train half as fast again
+    use_channels_last(model)
     began = time.process_time()
     options = Options(seed=seed, workers=0, device="cpu")
     trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)

@@ -85,7 +85,7 @@ class Augmentation(Question):
             for family, sign in (("vit", 1.0), ("resnet", -1.0))
             for variant, way in (("augmented", 1.0), ("plain", -1.0))
         ]
-        yield Verdict("C4", "trained", self.found.contrast(*terms), words={"n": f"n = {least:,}"})
+        yield Verdict("C4", "trained", self.found.contrast(*terms), words={"count": f"{least:,}"})
 
     def figures(self) -> Iterator[tuple[str, str]]:
         gains = {key: gain for key in self.found.right if key[1] != "plain" and (gain := self.gain(*key)) is not None}

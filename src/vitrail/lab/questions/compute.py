@@ -111,7 +111,7 @@ class Compute(Question):
         shrinks = self.shrinking()
         words = {}
         if shrinks is not None:
-            words["shrinking"] = f"lead shrinks by {between(shrinks)}"
+            words["shrinking"] = between(shrinks)
         yield Verdict("C29", "trained", self.lead(FACTORS[0], SHARES[0]), words=words)
 
     def figures(self) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,20 @@ import numpy as np
 
 from vitrail.lab.cell import Cell, Outcome, pack
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, smallest
+from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, bar, smallest
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, combine, crossover, fit_power_law, sample_efficiency
+from vitrail.lab.statistics import (
+    Estimate,
+    combine,
+    complement,
+    crossover,
+    fit_power_law,
+    mean_of,
+    meeting,
+    pool,
+    sample_efficiency,
+    spread_of,
+)
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -58,11 +69,19 @@ class Data(Question):
 
     def read(self, results: Results) -> None:
         self.found = Accuracies(results, self.cells)
-        self.gaps: dict[tuple[str, int], np.ndarray] = {}
+        self.gaps: dict[tuple[str, int], list[float]] = {}
+        self.courses: dict[str, tuple[list[float], ...]] = {}
+        """For each family with the most images: seconds of training, and the accuracy on validation images then."""
         for key, cells in self.cells.items():
             known = [one for cell in cells if (one := results.get(cell)) is not None]
             if known:
-                self.gaps[key] = np.array([one["training_accuracy"] - one["accuracy"] for one in known])
+                self.gaps[key] = [one["training_accuracy"] - one["accuracy"] for one in known]
+        for family in self.lab.families:
+            cells = [cell for cell in self.cells[family, self.lab.sizes[-1]] if results.get(cell) is not None]
+            seconds = [(results.measured(cell) or {}).get("curve_seconds") for cell in cells]
+            right = [(results.get(cell) or {})["curve"] for cell in cells]
+            if cells and all(seconds):
+                self.courses[family] = tuple(np.mean(curve, axis=0)[:, 1].tolist() for curve in (seconds, right))
         self.floor = {
             key: found["accuracy"] for key, cell in self.floors.items() if (found := results.get(cell)) is not None
         }
@@ -79,22 +98,37 @@ class Data(Question):
         yield self._overtakes()
         yield Verdict("C3", "trained", self._narrowing())
         yield Verdict("C7", "trained", smallest([self._gap_shrinks(family) for family in self.lab.families]))
-        yield Verdict("C8", "reported", words={"floors": self._floor_words()})
+        yield Verdict("C8", "reported", words=self._floor_words())
         if "mixer" in self.lab.families:
             leads = [self._lead("vit", "mixer", count) for count in self._known("mixer") if count in self._known("vit")]
             yield Verdict("C34b", "trained", smallest(leads) if leads else None)
 
     def _overtakes(self) -> Verdict:
+        """Where the curves cross, or where they would if they went on as they were fitted."""
         largest = self.lab.sizes[-1]
         counts = [count for count in self._known("vit") if count in self._known("resnet")]
-        curves = [[self.found.estimate((family, count)).value for count in counts] for family in ("vit", "resnet")]
-        at = crossover(counts, *curves) if counts else None
+        curves = [[self.found.estimate((family, count)) for count in counts] for family in ("vit", "resnet")]
+        values = [[one.value for one in curve] for curve in curves]
+        at = crossover(counts, *values) if counts else None
+        is_within = at is not None and values[0][-1] > values[1][-1]
+
+        def find(vit: list[float], cnn: list[float]) -> float:
+            within = crossover(counts, vit, cnn) if vit[-1] > cnn[-1] else None
+            return meeting(counts, vit, cnn) if within is None else within
+
+        words = {}
+        if len(counts) > 2:
+            known = not any(math.isnan(one.error) for curve in curves for one in curve)
+            low, high = spread_of(find, *curves) if known else (math.nan, math.nan)
+            found = find(*values)
+            words = {"largest": f"{largest:,}", "at": _count(found), "low": _count(low), "high": _count(high)}
         return Verdict(
             "C2",
             "trained",
             self._lead("vit", "resnet", largest),
             is_one_sided=True,
-            words={"largest": f"{largest:,}", "crossover": "none in range" if at is None else f"{at:,.0f}"},
+            words=words,
+            sentence="crossed" if is_within else "not-crossed",
         )
 
     def _narrowing(self) -> Estimate | None:
@@ -106,24 +140,32 @@ class Data(Question):
                     return None
                 one = self.found.estimate((family, count))
                 wrong = max(1 - one.value, 1e-4)
-                parts.append((sign * lead, Estimate(math.log(wrong), one.error / wrong, one.freedom)))
+                halves = tuple(math.log(max(1 - half, 1e-4)) for half in one.halves)
+                logged = one._replace(value=math.log(wrong), error=one.error / wrong, halves=halves)
+                parts.append((sign * lead, logged._replace(lasting=one.lasting / wrong)))
         return combine(*parts)
 
     def _gap_shrinks(self, family: str) -> Estimate | None:
         ends = [(family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1])]
         if not all(key in self.gaps for key in ends):
             return None
-        noise = np.concatenate([gaps - gaps.mean() for gaps in self.gaps.values() if len(gaps) > 1] or [np.zeros(0)])
-        freedom = sum(len(gaps) - 1 for gaps in self.gaps.values())
-        if not freedom:
-            return Estimate(float(self.gaps[ends[0]].mean() - self.gaps[ends[1]].mean()), math.nan, 0)
-        error = math.sqrt(float(np.square(noise).sum()) / freedom * sum(1 / len(self.gaps[key]) for key in ends))
-        return Estimate(float(self.gaps[ends[0]].mean() - self.gaps[ends[1]].mean()), error, freedom)
+        noise = pool(self.gaps.values())
+        few, many = (mean_of(self.gaps[key], noise) for key in ends)
+        return (few - many)._replace(is_cut_off=not self.found.cut_off.isdisjoint(ends))
 
-    def _floor_words(self) -> str:
+    def _floor_words(self) -> dict[str, str]:
+        """Accuracies of the classical learners at their largest number of images."""
         largest = max((count for _, count in self.floor), default=0)
-        known = [f"{name} {self.floor[name, largest]:.1%}" for name in FLOORS if (name, largest) in self.floor]
-        return f"{', '.join(known)} (n = {largest:,})" if known else "-"
+        shares = {name: self.floor.get((name, largest)) for name in FLOORS}
+        said = {name: "-" if share is None else f"{share:.1%}" for name, share in shares.items()}
+        return said | {"count": f"{largest:,}"} if self.floor else {}
+
+    def scores(self) -> Iterator[Score]:
+        few, many = self.lab.sizes[0], self.lab.sizes[-1]
+        for family in self.lab.families:
+            if (family, few) in self.found and (family, many) in self.found and few < many:
+                lost = self.found.lost_skill((family, many), (family, few), 1 / len(self.lab.images.labels))
+                yield Score("few", family, complement(lost))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         lines, gaps = [], []
@@ -141,7 +183,7 @@ class Data(Question):
                     )
                 )
                 gaps.append(
-                    Line(family, counts, [100 * float(self.gaps[family, count].mean()) for count in counts], colour)
+                    Line(family, counts, [100 * float(np.mean(self.gaps[family, count])) for count in counts], colour)
                 )
         if lines:
             yield (
@@ -152,13 +194,20 @@ class Data(Question):
                 "data-gap",
                 chart(gaps, self.word("images", "tspan"), self.word("gap", "tspan"), log_x=True, dots=True),
             )
+        courses = [
+            Line(family, seconds, [100 * share for share in right], COLOURS.get(family, 7))
+            for family, (seconds, right) in self.courses.items()
+        ]
+        if courses:
+            labels = self.word("seconds", "tspan"), self.word("validation", "tspan")
+            yield "data-seconds", chart(courses, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if "data-accuracy" not in figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), figures[name])
-            for name in ("data-accuracy", "data-gap")
+            figure(self.word(f"{name}-title"), self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}"), svg)
+            for name, svg in figures.items()
         )
         rows = []
         for name in self.lab.families:
@@ -175,7 +224,11 @@ class Data(Question):
         counts = self._known(self.lab.families[0])
         heads = ["", *(f"n = {count:,}" for count in counts), self.word("fit"), self.word("ratio")]
         listed = table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
-        return f'<div class="panes">{panes}</div>{listed}{self.word("floors", "p", floors=self._floor_words())}'
+        return f'<div class="panes">{panes}</div>{listed}{self._floor_sentence()}'
+
+    def _floor_sentence(self) -> str:
+        words = self._floor_words()
+        return self.word("floors", "p", **words) if words else ""
 
     def numbers(self) -> dict[str, Any]:
         return {
@@ -185,6 +238,13 @@ class Data(Question):
             },
             "floors": {f"{name} {count}": value for (name, count), value in self.floor.items()},
         }
+
+
+def _count(number: float) -> str:
+    """A number of images, to two digits."""
+    if math.isnan(number):
+        return "?"
+    return "∞" if math.isinf(number) else f"{float(f'{number:.2g}'):,.0f}"
 
 
 def floor(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:

@@ -198,16 +198,15 @@ class Encoder(Question):
         if self.depends is None:
             return Verdict("C24", "exact")
         layer, batch = self.depends["layer"], self.depends["batch"]
-        words = {"change": f"output changes by {layer:.1g} (LayerNorm), {batch:.2g} (BatchNorm)"}
+        words = {"layer": f"{layer:.1g}", "batch": f"{batch:.2g}"}
         return Verdict("C24", "exact", holds=layer < 1e-9 and batch > 1e-6, words=words)
 
     def _beside(self, claim: str) -> dict[str, Any]:
+        """What fills in the sentence beside the number of a claim."""
         if claim == "C22" and all(one is not None for one in self.norms.values()):
-            said = [f"{name} {norms[-1]:.1f}" for name, norms in self.norms.items() if norms is not None]
-            return {"gradients": f"gradient of the last layer at the start: {', '.join(said)}"}
+            return {name: f"{norms[-1]:.1f}" for name, norms in self.norms.items() if norms is not None}
         if claim == "C26a" and all(one is not None for one in self.flatness.values()):
-            said = [f"{name} {values.mean():.2f}" for name, values in self.flatness.items() if values is not None]
-            return {"entropy": f"entropy of attention (1 is uniform): {', '.join(said)}"}
+            return {name: f"{values.mean():.2f}" for name, values in self.flatness.items() if values is not None}
         return {}
 
     # The page

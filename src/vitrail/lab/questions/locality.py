@@ -15,8 +15,9 @@ from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
 from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
-from vitrail.lab.question import COLOURS, Question, Verdict, bar, interval_text
+from vitrail.lab.question import COLOURS, Question, Score, Verdict, bar, interval_text
 from vitrail.lab.results import Results
+from vitrail.lab.statistics import complement
 from vitrail.models.create import create
 from vitrail.models.layers import patchify
 from vitrail.models.vit import ViT
@@ -127,13 +128,21 @@ class Locality(Question):
         alone, tokens = max(self.proved[name] for name in ("embedding", "norm", "mlp")), self.proved["tokens"]
         attention = self.proved["attention"]
         yield Verdict(
-            "C12a", "exact", holds=alone == 1 and attention == tokens, words={"tokens": f"1 / {attention} / {tokens}"}
+            "C12a", "exact", holds=alone == 1 and attention == tokens, words={"attention": attention, "tokens": tokens}
         )
         words = {}
         if (key := ("vit", largest)) in self.heads:
-            words["trained"] = _range(self.heads[key][0])
-            words["untrained"] = f"untrained {_range(self.heads['vit', 0][0])}" if ("vit", 0) in self.heads else "-"
+            before = self.heads.get(("vit", 0))
+            words = {"trained": _range(self.heads[key][0]), "untrained": "-" if before is None else _range(before[0])}
         yield Verdict("C15", "exact", holds=self.proved["first-layer"] == tokens, words=words)
+
+    def scores(self) -> Iterator[Score]:
+        largest = self.counts[0]
+        for family in self.families:
+            if (family, largest) in self.area:
+                before = self.area.estimate((family, 0)) if (family, 0) in self.area else None
+                after = complement(self.area.estimate((family, largest)))
+                yield Score("near", family, after, None if before is None else complement(before))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         largest = self.counts[0]

@@ -17,9 +17,9 @@ from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict
+from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, lost_skill
+from vitrail.lab.statistics import Estimate
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.create import build
 from vitrail.pages.page import Range, figure, ranges, table
@@ -114,7 +114,7 @@ class Neighbourhood(Question):
         if (name, level) not in self.found or (name, "") not in self.found:
             return None
         chance = 1 / len(self.lab.images.labels)
-        return lost_skill(self.found.right[name, ""], self.found.right[name, level], self.found.noise, chance)
+        return self.found.lost_skill((name, ""), (name, level), chance)
 
     def verdicts(self) -> Iterator[Verdict]:
         yield Verdict("C13", "exact", holds=self._only_patches_and_positions())
@@ -136,6 +136,13 @@ class Neighbourhood(Question):
 
     def _shown(self) -> list[str]:
         return [name for name in VARIANTS if (name, "") in self.found]
+
+    def scores(self) -> Iterator[Score]:
+        for level in ("patches", "pixels"):
+            for name, (family, changes) in VARIANTS.items():
+                one = self.loss(name, level)
+                if one is not None and not changes:
+                    yield Score(level, family, one)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         panels = {}

@@ -73,7 +73,7 @@ class Range(Question):
         yield Verdict("C16a", "trained", self.found.difference(("resnet", near), ("vit", near)))
         words = {}
         if ("wide", far) in self.found:
-            words["wide"] = f"CNN whose field covers the image: {self.found.estimate(('wide', far)).value:.1%}"
+            words["wide"] = f"{self.found.estimate(('wide', far)).value:.1%}"
         yield Verdict("C16b", "trained", self.found.difference(("vit", far), ("resnet", far)), words=words)
 
     def figures(self) -> Iterator[tuple[str, str]]:

@@ -88,8 +88,8 @@ class SelfSupervision(Question):
         self.raw = None if raw is None else raw["accuracy"]
 
     def verdicts(self) -> Iterator[Verdict]:
-        raw = "-" if self.raw is None else f"{self.raw:.1%}"
-        yield Verdict("C35", "trained", self.found.difference(("iGPT", True), ("iGPT", False)), words={"pixels": raw})
+        words = {} if self.raw is None else {"pixels": f"{self.raw:.1%}"}
+        yield Verdict("C35", "trained", self.found.difference(("iGPT", True), ("iGPT", False)), words=words)
 
     def html(self, figures: dict[str, str]) -> str:
         if not self.found.right:

@@ -85,22 +85,22 @@ class Size(Question):
 
     def verdicts(self) -> Iterator[Verdict]:
         grows = smallest([self.growth("vit", variant) for variant in DOUBLED]) if len(self.ends) > 1 else None
-        yield Verdict("C5", "trained", grows, words={"wins": self._wins()})
-        yield Verdict("C9", "reported", words={"gaps": self._gaps()})
+        yield Verdict("C5", "trained", grows, words=self._wins())
+        yield Verdict("C9", "reported", words=self._gaps())
 
-    def _wins(self) -> str:
+    def _wins(self) -> dict[str, str]:
         """Whether the large model is better at all, where there are most images."""
         many = self.ends[-1]
         leads = {variant: self.gain("vit", variant, many) for variant in DOUBLED}
-        said = [f"{variant} {between(lead)}" for variant, lead in leads.items() if lead is not None]
-        return f"gain at n = {many:,}: {', '.join(said)}" if said else "-"
+        said = {variant: between(lead) for variant, lead in leads.items() if lead is not None}
+        return said | {"count": f"{many:,}"} if len(said) == len(DOUBLED) else {}
 
-    def _gaps(self) -> str:
+    def _gaps(self) -> dict[str, str]:
         """Train-test gap of the ViT by its size, where there are fewest images."""
         few = self.ends[0]
         known = [variant for variant in VARIANTS if ("vit", variant, few) in self.found]
-        said = [f"{variant} {points(self.gap(('vit', variant, few)))}" for variant in known]
-        return f"train - test at n = {few:,}: {', '.join(said)}" if said else "-"
+        said = {variant: points(self.gap(("vit", variant, few))) for variant in known}
+        return said | {"count": f"{few:,}"} if len(said) == len(VARIANTS) else {}
 
     def gap(self, key: Key) -> float:
         """Training accuracy less test accuracy."""

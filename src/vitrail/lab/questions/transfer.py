@@ -98,8 +98,8 @@ class Transfer(Question):
         least = min(known, key=lambda one: one.value) if known and len(known) == len(gains) else None
         yield Verdict("C6", "trained", least)
         heads = [self._estimate("finetuned", ("vit", head, self.lab.sizes[-1])) for head in ("hidden", "linear")]
-        told = "-" if heads[0] is None or heads[1] is None else between(heads[0] - heads[1])
-        yield Verdict("C28", "reported", words={"hidden": told})
+        is_known = heads[0] is not None and heads[1] is not None
+        yield Verdict("C28", "reported", words={"hidden": between(heads[0] - heads[1])} if is_known else {})
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for way, values in self.found.items():

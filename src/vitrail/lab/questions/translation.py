@@ -15,8 +15,9 @@ from vitrail.lab.changes import Asked
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, random_images, redraw
 from vitrail.lab.images import Images
 from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
-from vitrail.lab.question import COLOURS, Question, Verdict, bar, interval_text
+from vitrail.lab.question import COLOURS, Question, Score, Verdict, bar, interval_text
 from vitrail.lab.results import Results
+from vitrail.lab.statistics import Estimate, complement
 from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.look import look
@@ -114,7 +115,8 @@ class Translation(Question):
 
     def verdicts(self) -> Iterator[Verdict]:
         largest = self.lab.sizes[-1]
-        exact = {} if self.proved is None else {"exact": _exact_words(self.proved)}
+        names = {"circular": "cnn", "strides": "cnn-strides"}
+        exact = {} if self.proved is None else {name: f"{self.proved[key]:.1g}" for name, key in names.items()}
         yield Verdict(
             "C11",
             "trained",
@@ -131,8 +133,22 @@ class Translation(Question):
             "C12b",
             "exact",
             holds=attention > DIFFERENT if decided else None,
-            words={"attention": f"attention {attention:.0e}", "positions": f"+ E_pos {self.proved['positions']:.2f}"},
+            words={"attention": f"{attention:.1g}", "positions": f"{self.proved['positions']:.1g}"},
         )
+
+    def scores(self) -> Iterator[Score]:
+        largest = self.lab.sizes[-1]
+        for family in self._known(largest):
+            yield Score("shift", family, self.consistency[None].estimate((family, largest)))
+        for family in self.lab.families:
+            before, after = (self._pooled_error(family, trained) for trained in (False, True))
+            if after is not None:
+                yield Score("features", family, complement(after), None if before is None else complement(before))
+
+    def _pooled_error(self, family: str, trained: bool) -> Estimate | None:
+        """How far pooled features are from the same after a shift by one pixel."""
+        found = self.errors.get((family, trained), {}).get("pooled", {}).get(1)
+        return None if found is None else found.estimate(family)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         largest = self.lab.sizes[-1]
@@ -189,8 +205,8 @@ class Translation(Question):
         return table(heads, rows, frozenset(range(1, 6)))
 
     def _error_text(self, family: str, trained: bool) -> str:
-        found = self.errors.get((family, trained), {}).get("pooled", {}).get(1)
-        return "-" if found is None else f"{found.estimate(family).value:.3f}"
+        found = self._pooled_error(family, trained)
+        return "-" if found is None else f"{found.value:.3f}"
 
     def _proofs(self) -> str:
         if self.proved is None:
@@ -233,10 +249,6 @@ def _shifted(far: int | None, which: str, found: dict[str, Any]) -> np.ndarray:
 
 def _error(layer: str, far: str, found: dict[str, Any]) -> list[float]:
     return found["errors"][layer][far]
-
-
-def _exact_words(proved: dict[str, float]) -> str:
-    return f"stride 1, circular: {proved['cnn']:.0e}; strides: {proved['cnn-strides']:.2f}"
 
 
 def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
