@@ -4,6 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
+# One thread for each process: models of tests are small, and as many tests run at once as there are cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import hypothesis
 import pytest
 import torch
@@ -33,7 +36,7 @@ def own_cache(tmp_path_factory) -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(2)  # a resumed run takes the number it began with
+    torch.set_num_threads(1)  # a resumed run takes the number it began with
 
 
 @pytest.fixture

@@ -548,7 +548,7 @@ def test_predict_raises_the_first_error_in_order(bundle, images):
     ):
         with pytest.raises(VitrailError, match=message):
             classifier.predict(given)
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 1
 
 
 # Devices

@@ -9,12 +9,18 @@ from typing import Any, NamedTuple
 from vitrail.lab.plan import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
 from vitrail.lab.statistics import Estimate, holm
-from vitrail.pages.page import Html, Range, escape, figure, page, ranges, stand_alone, table
+from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
 from vitrail.pages.words import word as say_in
 from vitrail.pages.words import words_beside
 from vitrail.storage import write_json, write_text
 
 WORDS = words_beside(__file__)
+_SUMS = {
+    "holds": ("true", "supported"),
+    "fails": ("false", "contradicted"),
+    "open": ("cannot tell",),
+    "reported": ("reported",),
+}
 _MOST_TIMES = 30  # times as many seeds that anybody would train
 
 
@@ -52,14 +58,20 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
     scores, score_figures = _scores(questions)
     figures |= score_figures
     heads = [word(name) for name in ("claim", "verdict", "number", "rule")]
-    claims = f'<section id="claims"><h2>{word("claims")}</h2>{word("about-claims", "p")}{table(heads, rows)}</section>'
+    states = [one["verdict"] for one in document]
+    counted = numbers(
+        [(word(f"count-{name}"), str(sum(state in some for state in states))) for name, some in _SUMS.items()]
+    )
+    listed = f"{counted}{word('about-claims', 'p')}{table(heads, rows)}"
+    claims = f'<section id="claims"><h2>{word("claims")}</h2>{listed}</section>'
     body = (
         f'<nav><button id="language" type="button">English / 한국어</button></nav>{claims}{scores}{"".join(sections)}'
         f'<section id="protocol"><h2>{word("protocol")}</h2>{_protocol(lab)}'
         f"<pre>{escape(command or 'Python')}</pre></section>"
     )
-    script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-    write_text(output / "index.html", page(word("title", data=lab.images.name), word("subtitle"), body, script))
+    script, style = (Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".js", ".css"))
+    title = word("title", data=lab.images.name)
+    write_text(output / "index.html", page(title, word("subtitle"), body, script, style=style))
     found = {
         "dataset": lab.images.name,
         "claims": document,
@@ -136,9 +148,11 @@ class Why(NamedTuple):
 
 
 def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
-    """None if it is decided, or nothing was run for it."""
-    if one.kind != "trained" or one.estimate is None or one.state(level) != "cannot tell":
+    """None if it is decided."""
+    if one.state(level) != "cannot tell":
         return None
+    if one.kind != "trained" or one.estimate is None:
+        return Why("not-run", {})
     if one.deciding is None:
         return Why("one-seed", {})
     if one.doubt is not None:

@@ -81,7 +81,9 @@ class Data(Question):
             seconds = [(results.measured(cell) or {}).get("curve_seconds") for cell in cells]
             right = [(results.get(cell) or {})["curve"] for cell in cells]
             if cells and all(seconds):
-                self.courses[family] = tuple(np.mean(curve, axis=0)[:, 1].tolist() for curve in (seconds, right))
+                self.courses[family] = tuple(
+                    np.asarray(curve, float).mean(axis=0)[:, 1].tolist() for curve in (seconds, right)
+                )
         self.floor = {
             key: found["accuracy"] for key, cell in self.floors.items() if (found := results.get(cell)) is not None
         }
