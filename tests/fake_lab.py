@@ -59,7 +59,19 @@ def read(question: Question, results: Results) -> dict[str, str]:
     question.read(results)
     figures = dict(question.figures())
     assert question.html(figures)
-    return {one.claim: one.state(LEVEL) for one in question.verdicts()}
+    return told(question)
+
+
+def told(question: Question, level: float = LEVEL) -> dict[str, str]:
+    """The verdicts of a question, whose sentences are there in both languages, and whose scores can be drawn."""
+    verdicts = list(question.verdicts())
+    for one in verdicts:
+        for language in ("en", "ko") if one.words else ():
+            assert question.words[f"{one.claim}-{one.sentence}"][language].format(**one.words)
+    for score in question.scores():
+        assert question.words[f"score-{score.bias}"].keys() == question.words[f"score-{score.bias}-note"].keys()
+        assert -0.5 < score.trained.value < 1.5
+    return {one.claim: one.state(level) for one in verdicts}
 
 
 def nothing(question: Question, folder: Path) -> dict[str, str]:
