@@ -10,7 +10,7 @@ demo: $(VENV)/.ready-core
 	$(BIN)/vitrail demo --force
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-all: lint $(VENV)/.ready-docs $(VENV)/.ready-dist
 	$(BIN)/python -m pytest

@@ -69,7 +69,13 @@ def fill(folder, proved, lost):
 
 def test_numbers_decide(tmp_path, proved):
     question, filled = fill(tmp_path, proved, {"resnet": 0.5})
-    assert states(question, filled) == {"C13": "true", "C14": "supported", "C34a": "true", "C36": "true"}
+    assert states(question, filled) == {
+        "C13": "true",
+        "C14": "supported",
+        "C34a": "true",
+        "C36": "true",
+        "P2": "supported",
+    }
     assert question.loss("resnet", "patches").value == pytest.approx(0.5, abs=0.01)
     assert question.loss("vit", "patches")[:3] == (0, 0, np.inf)
     assert question.loss("vit", "pixels").value == pytest.approx(0.1, abs=0.01)
@@ -82,7 +88,13 @@ def test_other_numbers_decide_otherwise(tmp_path, proved):
         name: {level: {"before": 1.0, "after": None, "training": None} for level in LEVELS} for name in FOLLOWED
     }
     filled.put(question.proof, families=families, tokens=proved["tokens"], resized=proved["resized"])
-    assert states(question, filled) == {"C13": "false", "C14": "cannot tell", "C34a": "false", "C36": "false"}
+    assert states(question, filled) == {
+        "C13": "false",
+        "C14": "cannot tell",
+        "C34a": "false",
+        "C36": "false",
+        "P2": "contradicted",
+    }
 
 
 def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):

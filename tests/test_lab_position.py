@@ -107,18 +107,19 @@ def fill(folder, accuracies, places):
 
 def test_numbers_decide(tmp_path):
     course = [(0, -0.3, -0.2), (1, -0.2, -0.1), (80, 0.9, 0.7)]
-    question, filled = fill(tmp_path, {"learned-1d": 0.85, "learned-2d": 0.85, "sincos-2d": 0.8}, course)
+    question, filled = fill(tmp_path, {"learned-1d": 0.85, "learned-2d": 0.85, "sincos-2d": 0.8, "none": 0.7}, course)
     found = states(question, filled)
-    assert found == {"C17": "supported", "C18": "true", "C19": "supported", "C20": "supported", "C21": "true"}
+    supported = dict.fromkeys(("C17", "C19", "C20", "P1"), "supported")
+    assert found == supported | {"C18": "true", "C21": "true"}
     assert next(question.verdicts()).estimate.value == pytest.approx(0.9)
 
 
 def test_other_numbers_decide_otherwise(tmp_path):
     course = [(0, 0.5, 0.2), (1, 0.2, 0.1), (80, 0.1, 0.7)]
-    question, filled = fill(tmp_path, {"learned-1d": 0.8, "learned-2d": 0.85, "sincos-2d": 0.85}, course)
+    question, filled = fill(tmp_path, {"learned-1d": 0.8, "learned-2d": 0.85, "sincos-2d": 0.85, "none": 0.83}, course)
     bad = {"unique": 0.0, "bounded": 0.0, "uneven": 1.0, "length": 0.0}
     filled.put(question.proof, none={"cls": 0.1}, kinds={}, sinusoids={"sincos-1d": bad})
-    trained = dict.fromkeys(("C17", "C19", "C20"), "contradicted")
+    trained = dict.fromkeys(("C17", "C19", "C20", "P1"), "contradicted")
     assert states(question, filled) == trained | {"C18": "false", "C21": "false"}
 
 
@@ -129,7 +130,7 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
     question, filled = fill(tmp_path, {}, [(0, 0, 0), (1, 0.1, 0.1), (9, 0.5, 0.5)])
     question.read(filled.results)
     found = write_report(tmp_path, LAB, {"position": question}, command="")
-    assert {one["id"] for one in found["claims"]} == {"C17", "C18", "C19", "C20", "C21"}
+    assert {one["id"] for one in found["claims"]} == {"C17", "C18", "C19", "C20", "C21", "P1"}
     assert (tmp_path / "figures" / "position-structure.svg").exists()
 
 

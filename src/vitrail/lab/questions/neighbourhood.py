@@ -17,7 +17,7 @@ from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
+from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, smallest
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.models.base import AnyModel, Seen
@@ -44,7 +44,7 @@ class Neighbourhood(Question):
     """What permutations of pixels cost each family."""
 
     words = words_beside(__file__)
-    claims = ("C13", "C14", "C34a", "C36")
+    claims = ("C13", "C14", "C34a", "C36", "P2")
 
     @functools.cached_property
     def patch(self) -> Pair:
@@ -122,6 +122,7 @@ class Neighbourhood(Question):
         yield Verdict("C14", "trained", None if lost[0] is None or lost[1] is None else lost[0] - lost[1])
         yield Verdict("C34a", "exact", holds=self._all_follow("mixer", ("within", "patches")))
         yield Verdict("C36", "exact", holds=self._all_follow("mlp", LEVELS))
+        yield Verdict("P2", "trained", smallest([self.loss("resnet", level) for level in LEVELS]))
 
     def _all_follow(self, name: str, levels: Sequence[str]) -> bool | None:
         return None if self.proved is None else all(self._follows(name, level) for level in levels)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.looking import looking_cell, open_model
 from vitrail.lab.measures import conditions, distances
 from vitrail.lab.permute import move, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points, smallest
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, mean_of, pool
 from vitrail.models.positions import grid_coordinates, sincos_1d
@@ -36,7 +36,7 @@ class Position(Question):
     """ViT with each kind of position, otherwise alike."""
 
     words = words_beside(__file__)
-    claims = ("C17", "C18", "C19", "C20", "C21")
+    claims = ("C17", "C18", "C19", "C20", "C21", "P1")
 
     @functools.cached_property
     def cells(self) -> dict[tuple[str, int], list[Cell]]:
@@ -108,6 +108,13 @@ class Position(Question):
         yield Verdict("C19", "trained", self._lead("learned-1d", "sincos-2d"))
         yield Verdict("C20", "trained", self._lead("learned-1d", "learned-2d"), margin=MARGIN)
         yield Verdict("C21", "exact", holds=self._are_good())
+        leads = {kind: self._lead(kind, "none") for kind in KINDS if kind != "none" and kind in self.found}
+        yield Verdict("P1", "trained", smallest(list(leads.values())) if leads else None, words=self._worst(leads))
+
+    def _worst(self, leads: Mapping[str, Estimate | None]) -> dict[str, str]:
+        """The kind that is least ahead of no positions."""
+        known = {kind: lead.value for kind, lead in leads.items() if lead is not None}
+        return {"kind": min(known, key=lambda kind: known[kind])} if known else {}
 
     def _lead(self, one: str, other: str) -> Estimate | None:
         return self.found.difference(one, other)
