@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from peers import import_peer
 from test_cli import run
+from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.console import print_conversion
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -22,6 +23,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.lab.exact import redraw
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.guesses import usual_heads
+from vitrail.weights.vocabulary import Vocabulary
 
 CLOTHES = list(open_data("fashion-40").splits["test"].images)
 LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
@@ -446,6 +448,11 @@ def test_the_former_name_of_images_still_works(call, tmp_path):
     done = call("convert", "--help")
     assert "--images DIR" in done.stdout
     assert "--pictures" not in done.stdout
+
+
+def test_the_formats_that_are_written_are_those_that_can_check_a_model():
+    writes = [name for name in FORMATS if FORMATS[name].check is not Vocabulary.check]
+    assert written_formats() == ["vitrail", *writes]
 
 
 def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):

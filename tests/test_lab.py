@@ -38,9 +38,9 @@ from vitrail.lab.statistics import (
     combine,
     crossover,
     difference,
+    extrapolated_crossover,
     fit_power_law,
     holm,
-    meeting,
     pool,
     sample_efficiency,
     spread_of,
@@ -188,12 +188,12 @@ def test_curves_are_fitted_inverted_and_crossed():
 def test_curves_meet_beyond_the_range_where_their_laws_say():
     counts = [300, 1000, 3000, 10000]
     fast, slow = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 8, 0.5), PowerLaw(0.0, 2, 0.3)))
-    assert meeting(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
+    assert extrapolated_crossover(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
     steep, flat = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 20, 0.5), PowerLaw(0.0, 1, 0.2)))
-    assert meeting(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
-    assert math.isinf(meeting(counts[:2], flat[:2], steep[:2]))  # two points have no law
+    assert extrapolated_crossover(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
+    assert math.isinf(extrapolated_crossover(counts[:2], flat[:2], steep[:2]))  # two points have no law
     curves = [[Estimate(value, 0.003, 10) for value in values] for values in (steep, flat)]
-    low, high = spread_of(lambda one, other: meeting(counts, one, other), *curves)
+    low, high = spread_of(lambda one, other: extrapolated_crossover(counts, one, other), *curves)
     assert low < 20 ** (1 / 0.3) < high
 
 

@@ -21,7 +21,7 @@ FORMATS: "Registry[type[Vocabulary]]" = Registry(
 )
 """Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
 
-_READ_ONLY = ("dino",)
+_READ_ONLY = ("dino",)  # named here because `--help` must not import the classes; a test holds both equal
 
 
 def written_formats() -> list[str]:

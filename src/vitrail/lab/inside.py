@@ -33,8 +33,8 @@ def head_distances(model: AnyModel, images: Tensor) -> dict[int, np.ndarray]:
 def receptive_areas(
     model: AnyModel, images: Tensor, layers: Sequence[int], share: float = 0.5
 ) -> dict[int, np.ndarray]:
-    """For each layer and image (n) the part of the image that the smallest square covers which holds `share` of the
-    gradient of the centre's state."""
+    """For each layer, of each image (n): the area of the smallest square around the centre that holds `share` of the
+    gradient of the layer's output there, as a share of the image."""
     each = [reaches(model, image, layers, draws=4) for image in images.split(1)]
     return {layer: np.array([one[layer].areas([share])[share] for one in each]) for layer in layers}
 

@@ -86,8 +86,8 @@ def recency(strength_N: np.ndarray) -> float:
 
 @torch.no_grad()
 def influence(model: AnyModel, layer: int) -> Tensor:
-    """Whether a change of each patch changes what leaves a layer at each place, (changed, reader): exact zeros apart
-    from everything else."""
+    """Whether a change of one patch changes any bit of a layer's output at another place: boolean (changed patch,
+    place)."""
     config = model.config
     grid = config.grid or config.resolution
     patch = [side // count for side, count in zip(config.resolution, grid, strict=True)]

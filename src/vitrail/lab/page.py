@@ -148,7 +148,7 @@ class Why(NamedTuple):
 
 
 def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
-    """None if it is decided."""
+    """Why a claim could not be decided; None if it was."""
     if one.state(level) != "cannot tell":
         return None
     if one.kind != "trained" or one.estimate is None:

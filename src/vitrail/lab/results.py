@@ -66,8 +66,8 @@ class Results:
         return RATES[int(np.argmax(scores))] if len(scores) == len(RATES) else None
 
     def beyond(self, cell: Cell) -> Cell | None:
-        """The trial of the next learning rate beyond the usual ones, for a cell whose chosen one is the least or the
-        largest of them: it tells whether their range was wide enough. None for other cells."""
+        """If the chosen learning rate is at an end of the usual ones, the trial at the next rate outside, which tells
+        whether their range was wide enough; else None."""
         rate = self.rate(cell) if needs_rate(cell) else None
         return None if rate is None or rate not in BEYOND else self.trials(cell)[0].changed(learning_rate=BEYOND[rate])
 

@@ -220,7 +220,7 @@ def crossover(counts: Sequence[float], one: Sequence[float], other: Sequence[flo
     return None
 
 
-def meeting(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float:
+def extrapolated_crossover(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float:
     """The n beyond those measured at which the power law of `one` overtakes that of `other`; infinity if it never does
     below a million million, or there is no law."""
     laws = [fit_power_law(counts, [1 - value for value in values]) for values in (one, other)]

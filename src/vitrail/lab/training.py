@@ -165,10 +165,16 @@ def fit(
     return Fit(curve, seconds, [one for one in places if one is not None], float(np.mean(losses[-50:])))
 
 
-def keep(model: AnyModel, images: Images, settings: dict[str, Any], folder: Path) -> None:
-    """Leave the trained model as a bundle, for cells that look at it and for people."""
-    labels = images.labels if model.config.classifies else None
-    provenance = {"lab": settings}
+def keep(
+    model: AnyModel, images: Images, settings: dict[str, Any], folder: Path, *, objective: str | None = "classify"
+) -> None:
+    """Leave the model as a bundle, for cells that look at it and for people. `objective` is what it was trained for;
+    None if it was not trained."""
+    labels = images.labels if objective == "classify" and model.config.classifies else None
+    provenance: dict[str, Any] = {"data": images.name, "lab": settings}
+    if objective is not None:
+        steps = protocol(settings, images).steps
+        provenance |= {"objective": objective, "steps": steps, "seed": settings["seed"]}
     save(
         Bundle(model=model.eval(), preprocess=images.preprocess, labels=labels, provenance=provenance),
         folder,

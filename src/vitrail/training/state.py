@@ -1,9 +1,11 @@
 """Validation of a checkpoint's `state.json`: a valid checksum does not mean that the values are valid.
 
-step total seconds losses                 progress; the losses of the last steps, null for skipped ones best start
-damaged left_out               best evaluation, evaluation before the first step, damaged images, skipped steps bundle
-seed model preprocess recipe data  settings that a resumed run must have threads ranks device amp compile torch    what
-its last bits depend on origin                                    provenance of the weights for the bundle
+step total seconds losses                   progress; the losses of the last steps, null for skipped ones
+best start                                  the best evaluation, and the one before the first step
+damaged left_out                            damaged images, skipped steps
+bundle seed model preprocess recipe data    settings that a resumed run must have
+threads ranks device amp compile torch      what its last bits depend on
+origin                                      provenance of the weights, for the bundle
 """
 
 import json

@@ -17,9 +17,9 @@ from vitrail.lab.statistics import (
     combine,
     complement,
     crossover,
+    extrapolated_crossover,
     fit_power_law,
     mean_of,
-    meeting,
     pool,
     sample_efficiency,
     spread_of,
@@ -116,7 +116,7 @@ class Data(Question):
 
         def find(vit: list[float], cnn: list[float]) -> float:
             within = crossover(counts, vit, cnn) if vit[-1] > cnn[-1] else None
-            return meeting(counts, vit, cnn) if within is None else within
+            return extrapolated_crossover(counts, vit, cnn) if within is None else within
 
         words = {}
         if len(counts) > 2:

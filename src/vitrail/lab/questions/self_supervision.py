@@ -132,7 +132,7 @@ def learn(settings: dict[str, Any], images: Images, _of: list[Path], folder: Pat
         recipe = protocol({**settings, "recipe": changes}, images)
         fitted = fit(model, images, split, recipe, settings["seed"], judge=lambda: 0.0)
         measured["seconds"] = fitted.seconds[-1][1]
-    keep(model, images, settings, folder)
+    keep(model, images, settings, folder, objective=settings["objective"])
     found = [_probe(model, images, few, layer) for layer in range(config.depth)]
     best = max(range(config.depth), key=lambda layer: found[layer][0])
     right = found[best][1]
