@@ -225,6 +225,14 @@ def write_text(path: Path, text: str) -> None:
     path.write_bytes(writable(text).encode())
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write text so that a reader sees the old file or the new one, never a part. What a killed process leaves aside is
+    used by the next one."""
+    aside = path.with_name(f".{path.name}.writing")
+    write_text(aside, text)
+    aside.replace(path)
+
+
 def writable(text: str) -> str:
     """Text that can be encoded in UTF-8. Python keeps bytes of a file name that are not UTF-8 as surrogates; these are
     escaped."""

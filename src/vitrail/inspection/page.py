@@ -19,6 +19,7 @@ from vitrail.inspection.examine import Examination, join
 from vitrail.inspection.panel import Figure, Panel, rgb
 from vitrail.inspection.words import SHARED
 from vitrail.pages.page import Html, data_image, page, stand_alone, table
+from vitrail.pages.words import LANGUAGE_BUTTON
 from vitrail.pages.words import word as say_in
 from vitrail.storage import atomic_folder, write_json
 
@@ -89,7 +90,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     warning = "" if found.is_trained else f'<div class="warn">{word("untrained", "p")}</div>'
     body = "\n".join(
         [
-            f'<nav><button id="language" type="button">English / 한국어</button> {links}</nav>{warning}',
+            f"<nav>{LANGUAGE_BUTTON} {links}</nav>{warning}",
             *(f'<section id="{name}"><h2>{titles[name]}</h2>{content}</section>' for name, content in sections.items()),
         ]
     )

@@ -10,8 +10,8 @@ from vitrail.lab.plan import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
 from vitrail.lab.statistics import Estimate, holm
 from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
+from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
 from vitrail.pages.words import word as say_in
-from vitrail.pages.words import words_beside
 from vitrail.storage import write_json, write_text
 
 WORDS = words_beside(__file__)
@@ -65,13 +65,13 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
     listed = f"{counted}{word('about-claims', 'p')}{table(heads, rows)}"
     claims = f'<section id="claims"><h2>{word("claims")}</h2>{listed}</section>'
     body = (
-        f'<nav><button id="language" type="button">English / 한국어</button></nav>{claims}{scores}{"".join(sections)}'
+        f"<nav>{LANGUAGE_BUTTON}</nav>{claims}{scores}{''.join(sections)}"
         f'<section id="protocol"><h2>{word("protocol")}</h2>{_protocol(lab)}'
         f"<pre>{escape(command or 'Python')}</pre></section>"
     )
-    script, style = (Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".js", ".css"))
+    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     title = word("title", data=lab.images.name)
-    write_text(output / "index.html", page(title, word("subtitle"), body, script, style=style))
+    write_text(output / "index.html", page(title, word("subtitle"), body, language_script(), style=style))
     found = {
         "dataset": lab.images.name,
         "claims": document,

@@ -13,8 +13,8 @@ from vitrail.lab.plan import machine
 from vitrail.lab.profile import Contrast, Number, Profile, document
 from vitrail.lab.question import COLOURS
 from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, stand_alone, table
+from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
 from vitrail.pages.words import word as say_in
-from vitrail.pages.words import words_beside
 from vitrail.storage import atomic_folder, write_json, write_text
 
 WORDS = words_beside(__file__)
@@ -38,7 +38,7 @@ def write_profile(
     """Write the page and the numbers; returns the latter."""
     figures = dict(_figures(found))
     body = (
-        f'<nav><button id="language" type="button">English / 한국어</button></nav>'
+        f"<nav>{LANGUAGE_BUTTON}</nav>"
         f'<section id="numbers"><h2>{word("numbers")}</h2>{word("about-numbers", "p")}{_numbers(found)}</section>'
     )
     if pairs:
@@ -57,9 +57,8 @@ def write_profile(
         f"<pre>{escape(command or 'Python')}</pre></section>"
     )
     numbers = document(found, pairs, data, split)
-    script = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
     with atomic_folder(output, force=True) as aside:
-        write_text(aside / "index.html", page(word("title", data=data), word("subtitle"), body, script))
+        write_text(aside / "index.html", page(word("title", data=data), word("subtitle"), body, language_script()))
         write_json(aside / "profile.json", numbers)
         (aside / "figures").mkdir()
         for name, svg in figures.items():
@@ -155,7 +154,9 @@ def _figures(found: Sequence[Profile]) -> list[tuple[str, str]]:
         if one.similarity is not None:
             layers = [str(layer) for layer in range(len(one.similarity))]
             axis = word("layer-axis", "tspan")
-            made.append((f"similarity-{number}", matrix(sequential(one.similarity), layers, layers, axis, axis)))
+            made.append(
+                (f"similarity-{number}", matrix(one.similarity, sequential(one.similarity), layers, layers, axis, axis))
+            )
     return made
 
 

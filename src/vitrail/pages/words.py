@@ -1,16 +1,23 @@
-"""Sentences of a page in English and Korean, from TOML files beside the modules that say them."""
+"""Sentences of a page in English and Korean, from TOML files beside the modules that say them, and the button that
+changes the language."""
 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitrail.pages.page import Html, escape
+from vitrail.pages.page import Html, escape, in_language
 
 Words = Mapping[str, Mapping[str, str]]
 """Sentences by name and language; {fields} in them are filled in."""
 
 LANGUAGES = ("en", "ko")
+LANGUAGE_BUTTON = Html('<button id="language" type="button">English / 한국어</button>')
+
+
+def language_script() -> str:
+    """The script of the button, for a page that has no other."""
+    return Path(__file__).with_name("language.js").read_text(encoding="utf-8")
 
 
 def words_beside(file: str) -> Words:
@@ -19,11 +26,21 @@ def words_beside(file: str) -> Words:
 
 
 def word(name: str, tag: str = "span", *, words: Words, **fields: Any) -> Html:
-    """A sentence in both languages, of which the page shows one; English where there is no other."""
-    texts = {language: words[name].get(language, words[name]["en"]) for language in LANGUAGES}
-    return Html(
-        "".join(
-            f'<{tag} class="{language}" lang="{language}">{escape(text.format(**fields))}</{tag}>'
-            for language, text in texts.items()
-        )
-    )
+    """A sentence in both languages, of which the page shows one; English where there is no other. A field may be such a
+    sentence itself."""
+
+    def speak(language: str) -> str:
+        text = words[name].get(language, words[name]["en"])
+        spoken = {
+            key: in_language(value, language) if isinstance(value, str) else value for key, value in fields.items()
+        }
+        return f'<{tag} class="{language}" lang="{language}">{escape(text.format(**spoken))}</{tag}>'
+
+    return Html("".join(map(speak, LANGUAGES)))
+
+
+def both(english: str, korean: Mapping[str, str], tag: str = "span") -> Html:
+    """Text that others wrote in English, with its Korean if that is known."""
+    if english not in korean:
+        return escape(english)
+    return word("text", tag, words={"text": {"en": "{it}", "ko": korean[english]}}, it=english)

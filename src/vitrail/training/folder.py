@@ -17,18 +17,19 @@ from pathlib import Path
 
 from vitrail.console import Say
 from vitrail.errors import UsageError
-from vitrail.storage import MANIFEST, check_output, locked, refuse_foreign, write_text
+from vitrail.storage import MANIFEST, check_output, locked, refuse_foreign, replace_text
 from vitrail.training.checkpoint import steps_of, sweep
 
 _LOCK = ".lock"
 _MARK = "# vitrail"
-_ASIDE = ".config.toml.writing"
+_ASIDE = ".config.toml.writing"  # as `replace_text` names it
 _CONTENT = (
     "metrics.jsonl",
     "checkpoints",
     "bundle",
     "snapshots",
     "report.html",
+    ".report.html.writing",
     "config.toml",
 )  # the last one makes it a run
 
@@ -135,11 +136,9 @@ class RunFolder:
 
     def write_config(self, config: str) -> None:
         """Write config.toml atomically; a folder is a run if it has one."""
-        aside = self.path / _ASIDE
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(aside, f"{_MARK} {config}")
-            aside.rename(self.path / "config.toml")
+            replace_text(self.path / "config.toml", f"{_MARK} {config}")
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(

@@ -281,9 +281,10 @@ class Trainer:
         state: dict[str, Any],
         stop: Stop,
         snapshot: Callable[[], None] | None = None,
+        report: Callable[[], None] | None = None,
     ) -> None:
         """Train from the current step to the end. `state` goes into every checkpoint; the first rank calls `snapshot`
-        at log-spaced steps."""
+        at log-spaced steps, and `report` after evaluations and checkpoints."""
         checkpoints = folder / "checkpoints"
         snapshots = self._snapshot_steps() if snapshot is not None and self.ranks.is_first else frozenset()
         if snapshot is not None and self.step in snapshots:
@@ -313,7 +314,7 @@ class Trainer:
                     "images_per_second": images / (now - since),
                 }
                 gradients = {"gradients": self.gradients} if self.options.gradients else {}
-                log.write("step", step=self.step, epoch=epoch, **shown, **gradients)
+                log.write("step", step=self.step, epoch=epoch, seconds=round(self.spent, 2), **shown, **gradients)
                 images, since = 0, now
             if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
                 self.evaluate(epoch, log)
@@ -323,6 +324,8 @@ class Trainer:
             if done.signal or is_epoch or done.is_due:
                 self.collect_damage(log)
                 self.save(checkpoints, state, log, must=bool(done.signal))
+                if report is not None and self.ranks.is_first and not done.signal:
+                    report()
             if done.signal:
                 name = signal.Signals(done.signal).name
                 log.write("stop", step=self.step, signal=name)
@@ -439,7 +442,9 @@ class Trainer:
     def write_evaluation(self, epoch: int, found: dict[str, Any], log: RunLog) -> None:
         """Write a line of `metrics.jsonl` for an evaluation at this step."""
         numbers = {name: number for name, number in found.items() if name != "score"}
-        log.write("evaluate", step=self.step, epoch=epoch, **numbers, weights="average" if self.average else "last")
+        weights = "average" if self.average else "last"
+        seconds = round(self.spent, 2)
+        log.write("evaluate", step=self.step, epoch=epoch, seconds=seconds, **numbers, weights=weights)
 
     @torch.inference_mode()
     def examine(self) -> dict[str, Any] | None:

@@ -1,42 +1,146 @@
-"""`report.html`: the course and the scores of a run, in one file."""
+"""`report.html`: the course and the scores of a run, in one file.
+
+While the run trains, the first rank rewrites it after evaluations and checkpoints, and a browser that shows it loads it
+again. At the end, or when the run is interrupted, it no longer does.
+"""
 
 import contextlib
+import datetime
 import json
 import platform
+import shlex
+import statistics
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from vitrail import __version__
-from vitrail.data.dataset import Split
+from vitrail.console import clock
+from vitrail.data.dataset import Dataset, Split
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.images.preprocess import Preprocess
-from vitrail.pages.page import Line, chart, escape, figure, image, numbers, page, table
+from vitrail.pages.curves import Curve, axes, draw_curves
+from vitrail.pages.page import Html, escape, figure, image, numbers, page, table
+from vitrail.pages.words import LANGUAGE_BUTTON, both, language_script, words_beside
+from vitrail.pages.words import word as say_in
 from vitrail.settings import counted
-from vitrail.storage import write_text
+from vitrail.storage import replace_text
+from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement, Objective
+from vitrail.training.runlog import RunLog
+from vitrail.training.stop import Interrupted
 from vitrail.weights.bundle import Bundle
 
+WORDS = words_beside(__file__)
+_REFRESH = 10  # seconds after which a browser loads the report of a run that trains again
+_PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
+_DOTTED = 40  # evaluations that are drawn with dots
 
-def write_report(output: Path, bundle: Bundle, objective: Objective, judgement: Judgement | None, split: Split) -> None:
-    """Write RUN/report.html from RUN/metrics.jsonl and the final evaluation; images are shown from `split`."""
-    events = read_events(output / "metrics.jsonl")
-    config = bundle.model.config
-    provenance = bundle.provenance
-    curves = _curves(events, objective) if provenance["steps"] else ""
-    sections = [_summary(bundle, judgement, events), f'<div class="panes">{curves}</div>']
-    sections.append(_illustrations(objective, bundle.preprocess, split))
-    if judgement is not None:
-        sections.append(judgement.sections())
-    sections.append(f"<h2>How to make it again</h2>{_origin(provenance)}")
-    title = f"{config.name or config.family} on {provenance['data'].split(':')[0]}"
-    subtitle = f"{config.parameters:,} parameters, {config.macs:,} multiply-accumulates an image"
-    try:
-        write_text(output / "report.html", page(title, subtitle, "\n".join(sections)))
-    except OSError as error:
-        raise VitrailError(f"Writing {str(output / 'report.html')!r} failed ({error.strerror}).") from None
+Events = Sequence[dict[str, Any]]
+
+
+def word(name: str, tag: str = "span", **fields: Any) -> Html:
+    """A sentence of the report, in both languages."""
+    return say_in(name, tag, words=WORDS, **fields)
+
+
+class Report:
+    """The report of a run, from its first evaluation (`update`) to its end (`finish`). If the run ends by an error, the
+    last report says so."""
+
+    def __init__(self, folder: Path, data: str | None, dataset: Dataset, trainer: Trainer, log: RunLog, command: str):
+        """`data` is DATA as the user gave it, None if it has no name."""
+        self._folder, self._data, self._dataset, self._trainer = folder, data, dataset, trainer
+        self._log, self._command = log, command
+        self._due, self._is_silent = 0.0, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._trainer.ranks.is_first:
+            self._write_course(error)
+
+    def update(self) -> None:
+        """Write the course of the run so far, unless that was done a moment ago. A failure is only a warning."""
+        began = time.monotonic()
+        if began >= self._due:
+            self._write_course(None)
+            now = time.monotonic()
+            self._due = now + max(_PAUSE, (now - began) / _SHARE)
+
+    def finish(self, bundle: Bundle, judgement: Judgement | None, split: Split) -> None:
+        """Write the report of the finished run; images are shown from `split`."""
+        events, objective = self._events(), self._trainer.kept_objective
+        sections = [
+            _notes(events, bundle.provenance),
+            _summary(bundle.provenance, judgement, events),
+            _curves(events, objective) if bundle.provenance["steps"] else "",
+            _illustrations(objective, bundle.preprocess, split),
+            "" if judgement is None else judgement.sections(),
+            f"<h2>{word('next')}</h2>{_next(self._folder, self._data, self._dataset, split, bundle)}",
+            f"<h2>{word('again')}</h2>{_origin(bundle.provenance)}",
+        ]
+        try:
+            self._write(word("finished", time=_now()), "\n".join(sections))
+        except OSError as error:
+            raise VitrailError(f"Writing {str(self._folder / 'report.html')!r} failed ({error.strerror}).") from None
+
+    def _events(self) -> list[dict[str, Any]]:
+        return read_events(self._folder / "metrics.jsonl")
+
+    def _write_course(self, error: BaseException | None) -> None:
+        """The report of a run that is not at its end, and of one that was ended by an error."""
+        try:
+            events, trainer = self._events(), self._trainer
+            done = {"step": trainer.step, "total": trainer.total, "time": _now()}
+            if error is None:
+                state = word("training", "p", left=_left(events, trainer.total), seconds=_REFRESH, **done)
+                news = f'<div class="news" role="status">{state}</div>'
+            else:
+                # A signal is said by `interrupted` itself; what is no error of ours has words of its own elsewhere.
+                why = str(error) if isinstance(error, VitrailError) else type(error).__name__
+                why = "" if isinstance(error, Interrupted) else f"<p>{escape(why)}</p>"
+                going_on = f"<pre>{escape(_resumed(self._command))}</pre>"
+                news = f'<div class="warn">{word("interrupted", "p", **done)}{why}{going_on}</div>'
+            sections = [news, _course(events, trainer), _curves(events, trainer.objective)]
+            sections.append(f"<h2>{word('again')}</h2><pre>{escape(self._command or 'Python')}</pre>")
+            refresh = _REFRESH if error is None else 0
+            self._write(word("in-training" if error is None else "not-finished"), "\n".join(sections), refresh=refresh)
+        except Exception as failure:  # whatever it is, a page is not worth a run
+            if not self._is_silent:
+                self._is_silent = True
+                reason = getattr(failure, "strerror", None) or str(failure)
+                self._log.say(f"warning: report.html cannot be written ({reason}). Training goes on.")
+
+    def _write(self, state: str, body: str, *, refresh: int = 0) -> None:
+        config = self._trainer.kept.config
+        title = word("title", model=config.name or config.family, data=self._dataset.name)
+        subtitle = Html(f"{word('size', parameters=config.parameters, macs=config.macs)} · {state}")
+        body = f"<nav>{LANGUAGE_BUTTON}</nav>{body}"
+        document = page(title, subtitle, body, language_script(), refresh=refresh)
+        replace_text(self._folder / "report.html", document)
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def _resumed(command: str) -> str:
+    """The command that goes on with an interrupted run."""
+    if not command.startswith("vitrail "):
+        return "resumes=True"
+    return command if "--resume" in command else f"{command} --resume auto"
+
+
+# metrics.jsonl
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -50,6 +154,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             continue
         if not _is_event(event):
             continue
+        if event["event"] == "resume" and _is_number(event.get("step")):  # steps after it will be repeated
+            kept = {key: one for key, one in kept.items() if len(key) == 1 or one["step"] <= event["step"]}
         key = (event["event"], event["step"]) if event["event"] in ("step", "evaluate") else (number,)
         kept[key] = event
     return list(kept.values())
@@ -76,44 +182,109 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
-def _summary(bundle: Bundle, judgement: Judgement | None, events: list[dict[str, Any]]) -> str:
-    provenance = bundle.provenance
+def curve_of(events: Events, kind: str, key: str, name: str = "", colour: int = 0, *, factor: float = 1) -> Curve:
+    """The course of a number of the events `step` or `evaluate`, in the order of steps."""
+    known = sorted((one for one in _of_kind(events, kind) if _is_number(one.get(key))), key=lambda one: one["step"])
+    seconds = [one["seconds"] if _is_number(one.get("seconds")) else None for one in known]
+    return Curve(name, [one["step"] for one in known], seconds, [factor * one[key] for one in known], colour)
+
+
+def _of_kind(events: Events, kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == kind]
+
+
+# The parts of the page
+
+
+def _left(events: Events, total: int) -> str:
+    """The time that is left, at the speed since the run last started."""
+    since = max((at for at, event in enumerate(events) if event["event"] == "resume"), default=0)
+    timed = [one for one in _of_kind(events[since:], "step") if _is_number(one.get("seconds"))]
+    if len(timed) < 2 or timed[-1]["step"] == timed[0]["step"]:
+        return "?"
+    steps, seconds = (timed[-1][key] - timed[0][key] for key in ("step", "seconds"))
+    return clock(max(seconds / steps * (total - timed[-1]["step"]), 0))
+
+
+def _course(events: Events, trainer: Trainer) -> str:
+    """The main numbers of a run that is not at its end."""
+    objective, steps, seen = trainer.objective, _of_kind(events, "step"), _of_kind(events, "evaluate")
+    pairs = []
+    if seen and _is_number(seen[-1].get(objective.watched)):
+        name = both(objective.watched_name, objective.korean)
+        pairs.append((word("held-out-now", metric=name, count=seen[-1]["count"]), f"{seen[-1][objective.watched]:.1%}"))
+    if steps and steps[-1]["loss"] is not None:
+        pairs.append((word("training-loss"), f"{steps[-1]['loss']:.3f}"))
+    pairs += [
+        (word("steps"), f"{trainer.step:,} / {trainer.total:,}"),
+        (word("epochs"), f"{trainer.step / trainer.loader.steps:.4g}"),
+        (word("time"), clock(trainer.spent)),
+    ]
+    return numbers(pairs)
+
+
+def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Events) -> str:
+    """The main numbers of a finished run."""
     pairs = [] if judgement is None else list(judgement.summary)
-    pairs += [("steps", f"{provenance['steps']:,}"), ("epochs", f"{provenance['epochs']:g}")]
-    for event in events:
-        if event["event"] == "probe":
-            words = f"{event['accuracy']:.1%} of {event['count']:,} training images, each left out in turn"
-            pairs.append(("before training: least squares on frozen features", words))
-    resumed = [event for event in events if event["event"] == "resume"]
-    is_exact = all(event.get("exact") for event in resumed)
-    how = "with the same bits" if is_exact else "once under other circumstances (see metrics.jsonl): other last bits"
-    notes = f"<p>The run was interrupted and went on {counted(len(resumed), 'time')}, {how}.</p>" if resumed else ""
+    fitted = provenance.get("scores", {}).get("training_accuracy")
+    pairs += [(word("training-accuracy"), f"{fitted:.1%}")] if fitted is not None else []
+    pairs += [(word("probe", count=event["count"]), f"{event['accuracy']:.1%}") for event in _of_kind(events, "probe")]
+    pairs += [
+        (word("steps"), f"{provenance['steps']:,}"),
+        (word("epochs"), f"{provenance['epochs']:.4g}"),
+        (word("time"), clock(provenance["seconds"])),
+    ]
+    return numbers(pairs)
+
+
+def _notes(events: Events, provenance: dict[str, Any]) -> str:
+    """What a reader of the numbers must know: interruptions, images that could not be read."""
+    notes = ""
+    if resumed := _of_kind(events, "resume"):
+        is_exact = all(event.get("exact") for event in resumed)
+        notes += word(
+            "resumed" if is_exact else "resumed-otherwise", "p", times=counted(len(resumed), "time"), n=len(resumed)
+        )
     if "damaged" in provenance:
         files = provenance["damaged"]["files"]
         listed = "".join(f"<li>{escape(reason)}</li>" for reason in list(files.values())[:50])
-        policy = escape(provenance["damaged"]["policy"])
-        notes += f"<p>{counted(len(files), 'image')} could not be read ({policy}):</p><ul>{listed}</ul>"
-    return numbers(pairs) + notes
+        notes += word(
+            "damaged", "p", n=len(files), images=counted(len(files), "image"), policy=provenance["damaged"]["policy"]
+        )
+        notes += f"<ul>{listed}</ul>"
+    return notes
 
 
-def _curves(events: list[dict[str, Any]], objective: Objective) -> str:
-    steps = sorted((event for event in events if event["event"] == "step"), key=lambda event: event["step"])
-    seen = sorted((event for event in events if event["event"] == "evaluate"), key=lambda event: event["step"])
-
-    def line(name: str, some: list[dict[str, Any]], key: str, colour: int) -> Line:
-        good = [event for event in some if event[key] is not None]
-        return Line(name, [event["step"] for event in good], [event[key] for event in good], colour)
-
-    losses = [line("training", steps, "loss", 0)] + ([line("held out", seen, "loss", 1)] if seen else [])
-    figures = [figure("Loss", "training includes augmentation and smoothing", chart(losses, "step", "loss"))]
-    watched, name = objective.watched, objective.watched_name
-    if known := [event for event in seen if _is_number(event.get(watched))]:
-        curve = chart([line("held out", known, watched, 1)], "step", name, dots=len(known) < 40)
-        title = f"Held-out images: {objective.describe(known[-1])} at the end"
-        figures.append(figure(title, f"n = {known[-1]['count']:,}", curve))
-    figures.append(figure("Learning rate", "", chart([line("", steps, "learning_rate", 7)], "step", "learning rate")))
-    speed = chart([line("", steps, "images_per_second", 2)], "step", "images a second")
-    return "".join(figures) + figure("Images a second", "everything included", speed)
+def _curves(events: Events, objective: Objective) -> str:
+    """Loss, held-out metric, learning rate and speed, over steps and over seconds."""
+    training, held_out = word("in-training-images", "tspan"), word("held-out", "tspan")
+    loss = curve_of(events, "step", "loss", training, 0)
+    seen = curve_of(events, "evaluate", "loss", held_out, 1)
+    if not loss.steps and not seen.steps:
+        return word("no-steps-yet", "p")
+    lasts = {name: f"{one.values[-1]:.3f}" if one.values else "-" for name, one in (("loss", loss), ("held", seen))}
+    title = word("loss-both" if seen.values else "loss-at-end", **lasts)
+    drawn = [
+        figure(title, word("loss-note"), draw_curves([loss, seen] if seen.values else [loss], word("loss", "tspan")))
+    ]
+    watched = curve_of(events, "evaluate", objective.watched, held_out, 1, factor=100)
+    if watched.values:
+        name = both(objective.watched_name, objective.korean)
+        label = word("percent", "tspan", metric=both(objective.watched_name, objective.korean, "tspan"))
+        best = int(np.argmax(watched.values))
+        count = _of_kind(events, "evaluate")[-1]["count"]
+        note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
+        curve = draw_curves([watched], label, dots=len(watched.values) < _DOTTED)
+        drawn.append(figure(word("watched-title", metric=name, value=f"{watched.values[-1]:.1f}%"), note, curve))
+    rate = curve_of(events, "step", "learning_rate", "", 7)
+    speed = curve_of(events, "step", "images_per_second", "", 2)
+    if rate.values:
+        note = word("rate-note", peak=f"{max(rate.values):.3g}")
+        drawn.append(figure(word("rate-title"), note, draw_curves([rate], word("rate", "tspan"))))
+    if speed.values:
+        title = word("speed-title", speed=f"{statistics.median(speed.values):,.0f}")
+        drawn.append(figure(title, word("speed-note"), draw_curves([speed], word("speed", "tspan"))))
+    return axes(f'<div class="panes">{"".join(drawn)}</div>')
 
 
 @torch.inference_mode()
@@ -133,15 +304,49 @@ def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -
     for caption, images_BCHW in rows:
         levels = ((images_BCHW * std + mean).clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
         tiles = "".join(f"<figure>{image(tile, caption)}</figure>" for tile in levels)
-        lines.append(f'<p class="quiet">{escape(caption)}</p><div class="images">{tiles}</div>')
-    return f"<h2>{escape(title)}</h2>{''.join(lines)}"
+        words = both(caption, objective.korean)
+        lines.append(f'<p class="quiet">{words}</p><div class="images">{tiles}</div>')
+    return f"<h2>{both(title, objective.korean)}</h2>{''.join(lines)}"
+
+
+def _next(folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle) -> str:
+    """Commands for what one does with a model, with the paths of this run."""
+    model, classifies = str(folder / "bundle"), bundle.parts.classifies
+    files = None if split.in_memory is not None else [str(path) for path in split.images[:1]]
+    shown = files[0] if files else "photo.jpg"
+    # Data without splits would be judged by images that the model was trained on.
+    is_judged = data is not None and not dataset.splits.keys().isdisjoint(("val", "test"))
+    judged = data if data is not None and (is_judged or not classifies) else "photos"
+    taught = "photos" if classifies or data is None else data
+    predict = ["predict", model, shown] + ([] if classifies else ["--features", "features.npz"])
+    evaluate = ["evaluate", model, judged] + ([] if classifies else ["--protocol", "knn"])
+    inspect = ["inspect", model, shown, "--output", f"{folder}-inspect"]
+    finetune = ["finetune", model, taught, "--output", f"{folder}-finetuned"]
+    kind = "" if classifies else "-features"
+    commands = [(f"do-predict{kind}", predict), (f"do-evaluate{kind}", evaluate)]
+    commands += [("do-inspect", inspect), (f"do-finetune{kind}", finetune)]
+    lines = "".join(f"{word(name, 'p')}<pre>{escape(_typed(words))}</pre>" for name, words in commands)
+    placeholders = [one for one in ("photo.jpg", "photos") if any(one in words for _, words in commands)]
+    notes = "".join(word(f"placeholder-{one}", "p") for one in placeholders)
+    return f'<div class="next">{lines}</div><div class="quiet">{word("where", "p")}{notes}</div>'
+
+
+def _typed(words: Iterable[str]) -> str:
+    """A command of vitrail for a shell."""
+    return shlex.join(["vitrail", *words])
 
 
 def _origin(provenance: dict[str, Any]) -> str:
     plain = {key: value for key, value in provenance.items() if not isinstance(value, dict) and key != "command"}
-    rows = [[key.replace("_", " "), value] for key, value in plain.items()]
+    rows = [[_name_of(key), value] for key, value in plain.items()]
+    if source := provenance.get("finetuned_from"):
+        rows.append([word("finetuned-from"), "; ".join([source["bundle"], *source["changes"]])])
     rows += [
-        ["machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"],
-        ["versions", f"vitrail {__version__}, torch {torch.__version__}"],
+        [word("machine"), f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"],
+        [word("versions"), f"vitrail {__version__}, torch {torch.__version__}"],
     ]
-    return f"<pre>{escape(provenance.get('command') or 'Python')}</pre>{table(('what', 'value'), rows)}"
+    return f"<pre>{escape(provenance.get('command') or 'Python')}</pre>{table((word('what'), word('value')), rows)}"
+
+
+def _name_of(key: str) -> Html:
+    return word(f"origin-{key}") if f"origin-{key}" in WORDS else escape(key.replace("_", " "))

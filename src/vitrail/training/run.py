@@ -27,7 +27,7 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement
 from vitrail.training.ranks import Ranks, join
-from vitrail.training.report import write_report
+from vitrail.training.report import Report
 from vitrail.training.resume import resume
 from vitrail.training.runlog import RunLog
 from vitrail.training.start import Given, Start, make_preprocess, resolve_model, some_images
@@ -152,6 +152,8 @@ def run(
             notes += [note] if note else []
 
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
+        typed = None if isinstance(data, Dataset) else str(data)
+        report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
         with Stop().watching() as stop:
             for note in (*begin.notes, *notes, *changes):
                 log.say(f"note: {note}")
@@ -161,7 +163,7 @@ def run(
             else:
                 _introduce(log, begin, dataset, training, held_out, trainer)
             state = {**agreed, **_circumstances(options, ranks), "origin": begin.origin}
-            trainer.run(folder.path, log, state, stop, _snapshots(trainer, folder, dataset))
+            trainer.run(folder.path, log, state, stop, _snapshots(trainer, folder, dataset), report.update)
 
         choice = choose(trainer, begin, log)
         split = dataset.splits.get("test", held_out)
@@ -180,7 +182,7 @@ def run(
                 log.write("final", step=trainer.step, **scores)
             save(bundle, folder.path / "bundle", force=True)
             shown = trainer.loader.split if split is None else split
-            write_report(folder.path, bundle, trainer.kept_objective, judgement, shown)
+            report.finish(bundle, judgement, shown)
             log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
     return Result(folder.path, bundle, scores, None if judgement is None else judgement.sentence, ranks.is_first)
 

@@ -75,7 +75,7 @@ class RunLog:
         scalars = {
             f"{event}/{key}": float(value)
             for key, value in plain.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and key != "step"
+            if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("step", "seconds")
         }
         if scalars and "step" in fields and event in ("step", "evaluate"):
             with contextlib.suppress(OSError):

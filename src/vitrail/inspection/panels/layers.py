@@ -100,7 +100,7 @@ class Layers(Panel):
             )
             own = self.context.name
             across, up = (Html(f"{self.label('layer')}: {escape(name)}") for name in (compared.against or own, own))
-            yield "cka", matrix(sequential(compared.table), rows, columns, across, up)
+            yield "cka", matrix(compared.table, sequential(compared.table), rows, columns, across, up)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         parts: list[str] = []

@@ -6,7 +6,7 @@ A new objective is a subclass of `Objective` and a line in `configs.recipe.OBJEC
 Shapes: B images, C channels, H and W pixels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -57,6 +57,8 @@ class Objective(nn.Module):
     """Prefixes of the names of parameters that a recipe with `freeze` still trains."""
     illustrated: ClassVar[int] = 0
     """Number of images that the report shows with `illustrate`."""
+    korean: ClassVar[Mapping[str, str]] = {"accuracy": "정확도"}
+    """The Korean of `watched_name` and of the words of `illustrate`, for the report; without it they stay English."""
 
     def __init__(self, model: AnyModel, task: Task) -> None:
         """Refuse an unsuitable model or task with UsageError."""

@@ -4,6 +4,8 @@ Shapes: B images, N patches, D width, K colours, C channels, F pixels of a patch
 """
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,13 @@ class MaskedPatches(Objective):
     watched_name = "colours right"
     head = ("decoder.",)
     illustrated = 7
+    korean: ClassVar[Mapping[str, str]] = {
+        "colours right": "맞힌 색의 비율",
+        "What it fills in": "가린 패치를 채운 결과",
+        "image": "이미지",
+        "half of the patches hidden": "패치의 절반을 가린 이미지",
+        "filled in by the mean colour it predicts": "예측한 평균색으로 채운 이미지",
+    }
     share = 0.5
 
     def __init__(self, model: AnyModel, task: Task) -> None:

@@ -3,6 +3,9 @@
 Shapes: B images, N pixels, P colours of the palette, C channels.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +21,13 @@ class NextPixel(Objective):
     output = "pixels"
     watched_name = "pixels right"
     illustrated = 7
+    korean: ClassVar[Mapping[str, str]] = {
+        "pixels right": "맞힌 픽셀의 비율",
+        "How it goes on": "이어 그린 결과",
+        "image": "이미지",
+        "lower half hidden": "아래 절반을 가린 이미지",
+        "completed pixel by pixel, each sampled from what it predicts": "예측한 분포에서 한 픽셀씩 뽑아 완성한 이미지",
+    }
 
     def __init__(self, model: AnyModel, task: Task) -> None:
         super().__init__(model, task)

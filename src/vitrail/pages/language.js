@@ -1,4 +1,4 @@
-// The report of `vitrail compare`: only the language.
+// The language of a page that needs no other script: the report of a run, those of `vitrail compare`.
 "use strict";
 const root = document.documentElement;
 function speak(language) {
