@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,19 @@ def own_cache(tmp_path_factory) -> None:
 def seeded() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # a resumed run takes the number it began with
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real one, where Playwright and Chromium are installed."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no Chromium here")
+    with playwright.sync_playwright() as driver:
+        window = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield window
+        window.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import io
-import shutil
 
 import numpy as np
 import pytest
@@ -15,10 +14,6 @@ from vitrail.inspection.examine import examine
 from vitrail.inspection.page import make_page, render_figures, write_page
 from vitrail.lab.exact import redraw
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium here", allow_module_level=True)
 EVIL = '<img src=x onerror="document.title=1">'
 CLOTHES = open_data("fashion-40").splits["test"].images
 
@@ -34,14 +29,6 @@ def found():
         others=CLOTHES[2:20],
         against=("another", vitrail.load("fashion")),
     )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        window = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield window
-        window.close()
 
 
 @pytest.fixture

@@ -124,6 +124,9 @@ def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
     assert seen[-1]["accuracy"] > 0.35  # of 8 levels of grey
     page = (tmp_path / "run" / "report.html").read_text()
     assert "What it fills in" in page
+    assert "가린 패치를 채운 결과" in page
+    assert "맞힌 색의 비율" in page
+    assert "--protocol knn" in page
     assert page.count("data:image/png") == 21
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert (bundle.labels, bundle.provenance["objective"]) == (None, "masked")

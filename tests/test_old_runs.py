@@ -68,6 +68,9 @@ def test_a_run_of_version_0_1_goes_on_to_the_weights_of_one_that_was_never_kille
     assert "going on after step 33 of 66" in done.stderr
     (resumed,) = events(run, "resume")
     assert (resumed["step"], events(run, "end")[0]["step"]) == (33, 66)
+    page = (run / "report.html").read_text()
+    assert "Loss: " in page
+    assert 'value="seconds"' in page  # of the second half: version 0.1 recorded none
     assert call(*COMMAND, "--output", tmp_path / "anew").returncode == 0
     ours, anew = (load_file(folder / "bundle" / "model.safetensors") for folder in (run, tmp_path / "anew"))
     half = load_file(HALF_WAY / "checkpoints" / "step-000000033" / "tensors.safetensors")

@@ -723,7 +723,7 @@ def test_r11_strange_names_stay_names(tmp_path):
     assert labels == sorted(label.replace("/", "\u2215") for label in STRANGE)
     page = (output / "report.html").read_text()
     elements = Elements(page).found
-    assert "script" not in {tag for tag, _ in elements}
+    assert [tag for tag, _ in elements].count("script") == 1  # the language's
     assert not any(name.startswith("on") for _, names in elements for name in names)
     assert sum(tag == "img" for tag, _ in elements) == page.count("data:image/png;base64")
 

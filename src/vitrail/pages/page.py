@@ -261,6 +261,8 @@ def _columns(
     for number, (_, some) in enumerate(lines):
         for x, y in some:
             found.setdefault(round(place(x, y)[0] / _COLUMN), {})[number] = (x, y)
+    if not found:
+        return []
     columns = [found[key] for key in sorted(found)]
     middles = [place(*max(column.values()))[0] for column in columns]
     borders = [(a + b) / 2 for a, b in itertools.pairwise(middles)]

@@ -82,7 +82,7 @@ class Report:
         sections = [
             _notes(events, bundle.provenance),
             _summary(bundle.provenance, judgement, events),
-            _curves(events, objective) if bundle.provenance["steps"] else "",
+            _curves(events, objective, is_over=True) if bundle.provenance["steps"] else "",
             _illustrations(objective, bundle.preprocess, split),
             "" if judgement is None else judgement.sections(),
             f"<h2>{word('next')}</h2>{_next(self._folder, self._data, self._dataset, split, bundle)}",
@@ -110,7 +110,7 @@ class Report:
                 why = "" if isinstance(error, Interrupted) else f"<p>{escape(why)}</p>"
                 going_on = f"<pre>{escape(_resumed(self._command))}</pre>"
                 news = f'<div class="warn">{word("interrupted", "p", **done)}{why}{going_on}</div>'
-            sections = [news, _course(events, trainer), _curves(events, trainer.objective)]
+            sections = [news, _course(events, trainer), _curves(events, trainer.objective, is_over=False)]
             sections.append(f"<h2>{word('again')}</h2><pre>{escape(self._command or 'Python')}</pre>")
             refresh = _REFRESH if error is None else 0
             self._write(word("in-training" if error is None else "not-finished"), "\n".join(sections), refresh=refresh)
@@ -134,10 +134,11 @@ def _now() -> str:
 
 
 def _resumed(command: str) -> str:
-    """The command that goes on with an interrupted run."""
-    if not command.startswith("vitrail "):
+    """The command that goes on with an interrupted run; in Python, the argument."""
+    words = [one for one in shlex.split(command) if one != "--force"]  # it would begin anew
+    if words[:1] != ["vitrail"]:
         return "resumes=True"
-    return command if "--resume" in command else f"{command} --resume auto"
+    return shlex.join(words if "--resume" in words else [*words, "--resume", "auto"])
 
 
 # metrics.jsonl
@@ -216,7 +217,7 @@ def _course(events: Events, trainer: Trainer) -> str:
     if steps and steps[-1]["loss"] is not None:
         pairs.append((word("training-loss"), f"{steps[-1]['loss']:.3f}"))
     pairs += [
-        (word("steps"), f"{trainer.step:,} / {trainer.total:,}"),
+        (word("steps-of", total=trainer.total), f"{trainer.step:,}"),
         (word("epochs"), f"{trainer.step / trainer.loader.steps:.4g}"),
         (word("time"), clock(trainer.spent)),
     ]
@@ -255,7 +256,7 @@ def _notes(events: Events, provenance: dict[str, Any]) -> str:
     return notes
 
 
-def _curves(events: Events, objective: Objective) -> str:
+def _curves(events: Events, objective: Objective, *, is_over: bool) -> str:
     """Loss, held-out metric, learning rate and speed, over steps and over seconds."""
     training, held_out = word("in-training-images", "tspan"), word("held-out", "tspan")
     loss = curve_of(events, "step", "loss", training, 0)
@@ -275,7 +276,8 @@ def _curves(events: Events, objective: Objective) -> str:
         count = _of_kind(events, "evaluate")[-1]["count"]
         note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
         curve = draw_curves([watched], label, dots=len(watched.values) < _DOTTED)
-        drawn.append(figure(word("watched-title", metric=name, value=f"{watched.values[-1]:.1f}%"), note, curve))
+        title = "watched-title" if is_over else "watched-so-far"
+        drawn.append(figure(word(title, metric=name, value=f"{watched.values[-1]:.1f}%"), note, curve))
     rate = curve_of(events, "step", "learning_rate", "", 7)
     speed = curve_of(events, "step", "images_per_second", "", 2)
     if rate.values:

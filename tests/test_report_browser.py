@@ -1,0 +1,103 @@
+"""`report.html` in a real browser: the pointer, both axes, both languages, narrow and dark, nothing from outside."""
+
+import re
+
+import numpy as np
+import pytest
+
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources import open_data
+from vitrail.training.run import train
+
+
+READ = """text => [...text.childNodes]
+    .filter((node) => node.nodeType === Node.TEXT_NODE || getComputedStyle(node).display !== "none")
+    .map((node) => node.textContent).join("")"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    split = open_data("digits").splits["test"].take(np.arange(80))
+    digits = Dataset("digits", tuple("0123456789"), {"train": split, "test": split.take(np.arange(30), "test")})
+    folder = tmp_path_factory.mktemp("report") / "run"
+    train(digits, "ViT-Pico/2", folder, Recipe(epochs=6, batch=16), Options(workers=0), quiet=True)
+    return folder / "report.html"
+
+
+@pytest.fixture
+def opened(browser, report):
+    """Opens the report; anything that a browser complains about or asks others for fails the test."""
+    complaints, contexts = [], []
+
+    def show(width=1280, scheme="light", path=report, fragment=""):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda one: complaints.extend([one.url] * (one.url[:5] not in ("file:", "data:"))))
+        page.goto(path.as_uri() + fragment)
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def test_the_pointer_finds_values(opened):
+    page = opened()
+    chart = page.locator(".by-step svg").first
+    box = chart.bounding_box()
+    at = {"x": box["width"] / 2, "y": box["height"] / 2}
+    read = chart.locator(".column:hover text")
+    assert read.count() == 0
+    chart.hover(position=at)
+    assert read.evaluate("text => getComputedStyle(text.parentElement).opacity") == "1"
+    said = read.evaluate(READ)
+    assert re.fullmatch(r"step \d+ · training \d\.\d+( · held out \d\.\d+)?", said)
+    title = page.evaluate(
+        "([x, y]) => document.elementFromPoint(x, y).querySelector('title').textContent",
+        [box["x"] + at["x"], box["y"] + at["y"]],
+    )
+    assert title.split("\n") == said.split(" · ")
+    cells = page.locator("table.matrix td[title]")
+    assert cells.count() == 100
+    assert re.fullmatch(r"0 → 0: \d+ / \d+ \([\d.]+%\)", cells.first.get_attribute("title"))
+
+
+def test_seconds_are_the_other_axis_without_a_script(opened):
+    page = opened()
+    charts = {name: page.locator(f".by-{name} svg").first for name in ("step", "seconds")}
+    assert [charts[name].is_visible() for name in charts] == [True, False]
+    page.get_by_text("over time").click()
+    assert [charts[name].is_visible() for name in charts] == [False, True]
+    assert "seconds" in charts["seconds"].text_content()
+
+
+def test_korean_dark_and_narrow(opened):
+    page = opened(width=390, scheme="dark", fragment="#ko")
+    text = page.locator("main").inner_text()
+    assert "혼동 행렬" in text
+    assert "Confusion" not in text
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    chart = page.locator(".by-step svg").first
+    chart.hover()
+    assert chart.locator(".column:hover text").evaluate(READ).startswith("스텝 ")
+    page.locator("#language").click()
+    assert "Confusion matrix" in page.locator("main").inner_text()
+
+
+def test_a_report_that_loads_itself_again_keeps_what_was_chosen(opened, report, tmp_path):
+    live = tmp_path / "report.html"
+    live.write_text(report.read_text().replace("<title>", '<meta http-equiv="refresh" content="1"><title>', 1))
+    page = opened(path=live)
+    page.locator("#language").click()
+    page.locator("input[value=seconds]").check()
+    live.write_text(report.read_text())
+    with page.expect_navigation():
+        pass
+    page.wait_for_function("document.documentElement.lang === 'ko'")
+    assert page.locator("input[value=seconds]").is_checked()
