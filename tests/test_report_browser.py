@@ -11,7 +11,6 @@ from vitrail.data.dataset import Dataset
 from vitrail.data.sources import open_data
 from vitrail.training.run import train
 
-
 READ = """text => [...text.childNodes]
     .filter((node) => node.nodeType === Node.TEXT_NODE || getComputedStyle(node).display !== "none")
     .map((node) => node.textContent).join("")"""
