@@ -11,7 +11,7 @@ import platform
 import shlex
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,7 @@ import torch
 from vitrail import __version__
 from vitrail.console import clock
 from vitrail.data.dataset import Dataset, Split
-from vitrail.errors import DamagedError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.curves import Curve, axes, draw_curves
 from vitrail.pages.page import Html, escape, figure, image, numbers, page, table
@@ -40,6 +40,7 @@ WORDS = words_beside(__file__)
 _REFRESH = 10  # seconds after which a browser loads the report of a run that trains again
 _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
 _DOTTED = 40  # evaluations that are drawn with dots
+_IMAGE, _IMAGES = "photo.jpg", "photos"  # what stands for a user's own in commands
 
 Events = Sequence[dict[str, Any]]
 
@@ -313,24 +314,35 @@ def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -
 
 def _next(folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle) -> str:
     """Commands for what one does with a model, with the paths of this run."""
-    model, classifies = str(folder / "bundle"), bundle.parts.classifies
-    files = None if split.in_memory is not None else [str(path) for path in split.images[:1]]
-    shown = files[0] if files else "photo.jpg"
-    # Data without splits would be judged by images that the model was trained on.
-    is_judged = data is not None and not dataset.splits.keys().isdisjoint(("val", "test"))
-    judged = data if data is not None and (is_judged or not classifies) else "photos"
-    taught = "photos" if classifies or data is None else data
-    predict = ["predict", model, shown] + ([] if classifies else ["--features", "features.npz"])
-    evaluate = ["evaluate", model, judged] + ([] if classifies else ["--protocol", "knn"])
-    inspect = ["inspect", model, shown, "--output", f"{folder}-inspect"]
-    finetune = ["finetune", model, taught, "--output", f"{folder}-finetuned"]
-    kind = "" if classifies else "-features"
-    commands = [(f"do-predict{kind}", predict), (f"do-evaluate{kind}", evaluate)]
-    commands += [("do-inspect", inspect), (f"do-finetune{kind}", finetune)]
+    commands = list(_commands(folder, data, dataset, split, bundle))
     lines = "".join(f"{word(name, 'p')}<pre>{escape(_typed(words))}</pre>" for name, words in commands)
-    placeholders = [one for one in ("photo.jpg", "photos") if any(one in words for _, words in commands)]
+    placeholders = [one for one in (_IMAGE, _IMAGES) if any(one in words for _, words in commands)]
     notes = "".join(word(f"placeholder-{one}", "p") for one in placeholders)
     return f'<div class="next">{lines}</div><div class="quiet">{word("where", "p")}{notes}</div>'
+
+
+def _commands(
+    folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle
+) -> Iterator[tuple[str, list[str]]]:
+    """Each command with the name of the sentence that introduces it."""
+    model, output = str(folder / "bundle"), str(folder)
+    shown = _IMAGE if split.in_memory is not None or not len(split) else str(split.images[0])
+    inspect = ["inspect", model, shown, "--output", f"{output}-inspect"]
+    if bundle.parts.classifies:
+        yield "do-predict", ["predict", model, shown]
+        # Data without splits would be judged by images that the model was trained on.
+        is_apart = not dataset.splits.keys().isdisjoint(("val", "test"))
+        yield "do-evaluate", ["evaluate", model, data if data is not None and is_apart else _IMAGES]
+        yield "do-inspect", inspect
+        yield "do-finetune", ["finetune", model, _IMAGES, "--output", f"{output}-finetuned"]
+        return
+    with contextlib.suppress(UsageError):  # what predicts pixels has no features for a file
+        bundle.parts.check_computable()
+        yield "do-predict-features", ["predict", model, shown, "--features", f"{output}-features.npz"]
+    taught = _IMAGES if data is None else data
+    yield "do-evaluate-features", ["evaluate", model, taught, "--protocol", "knn"]
+    yield "do-inspect", inspect
+    yield "do-finetune-features", ["finetune", model, taught, "--output", f"{output}-finetuned"]
 
 
 def _typed(words: Iterable[str]) -> str:
