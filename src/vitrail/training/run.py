@@ -168,9 +168,11 @@ def run(
         choice = choose(trainer, begin, log)
         split = dataset.splits.get("test", held_out)
         judgement = _judge(trainer, split, log)
+        # Only the first rank has the judgement, but all of them must evaluate.
+        fitted = _fitted(trainer) if ranks.from_first(judgement is not None) else {}
         scores = None
         if judgement is not None and split is not None:
-            scores = {"split": split.name, **judgement.scores, **_fitted(trainer)}
+            scores = {"split": split.name, **judgement.scores, **fitted}
         bundle = Bundle(
             model=trainer.kept.eval(),
             preprocess=trainer.preprocess,
