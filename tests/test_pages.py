@@ -20,3 +20,14 @@ def test_ticks_have_no_needless_digits():
     svg = chart([Line("a", [0, 1], [17.0, 92.0])], "x", "y")
     ticks = re.findall(r'text-anchor="end">([^<]+)<', svg)
     assert ticks[:4] == ["20", "40", "60", "80"]
+
+
+def test_a_long_curve_keeps_its_extremes_in_a_small_figure():
+    heights = [0.5] * 20_000
+    heights[7_777], heights[13_131] = 3.0, -2.0
+    svg = chart([Line("loss", range(20_000), heights)], "step", "loss")
+    assert len(svg) < 60_000
+    (path,) = re.findall(r'<polyline points="([^"]+)"', svg)
+    ys = [float(point.split(",")[1]) for point in path.split()]
+    assert (min(ys), max(ys)) == (38.2, 201.8)  # 5 % of margin inside 30 to 210
+    assert "<title>step 19,999&#10;loss 0.5</title>" in svg

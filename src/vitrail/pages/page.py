@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import NamedTuple
 
@@ -175,6 +175,15 @@ def chart(
         return NOTHING
     scale, scale_x = (math.log10 if log else float), (math.log10 if log_x else float)
     x_ends = _ends([scale_x(x) for x, _ in every], margin=0.0)
+    points = [
+        (
+            line,
+            _visible(some, lambda x: WIDTH * (scale_x(x) - x_ends[0]) / (x_ends[1] - x_ends[0]))
+            if line.joined
+            else some,
+        )
+        for line, some in points
+    ]
     reached = [y for line in lines for bar in line.bars for y in bar if math.isfinite(y) and (y > 0 or not log)]
     y_ends = _ends([scale(y) for y in [y for _, y in every] + reached], margin=0.05)
     # Names stand beside the ends of their lines; what they do not need belongs to the lines.
@@ -214,7 +223,7 @@ def chart(
         colour = f"var(--c{line.colour % 8})"
         spots = [place(x, y) for x, y in some]
         if line.joined:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _visible(spots))
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         for x, bar in zip(line.xs, line.bars, strict=False):
             (at, low), (_, high) = place(x, bar[0]), place(x, bar[1])
@@ -237,17 +246,17 @@ def chart(
     return "".join(parts + dotted) + "</svg>"
 
 
-def _visible(spots: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
-    """Of many points on one place of the horizontal axis, those that can be seen: first, lowest, highest, last."""
-    if len(spots) <= 2 * WIDTH:
-        return spots
-    groups = (list(some) for _, some in itertools.groupby(spots, key=lambda spot: round(spot[0])))
-    return (
+def _visible(points: Sequence[tuple[float, float]], column: Callable[[float], float]) -> list[tuple[float, float]]:
+    """Of many points in one column of a chart, those that can be seen: first, lowest, highest, last."""
+    if len(points) <= 2 * WIDTH:
+        return list(points)
+    groups = (list(some) for _, some in itertools.groupby(points, key=lambda point: round(column(point[0]))))
+    return [
         some[at]
         for some in groups
         for heights in [[y for _, y in some]]
         for at in sorted({0, heights.index(min(heights)), heights.index(max(heights)), len(some) - 1})
-    )
+    ]
 
 
 def _columns(
