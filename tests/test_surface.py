@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,8 @@ import torch
 import vitrail
 from peers import import_peer, timm_with_weights
 from test_contract import ONE_PER_FAMILY, random_images
-from vitrail.configs.aliases import TIMM
+from test_readme import blocks
+from vitrail.configs.aliases import TIMM, Alias
 from vitrail.configs.base import FAMILIES
 from vitrail.configs.zoo import MODELS, find
 from vitrail.errors import UsageError
@@ -263,13 +265,15 @@ def test_timms_names_are_of_timms_models(name):
         assert find(name).tokens == theirs.pos_embed.shape[1]
 
 
-def test_commands_say_once_what_timms_name_means(call, tmp_path):
+def test_commands_say_once_what_timms_name_means(call, tmp_path, monkeypatch):
     note = "note: vit_base_patch16_384 is timm's name for ViT-B/16 at 384 px; timm's weights are not loaded\n"
     done = call("info", "vit_base_patch16_384", "--json")
     assert (done.returncode, done.stderr) == (0, note)
     assert '"name": "ViT-B/16"' in done.stdout
-    run = call("train", "digits", "--model", "vit_tiny_patch16_224", "--output", tmp_path / "run", "--steps", "0")
-    assert run.stderr.count("timm's name for ViT-Ti/16 at 224 px") <= 1
+    monkeypatch.setitem(TIMM, "vit_pico_patch2_8", Alias("ViT-Pico/2", 8))
+    run = call("train", "digits", "--model", "vit_pico_patch2_8", "--output", tmp_path / "run", "--steps", "1")
+    assert run.returncode == 0
+    assert run.stderr.count("note: vit_pico_patch2_8 is timm's name for ViT-Pico/2 at 8 px") == 1
 
 
 @pytest.mark.parametrize(
@@ -368,3 +372,18 @@ def test_every_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch)
     said = []
     doctest.DocTestRunner().run(test, out=said.append)
     assert "".join(said) == ""
+
+
+def test_a_training_loop_of_ones_own(shared, tmp_path):
+    """The forty lines of docs/python.md, on real weights and photos."""
+    (script,) = [text for _, text, reason in blocks(ROOT / "docs" / "python.md") if reason]
+    assert len([line for line in script.splitlines() if line.strip()]) <= 40
+    for name in ("deit-ti16", "hymenoptera"):
+        (tmp_path / name).symlink_to(shared / name)
+    one_core = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=one_core, check=False)
+    assert done.returncode == 0, done.stderr
+    held_out, test = map(int, re.findall(r"(\d+) of", done.stdout))
+    assert held_out >= 234
+    assert test >= 146
