@@ -225,6 +225,8 @@ class Model(nn.Module, Generic[Config]):
     def replace_head(self, classes: int) -> list[str]:
         """`reset_classifier`, with notes about what else was dropped. Families with parts that only pre-training needs
         drop them here."""
+        if not self.head_width:
+            raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
         self.config = self.config.replace(classes=classes)
         weight = next(self.parameters())
         self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
@@ -243,14 +245,14 @@ class Model(nn.Module, Generic[Config]):
 
     # What a model makes of images, besides logits
 
-    def observe(self, images_BCHW: Tensor, layers: Iterable[int] | None = (), *, attention: bool = False) -> Seen:
+    def observe(self, images: Tensor, layers: Iterable[int] | None = (), *, attention: bool = False) -> Seen:
         """Run the model as it is, in its present mode and with gradients unless they are switched off, and return its
         intermediate results. `layers` are those to record, from 0 (negative: from the last); None means all."""
         seen = Seen(frozenset(self._pick(layers)), with_attention=attention)
-        self(images_BCHW, seen)
+        self(images, seen)
         return seen
 
-    def features(self, images_BCHW: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         """What the head reads of each image (B, D): the pooled output of the last layer, without a hidden layer of the
         head. In the present mode, and with gradients.
 
@@ -258,10 +260,10 @@ class Model(nn.Module, Generic[Config]):
             >>> model.features(torch.zeros(2, 1, 28, 28)).shape
             torch.Size([2, 64])
         """
-        return self.observe(images_BCHW).steps["pooled"]
+        return self.observe(images).steps["pooled"]
 
     def layer_tokens(
-        self, images_BCHW: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
+        self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
     ) -> list[Tensor]:
         """The output of each of these layers as a sequence (B, T, D), with [CLS] and registers first; of a CNN, its
         places in raster order. `layers` count from 0 (negative: from the last); None means all.
@@ -274,11 +276,11 @@ class Model(nn.Module, Generic[Config]):
             >>> last.shape
             torch.Size([2, 17, 64])
         """
-        outputs = self._outputs(images_BCHW, layers, normalise)
+        outputs = self._outputs(images, layers, normalise)
         return [output.flatten(2).transpose(1, 2) if output.ndim == 4 else output for output in outputs]
 
     def feature_maps(
-        self, images_BCHW: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
+        self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
     ) -> list[Tensor]:
         """`layer_tokens` without [CLS] and registers, where they stand in the image: (B, D, rows, columns).
 
@@ -288,7 +290,7 @@ class Model(nn.Module, Generic[Config]):
             >>> [list(one.shape) for one in model.feature_maps(torch.zeros(2, 1, 28, 28), layers=None)]
             [[2, 8, 28, 28], [2, 16, 14, 14], [2, 32, 7, 7]]
         """
-        return [self._as_map(output) for output in self._outputs(images_BCHW, layers, normalise)]
+        return [self._as_map(output) for output in self._outputs(images, layers, normalise)]
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         """A layer's output after the norm that the last one passes on its way to the head; unchanged without one."""

@@ -127,7 +127,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
 def _check_head(model: AnyModel, expected: AnyModel) -> None:
     """Refuse a head that the configuration does not describe, in words that name it."""
     head = model.head
-    if repr(head) != repr(expected.head):
+    if type(head) is not type(expected.head) or repr(head) != repr(expected.head):
         got = head if type(head) is nn.Linear else type(head).__name__
         raise UsageError(
             f"Head must be nn.Linear({model.head_width}, classes), or nn.Identity() for no classes, got {got}. Use"
