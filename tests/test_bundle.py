@@ -342,7 +342,7 @@ def test_an_assigned_head_sets_the_classes(tmp_path):
 @pytest.fixture
 def scored(tmp_path):
     """A bundle with scores, loaded from a file."""
-    provenance = {"seed": 1, "scores": {"accuracy": 0.9}}
+    provenance = {"seed": 1, "scores": {"accuracy": 0.9}, "proofs": [{"library": "timm", "difference": 1e-6}]}
     vitrail.save(dataclasses.replace(make(resize_rule="timm"), provenance=provenance), tmp_path / "scored")
     return vitrail.load(tmp_path / "scored")
 
@@ -352,7 +352,8 @@ def test_scores_stay_with_the_weights_they_were_measured_on(tmp_path, scored):
         vitrail.save(bundle, tmp_path / "new", force=True)
         return vitrail.load(tmp_path / "new")
 
-    assert written(scored).provenance == {"seed": 1, "scores": {"accuracy": 0.9}}
+    assert written(scored).provenance == scored.provenance
+    assert list(scored.provenance) == ["seed", "scores", "proofs"]
     assert "scores: {'accuracy': 0.9}" in (tmp_path / "new" / "README.md").read_text()
     # Another model, in words of the documentation.
     other = tiny(classes=2, resize_rule="timm")
@@ -361,8 +362,9 @@ def test_scores_stay_with_the_weights_they_were_measured_on(tmp_path, scored):
     assert replaced.preprocess == scored.preprocess == written(replaced).preprocess
     assert written(replaced).model.config.resize_rule == "timm"
     # Scores that are given together with it are its own.
-    judged = dataclasses.replace(scored, model=other, labels=None, provenance={"scores": {"accuracy": 0.5}})
-    assert written(judged).provenance == {"scores": {"accuracy": 0.5}}
+    own = {**scored.provenance, "scores": {"accuracy": 0.5}}
+    judged = dataclasses.replace(scored, model=other, labels=None, provenance=own)
+    assert written(judged).provenance == {"seed": 1, "scores": {"accuracy": 0.5}}
     # The same model, trained further in place.
     with torch.no_grad():
         scored.model.norm.bias += 1

@@ -32,15 +32,28 @@ from vitrail.settings import counted
 from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
 from vitrail.weights.parts import Parts, read_parts
 
+_MEASURED = ("scores", "proofs")
 
-class Scored(NamedTuple):
-    """The model that the scores of a provenance were measured on."""
 
+class Measured(NamedTuple):
+    """What a provenance claims of a model's answers, and of which model."""
+
+    claims: dict[str, Any]
+    """Its scores, and its proofs of equality with another library."""
     config: ModelConfig
-    """Its configuration, this very object: a new head or another model has another one."""
-    scores: Any
+    """Configuration of the model, this very object: a new head or another model has another one."""
     weights: str = ""
     """SHA-256 of its model.safetensors; empty if it was not loaded from one."""
+
+    def is_of(self, config: ModelConfig, weights: Path) -> bool:
+        """Whether the model with these weights is the one that was measured, as far as is known."""
+        return self.config is config and (not self.claims or not self.weights or checksum(weights) == self.weights)
+
+    def forget(self, provenance: dict[str, Any]) -> dict[str, Any]:
+        """The provenance without these claims. Others of the same names stay: whoever made them answers for them."""
+        return {
+            name: value for name, value in provenance.items() if name not in self.claims or self.claims[name] != value
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +61,7 @@ class Bundle:
     """A model with its preprocessing, labels and provenance, which are checked against each other.
 
     To change a part, make another bundle with `dataclasses.replace`: the preprocessing and the resize rule stay, and
-    scores of another model leave the provenance.
+    scores and proofs of another model leave the provenance.
 
         >>> bundle = vitrail.load("fashion")
         >>> bundle.model.reset_classifier(2)
@@ -63,7 +76,7 @@ class Bundle:
     """The name of each class, in the order of the logits."""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Where the model comes from; anything that JSON can hold."""
-    scored: Scored | None = dataclasses.field(default=None, repr=False, compare=False)
+    measured: Measured | None = dataclasses.field(default=None, repr=False, compare=False)
     """What the provenance's scores were measured on; by default, this model as it is now."""
 
     def __post_init__(self) -> None:
@@ -71,10 +84,11 @@ class Bundle:
             kinds = f"{type(self.model).__name__} and {type(self.preprocess).__name__}"
             raise UsageError(f"Bundle must have a model from vitrail.create and a vitrail.Preprocess, got {kinds}.")
         object.__setattr__(self, "labels", self.parts.labels)
-        if self.scored is None or self.scored.scores != self.provenance.get("scores"):
-            object.__setattr__(self, "scored", Scored(self.model.config, self.provenance.get("scores")))
-        elif self.scored.config is not self.model.config:
-            object.__setattr__(self, "provenance", _without_scores(self.provenance))
+        if self.measured is not None and self.measured.config is not self.model.config:
+            object.__setattr__(self, "provenance", self.measured.forget(self.provenance))
+            object.__setattr__(self, "measured", None)
+        if self.measured is None:
+            object.__setattr__(self, "measured", Measured(_claims(self.provenance), self.model.config))
 
     @property
     def parts(self) -> Parts:
@@ -87,8 +101,8 @@ class Bundle:
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     """Write `bundle` to the folder `path`, atomically. An existing path is refused unless `force`.
 
-    All parts are checked again, because the model may have changed since the bundle was made. Scores that were loaded
-    with other weights are left out.
+    All parts are checked again, because the model may have changed since the bundle was made. Scores and proofs that
+    were loaded with other weights are left out.
 
         >>> vitrail.save(vitrail.load("fashion"), "copy")
         >>> vitrail.load("copy").labels[:2]
@@ -118,8 +132,8 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         write_json(folder / "labels.json", parts.labels)
         save_tensors(tensors, folder / "model.safetensors")
         provenance = parts.provenance
-        if "scores" in provenance and not _is_scored(bundle, folder / "model.safetensors"):
-            provenance = _without_scores(provenance)
+        if bundle.measured is not None and not bundle.measured.is_of(config, folder / "model.safetensors"):
+            provenance = bundle.measured.forget(provenance)
         write_json(folder / "provenance.json", provenance)
         (folder / "README.md").write_text(_model_card(config, provenance), encoding="utf-8")
 
@@ -135,16 +149,8 @@ def _check_head(model: AnyModel, expected: AnyModel) -> None:
         )
 
 
-def _is_scored(bundle: Bundle, weights: Path) -> bool:
-    """Whether the scores in the provenance are those of the weights in this file, as far as is known."""
-    scored = bundle.scored
-    if scored is None or scored.scores != bundle.provenance["scores"]:
-        return True  # of another origin than what was loaded: whoever wrote them answers for them
-    return scored.config is bundle.model.config and (not scored.weights or checksum(weights) == scored.weights)
-
-
-def _without_scores(provenance: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in provenance.items() if name != "scores"}
+def _claims(provenance: dict[str, Any]) -> dict[str, Any]:
+    return {name: provenance[name] for name in _MEASURED if name in provenance}
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -191,9 +197,13 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     model.fill_tables()
     model = model.to(place).eval()
     # What was verified above is the file that the manifest names.
-    scored = Scored(model.config, parts.provenance.get("scores"), read_json(folder / MANIFEST)["files"][weights.name])
+    recorded = read_json(folder / MANIFEST)["files"][weights.name]
     return Bundle(
-        model=model, preprocess=parts.preprocess, labels=parts.labels, provenance=parts.provenance, scored=scored
+        model=model,
+        preprocess=parts.preprocess,
+        labels=parts.labels,
+        provenance=parts.provenance,
+        measured=Measured(_claims(parts.provenance), model.config, recorded),
     )
 
 
