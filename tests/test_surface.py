@@ -32,6 +32,7 @@ from vitrail.models.base import Model
 from vitrail.models.create import build, create
 
 ROOT = Path(__file__).resolve().parents[1]
+slow = pytest.mark.slow
 WITH_PLACES = [name for name in ONE_PER_FAMILY if name != "MLP-Nano"]
 
 
@@ -143,7 +144,7 @@ def test_gradients_of_features_are_timms(vit_and_timms):
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["R+ViT-Ti/16", "Mixer-S/32", "BiT-R50x1"])
+@pytest.mark.parametrize("name", ["R+ViT-Ti/16", "Mixer-S/32", pytest.param("BiT-R50x1", marks=slow)])
 def test_features_of_other_families_are_timms(name):
     import_peer("timm")
     model = create(name, classes=3).eval()
@@ -247,7 +248,10 @@ def test_models_are_listed_by_pattern(call):
         )
 
 
-@pytest.mark.parametrize("name", TIMM)
+LONG = re.compile("large|huge|gi|384|101|152|x3|base_r|deit")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) if LONG.search(name) else name for name in TIMM])
 def test_timms_names_are_of_timms_models(name):
     timm = import_peer("timm")
     with torch.device("meta"):

@@ -87,7 +87,7 @@ def create(
     not have is refused. Families of other packages may have `others`. Weights are initialised with torch's random
     generator: seed it to repeat them.
 
-        >>> model = vitrail.create("ViT-B/16", classes=10, resolution=96)
+        >>> model = vitrail.create("ViT-Ti/16", classes=10, resolution=96)
         >>> model(torch.zeros(1, 3, 96, 96)).shape
         torch.Size([1, 10])
         >>> vitrail.create("deit_tiny_patch16_224").config.name
