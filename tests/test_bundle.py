@@ -1,5 +1,6 @@
 """The bundle: what goes in comes out, and nothing damaged comes out."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -301,10 +302,81 @@ def test_a_failing_write_leaves_nothing(tmp_path):
 
 def test_a_model_that_is_no_longer_its_configuration_is_refused_before_anything_is_written(tmp_path):
     bundle = make()
-    bundle.model.head = torch.nn.Linear(16, 5)
-    with pytest.raises(UsageError, match=r"head\.weight has shape \(5, 16\) instead of \(3, 16\)"):
+    bundle.model.norm = torch.nn.LayerNorm(5)
+    with pytest.raises(UsageError, match=r"norm\.bias has shape \(5,\) instead of \(16,\)"):
         vitrail.save(bundle, tmp_path / "one")
     assert list(tmp_path.iterdir()) == []
+
+
+HEADS = [
+    (torch.nn.Linear(15, 3), "got Linear(in_features=15, out_features=3, bias=True)"),
+    (torch.nn.Linear(16, 3, bias=False), "got Linear(in_features=16, out_features=3, bias=False)"),
+    (torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(16, 3)), "got Sequential."),
+    (torch.nn.Linear(16, 5), "Labels must be one for each of the model's 5 classes, got 3. Use dataclasses.replace("),
+    (torch.nn.Identity(), "Labels must be one for each of the model's 0 classes, got 3."),
+]
+
+
+@pytest.mark.parametrize(("head", "words"), HEADS, ids=lambda value: str(value)[:30])
+def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(tmp_path, head, words):
+    bundle = make()
+    bundle.model.head = head
+    with pytest.raises(UsageError) as caught:
+        vitrail.save(bundle, tmp_path / "one")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_assigned_head_sets_the_classes(tmp_path):
+    bundle = make(representation="tanh")
+    bundle.model.head = torch.nn.Linear(16, 2)
+    assert bundle.model.config.classes == 2
+    vitrail.save(dataclasses.replace(bundle, labels=("yes", "no")), tmp_path / "one")
+    loaded = vitrail.load(tmp_path / "one")
+    assert (loaded.labels, loaded.model.config.representation) == (("yes", "no"), "tanh")
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(loaded.model(images), bundle.model(images))
+
+
+@pytest.fixture
+def scored(tmp_path):
+    """A bundle with scores, loaded from a file."""
+    provenance = {"seed": 1, "scores": {"accuracy": 0.9}, "proofs": [{"library": "timm", "difference": 1e-6}]}
+    vitrail.save(dataclasses.replace(make(resize_rule="timm"), provenance=provenance), tmp_path / "scored")
+    return vitrail.load(tmp_path / "scored")
+
+
+def test_scores_stay_with_the_weights_they_were_measured_on(tmp_path, scored):
+    def written(bundle):
+        vitrail.save(bundle, tmp_path / "new", force=True)
+        return vitrail.load(tmp_path / "new")
+
+    assert written(scored).provenance == scored.provenance
+    assert list(scored.provenance) == ["seed", "scores", "proofs"]
+    assert "scores: {'accuracy': 0.9}" in (tmp_path / "new" / "README.md").read_text()
+    # Another model, in words of the documentation.
+    other = tiny(classes=2, resize_rule="timm")
+    replaced = dataclasses.replace(scored, model=other, labels=("yes", "no"))
+    assert replaced.provenance == written(replaced).provenance == {"seed": 1}
+    assert replaced.preprocess == scored.preprocess == written(replaced).preprocess
+    assert written(replaced).model.config.resize_rule == "timm"
+    # Scores that are given together with it are its own.
+    own = {**scored.provenance, "scores": {"accuracy": 0.5}}
+    judged = dataclasses.replace(scored, model=other, labels=None, provenance=own)
+    assert written(judged).provenance == {"seed": 1, "scores": {"accuracy": 0.5}}
+    # The same model, trained further in place.
+    with torch.no_grad():
+        scored.model.norm.bias += 1
+    assert written(scored).provenance == {"seed": 1}
+    assert "accuracy" not in (tmp_path / "new" / "README.md").read_text()
+
+
+def test_a_new_head_in_place_takes_the_scores_away(tmp_path, scored):
+    scored.model.reset_classifier(3)
+    assert "scores" not in dataclasses.replace(scored, labels=("x", "y", "z")).provenance
+    vitrail.save(scored, tmp_path / "new")
+    assert "scores" not in vitrail.load(tmp_path / "new").provenance
 
 
 def test_a_failing_write_keeps_what_was_there(tmp_path):

@@ -147,7 +147,7 @@ WRONG = [
     (["info", "ViT-B/16", "--resolution", "wide"], 2, "Resolution must be a number such as 384"),
     (["info", "ViT-B/16", "--resolution", "225"], 2, "Use 224 or 240."),
     (["info", "ViT-B/16", "--pool", "max"], 2, "Pool must be one of cls, gap, map, got 'max'."),
-    (["info", "vit_base_patch16_224"], 2, "Did you mean 'ViT-B/16'?"),
+    (["info", "vit-base-patch16-224"], 2, "Did you mean 'ViT-B/16'?"),
     (["info", "runs/nowhere/bundle"], 2, "a bundle that exists, got 'runs/nowhere/bundle'"),
     (["info", __file__], 2, "Bundle must be a folder, got the file"),
     (["info", "a" * 300], 2, "or a bundle that exists"),

@@ -306,10 +306,10 @@ def test_wrong_settings_are_one_line(changes, message):
     [
         ("vit-b/16", "ViT-B/16"),
         ("ViT-B16", "ViT-B/16"),
-        ("vit_base_patch16_224", "ViT-B/16"),
+        ("google/vit-base-patch16-224", "ViT-B/16"),
         ("ViT-Nan/7", "ViT-Nano/7"),
-        ("vit_giant_patch14_224", "ViT-g/14"),
-        ("vit_gigantic_patch14_224", "ViT-G/14"),
+        ("vit_giant_patch14", "ViT-g/14"),
+        ("vit_gigantic_patch14", "ViT-G/14"),
     ],
 )
 def test_unknown_names_get_a_suggestion(given, meant):

@@ -24,6 +24,7 @@ IN_ORDER = ("commands", "data", "train", "finetune", "evaluate", "predict", "pyt
 # Blocks that no test runs, by the reason that stands in a comment above them.
 NOT_RUN = {
     "lab": ["takes minutes to hours", "takes a minute"],
+    "python": ["needs DeiT's weights and photos, with which tests/test_surface.py runs it"],
     "scale": ["needs several processes and hours", "needs several machines"],
 }
 # Lines of bash that are not ours to run here: set-up, which other tests do.

@@ -1,5 +1,6 @@
 """Vitrail: the complete Vision Transformer.
 
+    vitrail.list_models("ViT*")                 names of models
     vitrail.create("ViT-B/16", classes=10)      a model by its published name
     vitrail.load(path), vitrail.save(bundle, path)
     vitrail.Classifier(path).predict(images)
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail.classifier import Classifier
+    from vitrail.configs.zoo import list_models
     from vitrail.errors import VitrailError
     from vitrail.images.preprocess import Preprocess
     from vitrail.models.create import create
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Bundle", "Classifier", "Preprocess", "VitrailError", "create", "load", "look", "save"]
+__all__ = ["Bundle", "Classifier", "Preprocess", "VitrailError", "create", "list_models", "load", "look", "save"]
 
 _HOMES = {
     "Bundle": "vitrail.weights.bundle",
@@ -29,6 +31,7 @@ _HOMES = {
     "Preprocess": "vitrail.images.preprocess",
     "VitrailError": "vitrail.errors",
     "create": "vitrail.models.create",
+    "list_models": "vitrail.configs.zoo",
     "load": "vitrail.weights.bundle",
     "look": "vitrail.models.look",
     "save": "vitrail.weights.bundle",

@@ -29,12 +29,18 @@ Answer = tuple[Named, np.ndarray] | VitrailError
 
 
 class Classifier:
-    """`Classifier("path/to/bundle").predict(["a.jpg", "b.jpg"])`, or with a `Bundle` that is already loaded.
+    """A bundle that predicts the classes of images: paths, Pillow images or arrays. The bundle is a path, or a `Bundle`
+    that is already loaded.
 
     Engine `onnx` runs a bundle on disk with ONNX Runtime: its ONNX file is made and verified on first use; after that,
     torch is not imported. `threads` is the number of computing threads (default: every core); `jpeg` overrides how the
     bundle's preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or the device of the
     model).
+
+        >>> classifier = vitrail.Classifier("fashion")
+        >>> (answer,) = classifier.predict([np.zeros((28, 28), np.uint8)], top_k=2)
+        >>> [sorted(one) for one in answer]
+        [['label', 'score'], ['label', 'score']]
     """
 
     def __init__(

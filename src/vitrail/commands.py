@@ -141,11 +141,22 @@ Flags = Annotated[Running, arg(name="")]
 AS_USUAL = Running()
 
 
-def models(*, json: Json = False) -> None:
-    """List all models with their parameters, multiply-accumulates and shapes."""
-    rows = [config.info() for config in zoo.MODELS.values()]
+def models(
+    pattern: Annotated[
+        str, tyro.conf.Positional, arg(metavar="[PATTERN]", help="Only names like this one: 'ViT*', '*/16'.")
+    ] = "*",
+    *,
+    json: Json = False,
+) -> None:
+    """List all models, or those that match a pattern, with their parameters, multiply-accumulates and shapes."""
+    names = zoo.list_models(pattern)
+    if not names:
+        starts = bool(zoo.list_models(f"{pattern}*"))
+        near = f" Did you mean {pattern + '*'!r}?" if starts else did_you_mean(pattern, zoo.list_models())
+        raise UsageError(f"Pattern must match the name of a model, got {pattern!r}.{near}")
     # Families of other packages are named without importing them; `info` knows the rest.
-    rows += [dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.added]
+    others = {name: dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.added}
+    rows = [zoo.MODELS[name].info() if name in zoo.MODELS else others[name] for name in names]
     if json:
         return print_json(rows)
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
@@ -170,6 +181,8 @@ def info(
 ) -> None:
     """Show the size and cost of a model. No weights are loaded."""
     config = _find_config(model)
+    for note in zoo.alias_notes(model):
+        say(f"note: {note}")
     changes: dict[str, Any] = {
         "resolution": None if resolution is None else _parse_resolution(resolution),
         "classes": classes,
@@ -713,7 +726,7 @@ def _some_images(data: str, count: int) -> list[Any]:
 
 def _find_config(model: str) -> ModelConfig:
     """The configuration of a model name, otherwise of the bundle at a path."""
-    if model in zoo.model_names():
+    if zoo.is_model(model):
         return zoo.find(model)
     try:
         exists = model in EMBEDDED or (bool(model) and Path(model).exists())
@@ -723,7 +736,7 @@ def _find_config(model: str) -> ModelConfig:
         return read_config(check_folder(model))
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{did_you_mean(model, zoo.model_names())}"
+        f"{did_you_mean(model, zoo.list_models())}"
     )
 
 

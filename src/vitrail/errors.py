@@ -7,7 +7,14 @@ from pathlib import Path
 
 
 class VitrailError(Exception):
-    """Base class of all errors. By itself: something is damaged or failed (exit code 1)."""
+    """Base class of all errors, whose message is one line. By itself: something is damaged or failed (exit code 1).
+
+    >>> try:
+    ...     vitrail.create("ViT-B/61")
+    ... except vitrail.VitrailError as error:
+    ...     print(error)
+    Model must be a name that `vitrail models` lists, got 'ViT-B/61'. Did you mean 'ViT-B/16'?
+    """
 
     exit_code = 1  # of the command line
 
@@ -56,7 +63,8 @@ def did_you_mean(given: str, known: Iterable[str] | Mapping[str, str]) -> str:
     suggested for its keys."""
     meant = known if isinstance(known, Mapping) else {name: name for name in known}
     plain = {_plain(name): name for name in meant}
-    near = [plain[name] for name in difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)]
+    near = [given] if given in meant else []
+    near = near or [plain[name] for name in difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)]
     near = near or difflib.get_close_matches(given, meant, n=1, cutoff=0.6)
     return f" Did you mean {meant[near[0]]!r}?" if near else ""
 

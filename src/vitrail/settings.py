@@ -21,13 +21,17 @@ class Settings:
 
     title: ClassVar[str] = "Settings"
     """Name of this group in error messages."""
+    called_elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Our names for the settings of other libraries, which an error suggests."""
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed and all checked."""
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                raise UsageError(f"Setting must be one of {', '.join(known)}, got {name!r}.{did_you_mean(name, known)}")
+                words = {theirs: ours for theirs, ours in self.called_elsewhere.items() if ours in known}
+                near = did_you_mean(name, {**words, **{ours: ours for ours in known}})
+                raise UsageError(f"Setting must be one of {', '.join(known)}, got {name!r}.{near}")
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def verify(folder: Path, names: Iterable[str]) -> None:
         if not path.is_file():
             raise DamagedError(path=path, cause="is missing", advice="Restore it from a copy.")
         try:
-            intact = _checksum(path) == files[name]
+            intact = checksum(path) == files[name]
         except OSError as error:
             raise DamagedError(path=path, cause=f"cannot be read ({_reason(error)})") from None
         if not intact:
@@ -283,7 +283,7 @@ def verify(folder: Path, names: Iterable[str]) -> None:
 
 def _write_manifest(folder: Path) -> None:
     every = (path for path in folder.rglob("*") if path.is_file())
-    files = {path.relative_to(folder).as_posix(): _checksum(path) for path in sorted(every)}
+    files = {path.relative_to(folder).as_posix(): checksum(path) for path in sorted(every)}
     write_json(folder / MANIFEST, {"files": files})
 
 
@@ -291,7 +291,8 @@ def _canonical(document: object) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -28,6 +28,24 @@ INFO_KEYS = (
 
 Output = Literal["classes", "pixels", "features"]
 
+# Of timm, transformers, torchvision and vit-pytorch.
+_CALLED_ELSEWHERE = {
+    "num_classes": "classes", "n_classes": "classes", "num_labels": "classes",
+    "img_size": "resolution", "image_size": "resolution", "input_size": "resolution",
+    "in_chans": "channels", "in_channels": "channels", "num_channels": "channels", "num_input_channels": "channels",
+    "patch_size": "patch", "patch_stride": "stride",
+    "embed_dim": "width", "hidden_size": "width", "hidden_dim": "width", "dim": "width",
+    "num_layers": "depth", "num_hidden_layers": "depth", "num_blocks": "depth",
+    "num_heads": "heads", "num_attention_heads": "heads",
+    "mlp_dim": "mlp", "mlp_ratio": "mlp", "intermediate_size": "mlp",
+    "global_pool": "pool", "pos_embed": "position", "reg_tokens": "registers", "num_register_tokens": "registers",
+    "no_embed_class": "class_position", "init_values": "layer_scale", "layerscale_value": "layer_scale",
+    "drop_rate": "dropout", "proj_drop_rate": "dropout", "hidden_dropout_prob": "dropout", "emb_dropout": "dropout",
+    "drop_path_rate": "drop_path", "stochastic_depth_prob": "drop_path", "patch_drop_rate": "token_drop",
+    "act_layer": "activation", "hidden_act": "activation", "layer_norm_eps": "norm_epsilon", "norm_layer": "norm",
+    "representation_size": "representation", "tokens_mlp_dim": "token_mlp", "channels_mlp_dim": "channel_mlp",
+}  # fmt: skip
+
 _SMALL = 64  # pixels: presets up to this size take the resolution of small images
 _MOST_NUMBERS = 2**28  # of one image: a gigabyte as 32-bit floats
 _MOST_TABLES = 2**29  # bytes
@@ -50,6 +68,7 @@ class ModelConfig(Settings):
     """Configuration of a model. Families add fields; parameters and MACs are counted without torch."""
 
     title: ClassVar[str] = "Model configuration"
+    called_elsewhere: ClassVar[Mapping[str, str]] = _CALLED_ELSEWHERE
     family: ClassVar[str]
     model: ClassVar[str]
     """The family's module, as `package.module:Class`."""

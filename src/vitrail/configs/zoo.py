@@ -1,8 +1,10 @@
 """Every model by its published name. `vitrail models` prints this file; nothing here needs torch."""
 
+import fnmatch
 from collections.abc import Iterator
 from itertools import chain
 
+from vitrail.configs.aliases import TIMM
 from vitrail.configs.base import FAMILIES, ModelConfig
 from vitrail.configs.hybrid import HybridConfig
 from vitrail.configs.igpt import IGPTConfig
@@ -142,21 +144,43 @@ def _small() -> Iterator[ModelConfig]:
 MODELS: dict[str, ModelConfig] = {config.name: config for config in chain(_published(), _small())}
 
 
-def model_names() -> list[str]:
-    """All model names: the built-in ones, and one for each family of another package."""
-    return [*MODELS, *FAMILIES.added]
+def list_models(pattern: str = "*") -> list[str]:
+    """The names of all models, or of those that match a pattern with `*` and `?`, in upper or lower case: the built-in
+    ones, and one for each family of another package.
+
+        >>> vitrail.list_models("ViT-B/*")
+        ['ViT-B/8', 'ViT-B/14', 'ViT-B/16', 'ViT-B/32']
+    """
+    if not isinstance(pattern, str):
+        raise UsageError(f"Pattern must be a text such as 'ViT*', got {pattern!r}.")
+    return [name for name in (*MODELS, *FAMILIES.added) if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
 
 
 def find(name: str) -> ModelConfig:
-    """The configuration of a model name. A family of another package has a single model of its own name, with its
-    defaults."""
+    """The configuration of a model name, ours or timm's. A family of another package has a single model of its own
+    name, with its defaults."""
     if name in MODELS:
         return MODELS[name]
+    if name in TIMM:
+        return MODELS[TIMM[name].name].replace(resolution=TIMM[name].resolution)
     if name in FAMILIES.added:
         return FAMILIES[name](name=name)
     raise UsageError(
-        f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), model_names())}"
+        f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), list_models())}"
     )
+
+
+def is_model(name: str) -> bool:
+    """Whether a model has this name, ours or timm's."""
+    return name in MODELS or name in TIMM or name in FAMILIES.added
+
+
+def alias_notes(name: str) -> tuple[str, ...]:
+    """What to tell the user who called a model by timm's name."""
+    if name not in TIMM:
+        return ()
+    ours, resolution = TIMM[name]
+    return (f"{name} is timm's name for {ours} at {resolution} px; timm's weights are not loaded",)
 
 
 def small(size: str, family: str) -> ModelConfig:

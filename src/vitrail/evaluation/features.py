@@ -23,8 +23,8 @@ from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
-from vitrail.models.base import AnyModel
-from vitrail.models.look import count_from, look
+from vitrail.models.base import AnyModel, count_from
+from vitrail.models.look import look
 from vitrail.storage import MANIFEST, atomic_folder, read_json, user_folder, verify, write_json
 from vitrail.weights.bundle import Bundle
 

@@ -31,7 +31,14 @@ _WHOLE_RESIZE = 32_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocess(Settings):
-    """Apply the EXIF orientation, resize, crop the centre, scale to 0..1, subtract `mean`, divide by `std`."""
+    """Apply the EXIF orientation, resize, crop the centre, scale to 0..1, subtract `mean`, divide by `std`.
+
+    Images are paths, Pillow images or arrays (height, width, channels) of bytes; the result is a batch for the model.
+
+        >>> preprocess = vitrail.Preprocess(resolution=(96, 96))
+        >>> preprocess([np.zeros((120, 160, 3), np.uint8)]).shape
+        torch.Size([1, 3, 96, 96])
+    """
 
     title: ClassVar[str] = "Preprocessing"
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import operator
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
@@ -82,6 +83,13 @@ class Role(NamedTuple):
     """Number of matrices stacked in it: 3 for queries, keys and values."""
 
 
+def count_from(what: str, number: int, count: int) -> int:
+    """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
+    if not -count <= number < count:
+        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {number}.")
+    return number % count
+
+
 def decays(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies to a parameter of this name."""
     return parameter.ndim >= 2 and name.rpartition(".")[2].startswith("weight")
@@ -118,7 +126,10 @@ class Model(nn.Module, Generic[Config]):
 
     config: Config
     head: nn.Linear
-    """The linear head; `nn.Identity` in a model without classes."""
+    """The linear head; `nn.Identity` in a model without classes. An `nn.Linear` of the same width may be assigned: the
+    configuration then has its number of classes."""
+    head_width: int = 0
+    """Width of the input of the head."""
     has_positional_weights = False
     """Whether weights depend on positions in the image, so that the model cannot be resized."""
     checkpoints_activations = False
@@ -131,6 +142,11 @@ class Model(nn.Module, Generic[Config]):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "head":
+            self._count_classes()
 
     def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
         """Logits (B, K), or features (B, D) of a model without a head. `seen` records intermediate results and does not
@@ -172,6 +188,7 @@ class Model(nn.Module, Generic[Config]):
 
     def make_head(self, width: int, *, bias: bool = True) -> nn.Linear:
         """The linear head; for a model without classes, `nn.Identity`."""
+        self.head_width = width
         if not self.config.classes:
             return cast(nn.Linear, nn.Identity())
         return nn.Linear(width, self.config.classes, bias=bias)
@@ -188,6 +205,134 @@ class Model(nn.Module, Generic[Config]):
         if seen is not None:
             seen.finish(pooled, logits)
         return logits
+
+    # The head
+
+    def reset_classifier(self, classes: int) -> None:
+        """Replace the head by a zero one for `classes` classes, in place, on the same device and in the same dtype. 0
+        leaves a model without a head.
+
+        The hidden layer of the pre-training head, if there is one, is dropped, and `config` says so. Create the
+        optimiser afterwards: the head has new parameters.
+
+            >>> model = vitrail.create("ViT-Nano/7", classes=1000)
+            >>> model.reset_classifier(2)
+            >>> model.config.classes, model(torch.zeros(1, 1, 28, 28)).tolist()
+            (2, [[0.0, 0.0]])
+        """
+        self.replace_head(classes)
+
+    def replace_head(self, classes: int) -> list[str]:
+        """`reset_classifier`, with notes about what else was dropped. Families with parts that only pre-training needs
+        drop them here."""
+        if not self.head_width:
+            raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
+        self.config = self.config.replace(classes=classes)
+        weight = next(self.parameters())
+        self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
+        self.zero_head()
+        return []
+
+    def _count_classes(self) -> None:
+        """Let the configuration follow an assigned head. What is not a linear layer of the right width changes nothing
+        and is refused when the model is saved; colours of a model that predicts pixels are no classes."""
+        known = {nn.Identity: 0}
+        if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
+            known[nn.Linear] = self.head.out_features
+        classes = known.get(type(self.head), self.config.classes)
+        if classes != self.config.classes and self.config.predicts != "pixels":
+            self.config = self.config.replace(classes=classes)
+
+    # What a model makes of images, besides logits
+
+    def observe(self, images: Tensor, layers: Iterable[int] | None = (), *, attention: bool = False) -> Seen:
+        """Run the model as it is, in its present mode and with gradients unless they are switched off, and return its
+        intermediate results. `layers` are those to record, from 0 (negative: from the last); None means all."""
+        seen = Seen(frozenset(self._pick(layers)), with_attention=attention)
+        self(images, seen)
+        return seen
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head reads of each image (B, D): the pooled output of the last layer, without a hidden layer of the
+        head. In the present mode, and with gradients.
+
+            >>> model = vitrail.create("ViT-Nano/7")
+            >>> model.features(torch.zeros(2, 1, 28, 28)).shape
+            torch.Size([2, 64])
+        """
+        return self.observe(images).steps["pooled"]
+
+    def layer_tokens(
+        self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
+    ) -> list[Tensor]:
+        """The output of each of these layers as a sequence (B, T, D), with [CLS] and registers first; of a CNN, its
+        places in raster order. `layers` count from 0 (negative: from the last); None means all.
+
+        With `normalise`, every output passes the norm that the last one passes on its way to the head (in a CNN, those
+        of as many channels). In the present mode, and with gradients.
+
+            >>> model = vitrail.create("ViT-Nano/7")
+            >>> first, last = model.layer_tokens(torch.zeros(2, 1, 28, 28), layers=(0, -1))
+            >>> last.shape
+            torch.Size([2, 17, 64])
+        """
+        outputs = self._outputs(images, layers, normalise)
+        return [output.flatten(2).transpose(1, 2) if output.ndim == 4 else output for output in outputs]
+
+    def feature_maps(
+        self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
+    ) -> list[Tensor]:
+        """`layer_tokens` without [CLS] and registers, where they stand in the image: (B, D, rows, columns).
+
+        Layers of a CNN have fewer places and more channels, the later they come.
+
+            >>> model = vitrail.create("ResNet-Nano")
+            >>> [list(one.shape) for one in model.feature_maps(torch.zeros(2, 1, 28, 28), layers=None)]
+            [[2, 8, 28, 28], [2, 16, 14, 14], [2, 32, 7, 7]]
+        """
+        return [self._as_map(output) for output in self._outputs(images, layers, normalise)]
+
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        """A layer's output after the norm that the last one passes on its way to the head; unchanged without one."""
+        return output
+
+    def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
+        """Tokens of patches, row by row."""
+        return tokens_BND
+
+    def _pick(self, layers: Iterable[int] | None) -> list[int]:
+        depth = self.config.depth
+        try:
+            chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
+        except TypeError:
+            raise UsageError(f"Layers must be a list of integers, got {layers!r}.") from None
+        return [count_from("Layer", layer, depth) for layer in chosen]
+
+    def _outputs(self, images_BCHW: Tensor, layers: Iterable[int] | None, normalise: bool) -> list[Tensor]:
+        """The outputs of these layers, in the order asked for."""
+        if self.config.grid is None:
+            raise UsageError(
+                "Tokens and feature maps must be of a family whose layers have places in the image, got family"
+                f" {self.config.family}. It has features()."
+            )
+        chosen = self._pick(layers)
+        steps = self.observe(images_BCHW, chosen).steps
+        found = {layer: steps[f"blocks.{layer}"] for layer in set(chosen)}
+        if normalise:
+            found = {layer: self.normalise_layer(output) for layer, output in found.items()}
+        return [found[layer] for layer in chosen]
+
+    def _as_map(self, output: Tensor) -> Tensor:
+        if output.ndim == 4:
+            return output
+        grid = self.config.grid or (1, 1)
+        patches_BND = output[:, self.config.prefix :]
+        if patches_BND.shape[1] != grid[0] * grid[1]:
+            raise UsageError(
+                f"Feature maps must have all {grid[0] * grid[1]} patches, got {patches_BND.shape[1]} because training"
+                " drops tokens. Call model.eval() first."
+            )
+        return self.in_raster_order(patches_BND).transpose(1, 2).unflatten(2, grid)
 
     # What other rooms ask
 
@@ -312,9 +457,8 @@ class Model(nn.Module, Generic[Config]):
     def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
         """A copy with a zero head for `classes` classes and without the parts that only pre-training needs; and notes
         about the changes."""
-        made = self.changed(drop=("head.",), classes=classes)
-        made.zero_head()
-        return made, []
+        made = self.changed()
+        return made, made.replace_head(classes)
 
     def adapt_channels(
         self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]

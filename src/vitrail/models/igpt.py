@@ -11,7 +11,7 @@ Shapes: B images, N pixels in raster order, D width, P colours, K classes.
 import contextlib
 import math
 from collections.abc import Callable, Generator
-from typing import Literal, Self, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -139,16 +139,20 @@ class IGPT(Model[IGPTConfig]):
         some = chance.permutation(len(pixels), seed, stream="palette pixels")[:_PIXELS]
         self.palette.copy_(cluster(pixels[torch.from_numpy(some)], self.config.palette, seed))
 
-    def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        return self.norm(output)
+
+    @torch.no_grad()
+    def replace_head(self, classes: int) -> list[str]:
         if self.config.output == "classes":
-            return super().with_new_head(classes)
+            return super().replace_head(classes)
+        self.config = self.config.replace(output="classes", classes=classes)
         # It read each pixel one place later, after a start token: what it learned of places moves along.
-        tensors = self.state_dict()
-        tensors["colour_embed.weight"] = tensors["colour_embed.weight"][:-1]
-        tensors["pos_embed"] = torch.cat([tensors["pos_embed"][:, 1:], tensors["pos_embed"][:, -1:]], dim=1)
-        made = self.changed(tensors, drop=("head.",), output="classes", classes=classes)
-        made.zero_head()
-        return made, ["the start token is dropped and positions shift by one"]
+        colours, positions = self.colour_embed.weight, self.pos_embed
+        self.colour_embed = nn.Embedding.from_pretrained(colours[:-1].clone(), freeze=not colours.requires_grad)
+        shifted = torch.cat([positions[:, 1:], positions[:, -1:]], dim=1)
+        self.pos_embed = nn.Parameter(shifted, requires_grad=positions.requires_grad)
+        return [*super().replace_head(classes), "the start token is dropped and positions shift by one"]
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair) -> "IGPT":

@@ -82,6 +82,9 @@ class LSTM(Model[LSTMConfig]):
         self.patch_embed.reindex(found[1])
         return True
 
+    def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
+        return tokens_BND[:, self.order.argsort()]
+
     def centre_token(self) -> int:
         return self.order.tolist().index(super().centre_token())
 

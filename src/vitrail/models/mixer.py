@@ -61,6 +61,9 @@ class Mixer(Model[MixerConfig]):
                 seen.keep(layer, x_BND)
         return self._classify(self.norm(x_BND).mean(dim=1), seen)
 
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        return self.norm(output)
+
     @torch.no_grad()
     def reindex(self, order: Tensor) -> bool:
         """Patches may stand in any order, and their pixels in any other that all share."""

@@ -58,6 +58,10 @@ class ResNet(Model[ResNetConfig]):
         x_BCHW = self.norm(x_BCHW)
         return self._classify(x_BCHW.mean(dim=(2, 3)), seen)
 
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        """Only outputs of the last stage have the channels of the norm."""
+        return self.norm(output) if output.shape[1] == self.config.width else output
+
     def _plain_stages(self) -> Iterator[Stage]:
         c = self.config
         inputs = c.base

@@ -32,6 +32,7 @@ from vitrail.models.layers import (
     make_norm,
     split_order,
 )
+from vitrail.models.look import evaluating
 from vitrail.models.positions import Position, attention_mask
 from vitrail.settings import Pair
 
@@ -330,9 +331,13 @@ class ViT(Model[ViTConfig]):
     def layer_pooling(self) -> str:
         return "[CLS] token" if self.config.pool == "cls" else "mean"
 
-    def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
+            return self.norm(output)
+
+    def replace_head(self, classes: int) -> list[str]:
         if self.config.representation == "none":
-            return super().with_new_head(classes)
-        made = self.changed(drop=("head.", "pre_logits."), classes=classes, representation="none")
-        made.zero_head()
-        return made, ["the hidden layer of the pre-training head is dropped"]
+            return super().replace_head(classes)
+        self.config = self.config.replace(classes=classes, representation="none")
+        del self.pre_logits
+        return [*super().replace_head(classes), "the hidden layer of the pre-training head is dropped"]

@@ -78,7 +78,7 @@ def train(
         if recipe.head_bias and made.head.bias is not None:
             torch.nn.init.constant_(made.head.bias, recipe.head_bias)
         made.prepare(lambda count: some_images(given.training, preprocess, count, options.seed), options.seed)
-        return Start(made, preprocess)
+        return Start(made, preprocess, notes=zoo.alias_notes(model))
 
     folder = RunFolder(output, resumes=resumes, force=force)
     return run(data, folder, recipe, options, start, quiet=quiet, command=command)

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import FORMAT, check_folder
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
@@ -28,13 +29,46 @@ from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import find_device
 from vitrail.settings import counted
-from vitrail.storage import atomic_folder, named_in_utf8, write_json
-from vitrail.weights.parts import Parts, check_provenance, read_parts
+from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
+from vitrail.weights.parts import Parts, read_parts
+
+_MEASURED = ("scores", "proofs")
+
+
+class Measured(NamedTuple):
+    """What a provenance claims of a model's answers, and of which model."""
+
+    claims: dict[str, Any]
+    """Its scores, and its proofs of equality with another library."""
+    config: ModelConfig
+    """Configuration of the model, this very object: a new head or another model has another one."""
+    weights: str = ""
+    """SHA-256 of its model.safetensors; empty if it was not loaded from one."""
+
+    def is_of(self, config: ModelConfig, weights: Path) -> bool:
+        """Whether the model with these weights is the one that was measured, as far as is known."""
+        return self.config is config and (not self.claims or not self.weights or checksum(weights) == self.weights)
+
+    def forget(self, provenance: dict[str, Any]) -> dict[str, Any]:
+        """The provenance without these claims. Others of the same names stay: whoever made them answers for them."""
+        return {
+            name: value for name, value in provenance.items() if name not in self.claims or self.claims[name] != value
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A model with its preprocessing, labels and provenance, which are checked against each other."""
+    """A model with its preprocessing, labels and provenance, which are checked against each other.
+
+    To change a part, make another bundle with `dataclasses.replace`: the preprocessing and the resize rule stay, and
+    scores and proofs of another model leave the provenance.
+
+        >>> bundle = vitrail.load("fashion")
+        >>> bundle.model.reset_classifier(2)
+        >>> shoes = dataclasses.replace(bundle, labels=("boot", "sandal"))
+        >>> shoes.preprocess == bundle.preprocess, "scores" in bundle.provenance, "scores" in shoes.provenance
+        (True, True, False)
+    """
 
     model: AnyModel
     preprocess: Preprocess
@@ -42,12 +76,19 @@ class Bundle:
     """The name of each class, in the order of the logits."""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Where the model comes from; anything that JSON can hold."""
+    measured: Measured | None = dataclasses.field(default=None, repr=False, compare=False)
+    """What the provenance's scores were measured on; by default, this model as it is now."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Model) or not isinstance(self.preprocess, Preprocess):
             kinds = f"{type(self.model).__name__} and {type(self.preprocess).__name__}"
             raise UsageError(f"Bundle must have a model from vitrail.create and a vitrail.Preprocess, got {kinds}.")
         object.__setattr__(self, "labels", self.parts.labels)
+        if self.measured is not None and self.measured.config is not self.model.config:
+            object.__setattr__(self, "provenance", self.measured.forget(self.provenance))
+            object.__setattr__(self, "measured", None)
+        if self.measured is None:
+            object.__setattr__(self, "measured", Measured(_claims(self.provenance), self.model.config))
 
     @property
     def parts(self) -> Parts:
@@ -58,28 +99,58 @@ class Bundle:
 
 
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
-    """Write `bundle` to the folder `path`, atomically. An existing path is refused unless `force`."""
+    """Write `bundle` to the folder `path`, atomically. An existing path is refused unless `force`.
+
+    All parts are checked again, because the model may have changed since the bundle was made. Scores and proofs that
+    were loaded with other weights are left out.
+
+        >>> vitrail.save(vitrail.load("fashion"), "copy")
+        >>> vitrail.load("copy").labels[:2]
+        ('Ankle boot', 'Bag')
+    """
     config = bundle.model.config
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bundle.model.state_dict().items()}
     # What is written must be what can be read: a model that was changed by hand no longer is what its settings say.
     with torch.device("meta"):
         expected = build(config)
+    _check_head(bundle.model, expected)
+    try:
+        parts = bundle.parts
+    except UsageError as error:
+        raise UsageError(f"{error} Use dataclasses.replace(bundle, model=..., labels=..., preprocess=...).") from None
     if broken := not_finite(tensors):
         raise UsageError(
             f"Model must have finite weights, got NaN or infinity in {', '.join(broken[:5])}. Did training diverge?"
         )
     if problems := _mismatch(expected, {name: Header(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}):
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
-    check_provenance(bundle.provenance)
     with atomic_folder(Path(path), force=force) as folder:
         extensions = {"extensions": config.extensions} if config.extensions else {}
         document = {"format": FORMAT, **extensions, **config.to_document()}
         write_json(folder / "config.json", document)
-        write_json(folder / "preprocess.json", bundle.preprocess.to_json())
-        write_json(folder / "labels.json", bundle.labels)
-        write_json(folder / "provenance.json", bundle.provenance)
-        (folder / "README.md").write_text(_model_card(bundle), encoding="utf-8")
+        write_json(folder / "preprocess.json", parts.preprocess.to_json())
+        write_json(folder / "labels.json", parts.labels)
         save_tensors(tensors, folder / "model.safetensors")
+        provenance = parts.provenance
+        if bundle.measured is not None and not bundle.measured.is_of(config, folder / "model.safetensors"):
+            provenance = bundle.measured.forget(provenance)
+        write_json(folder / "provenance.json", provenance)
+        (folder / "README.md").write_text(_model_card(config, provenance), encoding="utf-8")
+
+
+def _check_head(model: AnyModel, expected: AnyModel) -> None:
+    """Refuse a head that the configuration does not describe, in words that name it."""
+    head = model.head
+    if type(head) is not type(expected.head) or repr(head) != repr(expected.head):
+        got = head if type(head) is nn.Linear else type(head).__name__
+        raise UsageError(
+            f"Head must be nn.Linear({model.head_width}, classes), or nn.Identity() for no classes, got {got}. Use"
+            " model.reset_classifier(classes), or assign such a layer to model.head."
+        )
+
+
+def _claims(provenance: dict[str, Any]) -> dict[str, Any]:
+    return {name: provenance[name] for name in _MEASURED if name in provenance}
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -95,6 +166,10 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
 
     Every file is checked against the manifest, every tensor against the model. The header of the weights is compared
     with the model's shapes before memory is allocated for them.
+
+        >>> bundle = vitrail.load("fashion")
+        >>> bundle.model.config.name, bundle.preprocess.resolution
+        ('ViT-Fashion/4', (28, 28))
     """
     place = find_device(device)
     parts, folder = read_parts(path), check_folder(path)
@@ -121,7 +196,15 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     model = model.to(place).eval()
-    return Bundle(model=model, preprocess=parts.preprocess, labels=parts.labels, provenance=parts.provenance)
+    # What was verified above is the file that the manifest names.
+    recorded = read_json(folder / MANIFEST)["files"][weights.name]
+    return Bundle(
+        model=model,
+        preprocess=parts.preprocess,
+        labels=parts.labels,
+        provenance=parts.provenance,
+        measured=Measured(_claims(parts.provenance), model.config, recorded),
+    )
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -174,12 +257,11 @@ def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
     return "; ".join(sorted(problems)[:5]) + more
 
 
-def _model_card(bundle: Bundle) -> str:
+def _model_card(config: ModelConfig, provenance: dict[str, Any]) -> str:
     """The model card, with the front matter that model hubs read."""
-    info = bundle.model.config.info()
-    provenance = bundle.provenance
+    info = config.info()
     height, width = info["resolution"]
-    predicts = bundle.model.config.predicts
+    predicts = config.predicts
     tasks = {"classes": "image-classification", "pixels": "unconditional-image-generation"}
     task = tasks.get(predicts, "image-feature-extraction")
     use = 'print(vitrail.Classifier("path/to/this/folder").predict(["image.png"]))'

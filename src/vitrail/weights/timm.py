@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from vitrail.configs.aliases import TIMM
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.hybrid import HybridConfig
 from vitrail.configs.mixer import MixerConfig
@@ -29,18 +30,8 @@ from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, p
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 
-# timm's functions for what is more than a plain ViT, and the model they make.
-ARCHITECTURES = {
-    "R+ViT-Ti/16": "vit_tiny_r_s16_p8_224",
-    "R26+ViT-S/32": "vit_small_r26_s32_224",
-    "R50+ViT-B/16": "vit_base_r50_s16_224",
-    "R50+ViT-L/32": "vit_large_r50_s32_224",
-    **{f"Mixer-{size}/{patch}": f"mixer_{size.lower()}{patch}_224" for size in "SBL" for patch in (16, 32)},
-    **{
-        f"BiT-R{depth}x{factor}": f"resnetv2_{depth}x{factor}_bit"
-        for depth, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
-    },
-}
+# timm's function for each model, at the usual resolution.
+ARCHITECTURES = {alias.name: theirs for theirs, alias in TIMM.items() if alias.resolution == 224}
 
 
 class Timm(Vocabulary):

@@ -14,8 +14,7 @@ from vitrail.inspection.colours import sequential
 from vitrail.inspection.heads import reading
 from vitrail.inspection.panel import Context, Figure, Panel, rgb
 from vitrail.inspection.words import SHARED
-from vitrail.models.base import Layout, Seen
-from vitrail.models.look import count_from
+from vitrail.models.base import Layout, Seen, count_from
 from vitrail.pages.page import data_image
 from vitrail.pages.words import LANGUAGES, words_beside
 

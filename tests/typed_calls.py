@@ -1,0 +1,41 @@
+"""Right and wrong calls, as an editor sees them: `ty` must object to the lines marked `wrong` and to no others."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+import vitrail
+
+model = vitrail.create("ViT-B/16", classes=10, resolution=(96, 192), pool="gap", position_at=None)
+vitrail.create("R50+ViT-B/16", stem_layers=[3, 4, 9], registers=4, drop_path=0.1)
+vitrail.create("BiT-R50x1", layers=(3, 4, 6, 3), edges="zeros")
+others: dict[str, Any] = {"petals": 3}
+vitrail.create("extension", **others)
+vitrail.create("ViT-B/16", reslution=3)  # wrong
+vitrail.create("ViT-B/16", num_classes=10)  # wrong
+vitrail.create("ViT-B/16", classes="ten")  # wrong
+vitrail.create("ViT-B/16", pool="mean")  # wrong
+vitrail.create("ViT-B/16", resolution=(1, 2, 3))  # wrong
+vitrail.create("ViT-B/16", "ViT-L/16")  # wrong
+vitrail.create()  # wrong
+
+images = torch.zeros(1, 3, 96, 192)
+model.reset_classifier(2)
+model.reset_classifier("two")  # wrong
+features: torch.Tensor = model.features(images)
+maps: list[torch.Tensor] = model.feature_maps(images, layers=(0, -1), normalise=False)
+tokens: torch.Tensor = model.layer_tokens(images)  # wrong
+model.layer_tokens(images, layers=["last"])  # wrong
+attention = vitrail.look(model, images, gradients=True).attention[0].mean()
+vitrail.look(model, images, gradient=True)  # wrong
+
+names: list[str] = vitrail.list_models("ViT*")
+vitrail.list_models(["ViT*"])  # wrong
+bundle = vitrail.load("fashion")
+vitrail.save(dataclasses.replace(bundle, labels=("a", "b")), "folder", force=True)
+vitrail.save("folder", bundle)  # wrong
+vitrail.Bundle(model=model, preprocess=vitrail.Preprocess(), label=("a", "b"))  # wrong
+answers = vitrail.Classifier(bundle, threads=1).predict([images.numpy()], top_k=3)
+vitrail.Classifier(bundle).predict(["a.jpg"], topk=3)  # wrong
+vitrail.models("ViT*")  # wrong
