@@ -18,6 +18,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.training.finetune import finetune
 from vitrail.training.folder import RunFolder, State
+from vitrail.training.ranks import Ranks
 from vitrail.training.run import train
 
 RECIPE = Recipe(steps=2, batch=16)
@@ -183,3 +184,23 @@ def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(tmp_path, few
     (run / "bundle" / "photo.png").touch()
     with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
         train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
+
+
+def test_every_rank_takes_part_in_the_same_collectives(tmp_path, few, monkeypatch):
+    """One that the others do not join would wait for them, or for their end."""
+
+    class Noting(Ranks):
+        def __getattribute__(self, name):
+            if name in ("largest", "total", "from_first", "gather", "first_does"):
+                calls.append(name)
+            return is_first if name == "is_first" else super().__getattribute__(name)
+
+    asked = {}
+    recipe = RECIPE.replace(epochs=2, steps=None, patience=1)
+    monkeypatch.setattr("vitrail.training.run.join", lambda _: contextlib.nullcontext(Noting()))
+    for is_first in (True, False):
+        calls = asked[is_first] = []
+        output = tmp_path / f"{is_first}"
+        train(few, "ViT-Pico/2", output, recipe, ALONE, quiet=True, callback=lambda step: None)
+    assert asked[True] == asked[False]
+    assert asked[True].count("gather") > 4

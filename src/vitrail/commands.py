@@ -103,6 +103,13 @@ class Running:
     per_class: Annotated[
         int | None, arg(metavar="N", help="Train on at most N images of each class, chosen by the seed.")
     ] = None
+    patience: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Stop after N evaluations on the held-out images without a better one, and keep the best weights.",
+        ),
+    ] = None
     set: Annotated[
         tuple[str, ...],
         arg(
@@ -116,7 +123,7 @@ class Running:
 
     def change(self, recipe: Recipe) -> Recipe:
         """The recipe with the changes by flags."""
-        flags = {"learning_rate": self.lr, "batch": self.batch, "per_class": self.per_class}
+        flags = {"learning_rate": self.lr, "batch": self.batch, "per_class": self.per_class, "patience": self.patience}
         lengths = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
         given = {key: value for key, value in (flags | lengths).items() if value is not None}
         for key in (change.partition("=")[0] for change in self.set):

@@ -108,6 +108,9 @@ class Recipe(Settings):
     """Share of the training images held out for validation, if DATA has no val split; 0 is off."""
     evaluate_every: int = 1
     """Epochs between evaluations on the held-out images; the last epoch is always evaluated."""
+    patience: int | None = None
+    """End the run after this many evaluations on the held-out images without a better score, and keep the weights of
+    the best one. The learning rate follows the schedule of the whole length. None: train to the end, keep the last."""
     on_damage: Literal["error", "skip", "substitute"] = "error"
     """If an image cannot be read: stop the run, skip the image, or substitute the next one."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -135,6 +138,8 @@ class Recipe(Settings):
         check_integer("batch", self.batch, low=1, high=1_000_000)
         if self.per_class is not None:
             check_integer("per_class", self.per_class, low=1, high=10**9)
+        if self.patience is not None:
+            check_integer("patience", self.patience, low=1, high=10**9)
         check_integer("accumulate", self.accumulate, low=1, high=100_000)
         check_integer("least_steps", self.least_steps, low=0, high=10**9)
         check_integer("evaluate_every", self.evaluate_every, low=1, high=10**6)

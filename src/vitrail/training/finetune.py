@@ -27,6 +27,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.settings import Pair
 from vitrail.storage import MANIFEST, writable
+from vitrail.training.callback import Callback
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Result, run
 from vitrail.training.start import Given, Start, channels_of
@@ -48,6 +49,7 @@ def finetune(
     force: bool = False,
     quiet: bool = False,
     command: str = "",
+    callback: Callback | None = None,
 ) -> Result:
     """Fine-tune the bundle at a path on DATA. Only notes and progress are printed, to stderr, unless `quiet`."""
     if not OBJECTIVES[recipe.objective].classifies:
@@ -85,7 +87,7 @@ def finetune(
         return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged, body)
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(data, folder, recipe, options, start, quiet=quiet, command=command)
+    return run(data, folder, recipe, options, start, quiet=quiet, command=command, callback=callback)
 
 
 def _known_of(bundle: Bundle) -> dict[str, Any]:

@@ -30,12 +30,14 @@ from vitrail.errors import DamagedError, VitrailError
 from vitrail.images.augment import mix
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
+from vitrail.settings import counted
+from vitrail.training.callback import Callback, Step, asks_to_stop
 from vitrail.training.checkpoint import Checkpoint, save_checkpoint, steps_of, tidy
 from vitrail.training.objectives.base import Objective, Task, make_objective
 from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
 from vitrail.training.ranks import Ranks
 from vitrail.training.runlog import RunLog
-from vitrail.training.state import filled
+from vitrail.training.state import Ending, filled
 from vitrail.training.stop import Interrupted, Stop
 
 _LOG_EVERY = 10  # steps; a logged loss is the mean of as many
@@ -85,6 +87,9 @@ class Trainer:
         self.watch = self.load_to_evaluate(held_out) if held_out is not None else None
         self.step, self.total, self.seconds = 0, 0, 0.0
         self.best: dict[str, Any] | None = None
+        self._best_state: dict[str, Tensor] = {}
+        self.waited = 0
+        self.stopped: Ending | None = None
         self.start: dict[str, Any] | None = None
         self._start_head: dict[str, Tensor] = {}
         self.damaged: dict[str, str] = {}
@@ -162,15 +167,16 @@ class Trainer:
         state = filled(checkpoint.state)
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
         self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
-        self.start = state["start"]
+        self.start, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
         # They are sums over all ranks.
         parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
         self._losses.extend(parts)
 
     def _make_room(self, checkpoint: Checkpoint) -> None:
-        """Allocate every tensor that the checkpoint fills: the optimisers' state, the initial head. This changes the
-        weights."""
+        """Allocate every tensor that the checkpoint fills: the optimisers' state, the initial head, the best weights.
+        This changes the weights."""
         state = filled(checkpoint.state)
+        self._best_state = self._clone_kept() if self.recipe.patience and state["best"] is not None else {}
         self._start_head = self._clone_head() if state["start"] is not None else {}
         if state["left_out"] == checkpoint.step:
             for optimiser in self.optimisers:
@@ -183,6 +189,7 @@ class Trainer:
         if self.average:
             tensors |= {f"average/{name}": tensor for name, tensor in self.average.model.state_dict().items()}
         tensors |= {f"start/{name}": tensor for name, tensor in self._start_head.items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self._best_state.items()}
         return tensors | {f"memory/{name}/{entry}": tensor for name, entry, tensor in self._memory()}
 
     def _memory(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -235,6 +242,18 @@ class Trainer:
         """Replace the kept model by the initial one: `body` with the initial head."""
         self.kept.load_state_dict({**body.state_dict(), **self._start_head})
 
+    def return_to_best(self) -> bool:
+        """With patience, replace the kept model by the one that was best on the held-out images. Returns whether there
+        is one."""
+        if not self._best_state or self.best is None:
+            return False
+        self.kept_objective.load_state_dict(self._best_state)
+        self.latest = {name: number for name, number in self.best.items() if name != "step"}
+        return True
+
+    def _clone_kept(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.kept_objective.state_dict().items()}
+
     def _clone_head(self) -> dict[str, Tensor]:
         tensors = self.objective.model.state_dict()
         return {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("head.")}
@@ -282,9 +301,11 @@ class Trainer:
         stop: Stop,
         snapshot: Callable[[], None] | None = None,
         report: Callable[[], None] | None = None,
+        callback: Callback | None = None,
     ) -> None:
         """Train from the current step to the end. `state` goes into every checkpoint; the first rank calls `snapshot`
-        at log-spaced steps, and `report` after evaluations and checkpoints."""
+        at log-spaced steps and `report` after evaluations and checkpoints, and every rank `callback` after each
+        step."""
         checkpoints = folder / "checkpoints"
         snapshots = self._snapshot_steps() if snapshot is not None and self.ranks.is_first else frozenset()
         if snapshot is not None and self.step in snapshots:
@@ -316,16 +337,29 @@ class Trainer:
                 gradients = {"gradients": self.gradients} if self.options.gradients else {}
                 log.write("step", step=self.step, epoch=epoch, seconds=round(self.spent, 2), **shown, **gradients)
                 images, since = 0, now
-            if is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0):
+            is_judged = is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0)
+            if is_judged:
                 self.evaluate(epoch, log)
                 since = time.perf_counter()
+            problem = None
+            if callback is not None:
+                asks, problem = self._call(callback, epoch, done)
+                if asks and not is_end and self.stopped is None:
+                    self.stopped = "callback"
+                    if not is_judged:
+                        self.evaluate(epoch, log)
             if shown is not None:
                 log.progress(self.step, shown, "" if self.latest is None else self.objective.describe(self.latest))
-            if done.signal or is_epoch or done.is_due:
+            if self.stopped is not None:
+                self._write_stop(self.stopped, log)
+            if done.signal or is_epoch or done.is_due or self.stopped is not None or problem is not None:
                 self.collect_damage(log)
                 self.save(checkpoints, state, log, must=bool(done.signal))
                 if report is not None and self.ranks.is_first and not done.signal:
                     report()
+            if problem is not None:
+                log.write("callback-failed", step=self.step, error=f"{type(problem).__name__}: {problem}")
+                raise problem
             if done.signal:
                 name = signal.Signals(done.signal).name
                 log.write("stop", step=self.step, signal=name)
@@ -336,12 +370,12 @@ class Trainer:
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
         """This rank's batches with their epoch, from the current step to the end."""
-        while self.step < self.total:
+        while self.step < self.total and self.stopped is None:
             epoch, offset = divmod(self.step, self.loader.steps)
             with contextlib.closing(self.loader.epoch(epoch, start=offset)) as batches:
                 for batch in batches:
                     yield epoch, batch
-                    if self.step == self.total:
+                    if self.step == self.total or self.stopped is not None:
                         return
 
     def update(self, batch: Batch, stop: Stop | None = None) -> Done:
@@ -429,15 +463,55 @@ class Trainer:
     # What happens around a step
 
     def evaluate(self, epoch: int, log: RunLog) -> None:
-        """Evaluate the kept model; record the step if it is the best so far."""
-        found = self.examine()
+        """Evaluate the kept model; record the step if it is the best so far, and end the run if patience is over."""
+        found = self.ranks.from_first(self.examine())  # all ranks must come to the same end
         if found is None:
             return
         self.write_evaluation(epoch, found, log)
         is_finite = math.isfinite(found["score"]) and math.isfinite(found["loss"])
         if is_finite and (self.best is None or found["score"] > self.best["score"]):
-            self.best = {"step": self.step, **found}
+            self.best, self.waited = {"step": self.step, **found}, 0
+            if self.recipe.patience:
+                self._best_state = self._clone_kept()
+        else:
+            self.waited += 1
+        if self.recipe.patience and self.waited >= self.recipe.patience and self.step < self.total:
+            self.stopped = self.stopped or "patience"
         self.latest = found
+
+    def _call(self, callback: Callback, epoch: int, done: Done) -> tuple[bool, BaseException | None]:
+        """Call the user's function. Returns whether any rank asks to stop, and the error to raise if any rank has one:
+        all ranks then save a checkpoint first."""
+        (loss,) = self.ranks.total(done.loss)
+        asks, problem = False, None
+        self.objective.eval()
+        seen = Step(
+            step=self.step,
+            total=self.total,
+            epoch=epoch,
+            loss=loss if done.is_finite else math.nan,
+            learning_rate=self._rate(self.step - 1),
+            model=self.objective.model,
+            held_out=self.latest,
+        )
+        try:
+            asks = asks_to_stop(callback(seen))
+        except (Exception, SystemExit) as error:  # whatever it is, it is the user's own, and comes through
+            problem = error
+        asks, fails = map(bool, self.ranks.largest(asks, problem is not None))
+        if fails and problem is None:
+            problem = VitrailError("The callback of another rank raised an error; see its own error message.")
+        return asks, problem
+
+    def _write_stop(self, reason: Ending, log: RunLog) -> None:
+        """Record that the run ends before its last step."""
+        best = self.best["step"] if self.best is not None else None
+        log.write("stop", step=self.step, reason=reason, best=best)
+        why = "its callback asked for it"
+        if reason == "patience":
+            since = "no score was finite" if best is None else f"no better score than that of step {best}"
+            why = f"{since} in {counted(self.waited, 'evaluation')} on the held-out images"
+        log.say(f"stopped after step {self.step} of {self.total}: {why}")
 
     def write_evaluation(self, epoch: int, found: dict[str, Any], log: RunLog) -> None:
         """Write a line of `metrics.jsonl` for an evaluation at this step."""
@@ -483,6 +557,8 @@ class Trainer:
             "left_out": self.left_out,
             "seconds": round(self.spent, 1),
             "start": self.start,
+            "waited": self.waited,
+            "stopped": self.stopped,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
         }
         self._saved = time.monotonic()

@@ -21,6 +21,7 @@ from vitrail.errors import UsageError
 from vitrail.models.create import build
 from vitrail.settings import counted
 from vitrail.storage import writable
+from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.choice import Choice, choose
 from vitrail.training.folder import RunFolder
@@ -65,6 +66,7 @@ def train(
     force: bool = False,
     quiet: bool = False,
     command: str = "",
+    callback: Callback | None = None,
 ) -> Result:
     """Train a model of this name from scratch. Only notes and progress are printed, to stderr, unless `quiet`."""
     if recipe.head == "probe":
@@ -81,7 +83,7 @@ def train(
         return Start(made, preprocess, notes=zoo.alias_notes(model))
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(data, folder, recipe, options, start, quiet=quiet, command=command)
+    return run(data, folder, recipe, options, start, quiet=quiet, command=command, callback=callback)
 
 
 def run(
@@ -93,6 +95,7 @@ def run(
     *,
     quiet: bool,
     command: str,
+    callback: Callback | None = None,
 ) -> Result:
     """A run from any start: claim the folder, start or resume, train, evaluate, write the bundle and the report."""
     began = time.monotonic()
@@ -104,6 +107,11 @@ def run(
             torch.set_num_threads(options.threads)
         dataset = open_data(data)
         training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed, per_class=recipe.per_class)
+        if recipe.patience is not None and held_out is None:
+            raise UsageError(
+                f"Patience must have held-out images to watch, got none of {dataset.name!r}: give it a val split, or a"
+                " holdout above 0 and two images of a class."
+            )
 
         # The folder is held by the first rank to the end of the run: from now on if it exists, else from its claim.
         ranks.first_does(folder.check)
@@ -159,12 +167,14 @@ def run(
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)
-                log.say(f"going on after step {trainer.step} of {trainer.total}")
+                log.say(_goes_on(trainer))
             else:
                 _introduce(log, begin, dataset, training, held_out, trainer)
             state = {**agreed, **_circumstances(options, ranks), "origin": begin.origin}
-            trainer.run(folder.path, log, state, stop, _snapshots(trainer, folder, dataset), report.update)
+            snapshots = _snapshots(trainer, folder, dataset)
+            trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
 
+        is_best = trainer.return_to_best()
         choice = choose(trainer, begin, log)
         split = dataset.splits.get("test", held_out)
         judgement = _judge(trainer, split, log)
@@ -177,7 +187,7 @@ def run(
             model=trainer.kept.eval(),
             preprocess=trainer.preprocess,
             labels=dataset.labels if trainer.objective.classifies else None,
-            provenance=_provenance(trainer, begin, dataset, agreed["data"], choice, scores, command),
+            provenance=_provenance(trainer, begin, dataset, agreed["data"], choice, scores, command, is_best=is_best),
         )
         if ranks.is_first:
             if scores is not None:
@@ -187,6 +197,11 @@ def run(
             report.finish(bundle, judgement, shown)
             log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
     return Result(folder.path, bundle, scores, None if judgement is None else judgement.sentence, ranks.is_first)
+
+
+def _goes_on(trainer: Trainer) -> str:
+    where = f"after step {trainer.step} of {trainer.total}"
+    return f"going on {where}" if trainer.stopped is None else f"ended {where} by {trainer.stopped}: it does not go on"
 
 
 def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | None]:
@@ -311,6 +326,8 @@ def _provenance(
     choice: Choice | None,
     scores: dict[str, Any] | None,
     command: str,
+    *,
+    is_best: bool,
 ) -> dict[str, Any]:
     """Provenance of the bundle."""
     recipe = trainer.recipe
@@ -319,9 +336,10 @@ def _provenance(
         "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,
-        "weights": _which_weights(trainer, begin, choice),
+        "weights": _which_weights(trainer, begin, choice, is_best=is_best),
         **({} if choice is None else {"choice": choice.reason}),
         "steps": trainer.step,
+        **({} if trainer.stopped is None else {"stopped": f"by {trainer.stopped}, of {trainer.total} steps"}),
         "epochs": round(trainer.step / trainer.loader.steps, 3),
         "seed": trainer.options.seed,
         "ranks": trainer.ranks.count,
@@ -342,10 +360,14 @@ def _provenance(
     return provenance
 
 
-def _which_weights(trainer: Trainer, begin: Start, choice: Choice | None) -> str:
+def _which_weights(trainer: Trainer, begin: Start, choice: Choice | None, *, is_best: bool) -> str:
     if choice is not None and choice.kept == "start":
         return "as they began, with a head by least squares"
     if not trainer.total:
         return "as they began" if begin.probe is None else "as they began, with a head by least squares"
     average = trainer.recipe.average
-    return f"running average, decay {average}" if average else "last"
+    which = f"running average, decay {average}" if average else "last"
+    if not is_best or trainer.best is None:
+        return which
+    of = f" ({which})" if average else ""
+    return f"best on the held-out images, of step {trainer.best['step']}{of}"

@@ -3,13 +3,14 @@
 step total seconds losses                   progress; the losses of the last steps, null for skipped ones
 best start                                  the best evaluation, and the one before the first step
 damaged left_out                            damaged images, skipped steps
+waited stopped                              evaluations since the best one; what ended the run early
 bundle seed model preprocess recipe data    settings that a resumed run must have
 threads ranks device amp compile torch      what its last bits depend on
 origin                                      provenance of the weights, for the bundle
 """
 
 import json
-from typing import Any
+from typing import Any, Literal, get_args
 
 from vitrail.configs.base import read_model
 from vitrail.configs.recipe import Recipe
@@ -17,8 +18,12 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_integer, check_number, check_share, spoken
 
+Ending = Literal["patience", "callback"]
+ENDINGS = get_args(Ending)
+"""What can end a run before its last step for good: a resumed run does not go on."""
+
 # Fields that older versions did not write, and what was meant then.
-_NEWER: dict[str, Any] = {"left_out": 0, "start": None, "losses": []}
+_NEWER: dict[str, Any] = {"left_out": 0, "start": None, "losses": [], "waited": 0, "stopped": None}
 
 
 def filled(state: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +53,9 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
     check_integer("total", state["total"], low=1, high=10**9)
     check_integer("step", state["step"], low=1, high=state["total"])
     check_integer("left_out", state["left_out"], low=0, high=state["step"])
+    check_integer("waited", state["waited"], low=0, high=state["step"])
+    if state["stopped"] not in (None, *ENDINGS):
+        raise UsageError(f"Stopped must be null or one of {', '.join(ENDINGS)}, got {state['stopped']!r}.")
     check_number("seconds", state["seconds"], low=0, below=1e12)
     _check_best(state["best"], state["step"])
     _check_start(state["start"])

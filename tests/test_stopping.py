@@ -1,0 +1,245 @@
+"""Runs that end before their last step: by patience, by the user's callback, by a callback that raises."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError
+from vitrail.training.checkpoint import load_newest, steps_of
+from vitrail.training.loop import Trainer
+from vitrail.training.run import train
+
+# 30 images to train on in batches of 10: three steps an epoch, then an evaluation of 10 others.
+RECIPE = Recipe(epochs=8, batch=10, patience=2, average=0.9, model={"dropout": 0.1})
+OPTIONS = Options(workers=0, keep=99)
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Forty digits, ten of them held out."""
+    split = open_data("digits").splits["test"]
+    parts = {"train": split.take(np.arange(30), "train"), "val": split.take(np.arange(30, 40), "val")}
+    return Dataset("some digits", tuple("0123456789"), parts)
+
+
+def run(data, output, recipe=RECIPE, **more):
+    return train(data, "ViT-Pico/2", output, recipe, OPTIONS, quiet=True, **more)
+
+
+def events(output, kind):
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def weights(output):
+    return (output / "bundle" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Held-out scores by epoch, whatever the model answers."""
+
+    def script(scores):
+        def examine(self):
+            score = scores[self.step // self.loader.steps - 1]
+            return {"score": score, "loss": 1.0, "accuracy": score, "count": 10}
+
+        monkeypatch.setattr(Trainer, "examine", examine)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "steps", "best"),
+    [
+        ((0.1, 0.5, 0.4, 0.5, 0.9, 0.9, 0.9, 0.9), 2, 12, 6),  # a tie is not better
+        ((0.1, 0.5, 0.4, 0.6, 0.3, 0.2, 0.1, 0.9), 3, 21, 12),  # a better one starts the count again
+        ((0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0), 7, 24, 3),  # over at the last step: nothing was stopped
+        ((0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.7, 0.7), 9, 24, 12),  # never over, and still the best is kept
+        ((math.nan,) * 8, 1, 3, None),
+    ],
+)
+def test_patience_counts_evaluations_and_keeps_the_best_weights(few, tmp_path, scripted, scores, patience, steps, best):
+    scripted(scores)
+    seen, rates = {}, []
+
+    def remember(step):
+        rates.append(step.learning_rate)
+        seen[step.step] = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+
+    recipe = RECIPE.replace(patience=patience, average=0.0)
+    result = run(few, tmp_path / "run", recipe, callback=remember)
+    provenance = result.bundle.provenance
+    assert (provenance["steps"], len(seen)) == (steps, steps)
+    expected = seen[steps if best is None else best]
+    for name, tensor in load_file(tmp_path / "run" / "bundle" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+    is_early = steps < 24
+    stops = events(tmp_path / "run", "stop")
+    assert stops == ([{"event": "stop", "step": steps, "reason": "patience", "best": best}] if is_early else [])
+    assert provenance.get("stopped") == ("by patience, of 24 steps" if is_early else None)
+    assert provenance["weights"] == ("last" if best is None else f"best on the held-out images, of step {best}")
+    # The schedule is that of the whole length: the rate is far from its end.
+    assert (rates[-1] > 0.1 * max(rates)) == (steps < 20)
+
+
+def test_patience_needs_held_out_images(call, few, tmp_path):
+    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+    with pytest.raises(UsageError, match="Patience must have held-out images to watch, got none of 'training images'"):
+        run(alone, tmp_path / "run", RECIPE.replace(holdout=0.0))
+    words = ("digits", "--model", "ViT-Pico/2", "--epochs", 1, "--patience", 2, "--output", tmp_path / "run")
+    done = call("train", *words, "--set", "holdout=0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = call("train", *words[:-4], "--patience", 0, "--output", tmp_path / "run")
+    assert (done.returncode, "Patience must be an integer from 1 to" in done.stderr) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fine_tuning_chooses_between_the_head_by_least_squares_and_the_best_weights(call, tmp_path):
+    words = ("fashion", "digits", "--output", tmp_path / "run", "--recipe", "auto", "--patience", 1, "--lr", 0.05)
+    done = call("finetune", *words, "--epochs", 6, "--per-class", 3, "--batch", 8)
+    assert done.returncode == 0, done.stderr
+    (choice,), seen = events(tmp_path / "run", "choice"), events(tmp_path / "run", "evaluate")
+    assert choice["tuned"] == max(one["accuracy"] for one in seen if one["step"])
+    assert len(seen) < 7
+
+
+KILLED = """
+import os, signal, sys
+from test_stopping import few, run
+def die(step):
+    if step.step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+run(few.__wrapped__(), __import__("pathlib").Path(sys.argv[1]), callback=die)
+"""
+
+
+def test_killed_and_resumed_it_ends_at_the_same_step_with_the_same_bits(few, tmp_path):
+    """The weights that were best are from before the kill, and the count goes on where it was."""
+    whole = run(few, tmp_path / "whole")
+    assert whole.bundle.provenance["stopped"]
+    (stop,) = events(tmp_path / "whole", "stop")
+    output = tmp_path / "killed"
+    folder = os.path.dirname(__file__)  # noqa: PTH120
+    path = os.pathsep.join([folder, *sys.path])
+    words = [sys.executable, "-c", KILLED, str(output)]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert steps_of(output / "checkpoints") == [3, 6]
+    torch.set_num_threads(1)  # the run takes the number that it began with
+    run(few, output, resumes=True)
+    assert events(output, "stop") == [stop]
+    assert weights(output) == weights(tmp_path / "whole")
+    # Once more: it does not go on, and says so by nothing new but another resume.
+    run(few, output, resumes=True)
+    assert len(events(output, "step")) == len(events(tmp_path / "whole", "step"))
+    assert weights(output) == weights(tmp_path / "whole")
+
+
+RANKS = """
+import sys
+from pathlib import Path
+from test_stopping import RECIPE, few, run
+seen = []
+result = run(few.__wrapped__(), Path(sys.argv[1]), callback=lambda step: seen.append(step.loss))
+total = sum(float(tensor.double().sum()) for tensor in result.bundle.model.state_dict().values())
+sys.stdout.write(f"{len(seen)} {sum(seen)!r} {total!r}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_end_at_the_same_step_with_the_same_weights(few, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    script = tmp_path / "script.py"
+    script.write_text(RANKS)
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])  # noqa: PTH120
+    words = [*torchrun, str(random.randrange(20_000, 60_000)), str(script), str(tmp_path / "run")]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one, other = done.stdout.splitlines()
+    assert one == other
+    (stop,) = events(tmp_path / "run", "stop")
+    assert (stop["reason"], stop["step"]) == ("patience", int(one.split()[0]))
+
+
+def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):
+    plain = run(few, tmp_path / "plain")
+    seen = []
+
+    def look(step):
+        torch.manual_seed(len(seen))
+        step.model(torch.randn(2, 1, 8, 8)).sum().backward()  # its own use of the model and of chance
+        assert not step.model.training
+        seen.append(step)
+
+    watched = run(few, tmp_path / "watched", callback=look)
+    assert weights(tmp_path / "plain") == weights(tmp_path / "watched")
+    steps = plain.bundle.provenance["steps"]
+    assert [one.step for one in seen] == [*range(1, steps + 1)] == [*range(1, watched.bundle.provenance["steps"] + 1)]
+    assert [one.epoch for one in seen] == [step // 3 for step in range(steps)]
+    assert {one.total for one in seen} == {24}
+    assert seen[1].held_out is None
+    assert seen[2].held_out["accuracy"] == events(tmp_path / "watched", "evaluate")[0]["accuracy"]
+    logged = events(tmp_path / "watched", "step")[0]
+    assert logged["loss"] == pytest.approx(sum(one.loss for one in seen[:3]) / 3)
+    assert logged["learning_rate"] == seen[2].learning_rate
+    assert "Step(step=1, total=24, epoch=0, loss=" in repr(seen[0])
+    assert "LayerNorm" not in repr(seen[0])
+
+
+def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
+    output = tmp_path / "run"
+    recipe = RECIPE.replace(patience=None)
+    result = run(few, output, recipe, callback=lambda step: np.bool_(step.step == 5))
+    assert result.bundle.provenance["stopped"] == "by callback, of 24 steps"
+    assert events(output, "stop") == [{"event": "stop", "step": 5, "reason": "callback", "best": 3}]
+    assert [event["step"] for event in events(output, "evaluate")] == [3, 5]
+    assert steps_of(output / "checkpoints") == [3, 5]
+    assert load_newest(output / "checkpoints")[0].state["stopped"] == "callback"
+    before = weights(output)
+    shutil.rmtree(output / "bundle")  # as if it had been killed before its end
+    again = run(few, output, recipe, resumes=True)
+    assert again.bundle.provenance["steps"] == 5
+    assert weights(output) == before
+    # At the last step there is nothing to end.
+    whole = run(few, tmp_path / "whole", recipe, callback=lambda step: step.step == step.total)
+    assert "stopped" not in whole.bundle.provenance
+
+
+def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path):
+    whole = run(few, tmp_path / "whole")
+    error = KeyError("mine")
+
+    def fail(step):
+        if step.step == 4:
+            raise error
+
+    with pytest.raises(KeyError) as raised:
+        run(few, tmp_path / "run", callback=fail)
+    assert raised.value is error
+    assert steps_of(tmp_path / "run" / "checkpoints") == [3, 4]
+    (event,) = events(tmp_path / "run", "callback-failed")
+    assert event == {"event": "callback-failed", "step": 4, "error": "KeyError: 'mine'"}
+    resumed = run(few, tmp_path / "run", resumes=True)
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert resumed.bundle.provenance["steps"] == whole.bundle.provenance["steps"]
+
+
+@pytest.mark.parametrize("answer", [0.25, "stop", [], torch.tensor(True)])
+def test_a_callback_answers_in_truth_values(few, tmp_path, answer):
+    with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to go on, got"):
+        run(few, tmp_path / "run", callback=lambda _: answer)
