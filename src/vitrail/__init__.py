@@ -5,6 +5,7 @@
     vitrail.load(path), vitrail.save(bundle, path)
     vitrail.Classifier(path).predict(images)
     vitrail.look(model, images)                 intermediate results and attention
+    vitrail.train(data, "ViT-S/16", epochs=20)  and finetune, evaluate, predict: the commands as functions
 
 `import vitrail` is instant: torch is imported when one of these is first used.
 """
@@ -19,11 +20,26 @@ if TYPE_CHECKING:
     from vitrail.images.preprocess import Preprocess
     from vitrail.models.create import create
     from vitrail.models.look import look
+    from vitrail.tasks import evaluate, finetune, predict, train
     from vitrail.weights.bundle import Bundle, load, save
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Bundle", "Classifier", "Preprocess", "VitrailError", "create", "list_models", "load", "look", "save"]
+__all__ = [
+    "Bundle",
+    "Classifier",
+    "Preprocess",
+    "VitrailError",
+    "create",
+    "evaluate",
+    "finetune",
+    "list_models",
+    "load",
+    "look",
+    "predict",
+    "save",
+    "train",
+]
 
 _HOMES = {
     "Bundle": "vitrail.weights.bundle",
@@ -31,10 +47,14 @@ _HOMES = {
     "Preprocess": "vitrail.images.preprocess",
     "VitrailError": "vitrail.errors",
     "create": "vitrail.models.create",
+    "evaluate": "vitrail.tasks",
+    "finetune": "vitrail.tasks",
     "list_models": "vitrail.configs.zoo",
     "load": "vitrail.weights.bundle",
     "look": "vitrail.models.look",
+    "predict": "vitrail.tasks",
     "save": "vitrail.weights.bundle",
+    "train": "vitrail.tasks",
 }
 
 

@@ -80,9 +80,9 @@ class Classifier:
         return found
 
     def stream(
-        self, files: Sequence[str], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
+        self, files: Sequence[ImageLike], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield for each image file, in order and as soon as it is ready, `{"file", "predictions"}`, with
+        """Yield for each image (mostly a file), in order and as soon as it is ready, `{"file", "predictions"}`, with
         `features=True` also `"features"`, the input of the head; or `{"file", "error"}`. A model that does not classify
         has features and no predictions."""
         if not features:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
 
+from vitrail import tasks
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
@@ -21,7 +22,7 @@ from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.lab import FAMILIES as COMPARED
 from vitrail.configs.lab import QUESTIONS
 from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe, purpose, recipe_names, recipe_text
+from vitrail.configs.recipe import OBJECTIVES, find_recipe, purpose, recipe_names, recipe_text
 from vitrail.console import (
     cell,
     prediction_table,
@@ -37,7 +38,7 @@ from vitrail.console import (
 from vitrail.data.files import find_images, list_images
 from vitrail.data.sources import describe_sources, open_data
 from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
-from vitrail.settings import Settings, check_integer, spoken
+from vitrail.settings import Settings, check_integer
 
 if TYPE_CHECKING:
     from vitrail.lab.profile import Number
@@ -121,27 +122,21 @@ class Running:
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
     options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
 
-    def change(self, recipe: Recipe) -> Recipe:
-        """The recipe with the changes by flags."""
-        flags = {"learning_rate": self.lr, "batch": self.batch, "per_class": self.per_class, "patience": self.patience}
-        lengths = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
-        given = {key: value for key, value in (flags | lengths).items() if value is not None}
-        for key in (change.partition("=")[0] for change in self.set):
-            if key in given:
-                flag = "lr" if key == "learning_rate" else key.replace("_", "-")
-                raise UsageError(f"{spoken(key)} must be given once, got --{flag} and --set {key}.")
-        changes = [*self.set, *(f"{key}={given[key]!r}" for key in flags if key in given)]
-        return change_recipe(recipe, changes).with_length(**lengths)
-
     @property
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `train` and `finetune` in `vitrail.training`."""
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of `vitrail.train` and `vitrail.finetune`. Only they are quiet where nobody watches."""
+        same = {name: getattr(self, name) for name in _AS_KEYWORDS}
         return {
-            "options": Options(**dataclasses.asdict(self.options)),
-            "resumes": self.resume == "auto",
-            "force": self.force,
+            **same,
+            **dataclasses.asdict(self.options),
+            "settings": self.set,
+            "resume": self.resume == "auto",
+            "quiet": False,
             "command": shlex.join(["vitrail", *given_words.get()]),
         }
+
+
+_AS_KEYWORDS = ("epochs", "steps", "minutes", "lr", "batch", "per_class", "patience", "force")
 
 
 Flags = Annotated[Running, arg(name="")]
@@ -293,18 +288,11 @@ def train(
 
     Channels, classes and, for small presets, the resolution come from DATA. Use torchrun for several processes.
     """
-    chosen = find_recipe(recipe)
-    if objective is not None:
-        chosen = chosen.replace(objective=objective)
-    chosen = running.change(chosen)
-    if resolution is not None:
-        height, width = _parse_resolution(resolution)
-        sides = height if height == width else [height, width]
-        chosen = chosen.replace(model={**chosen.model, "resolution": sides})
-    zoo.find(model)
-    from vitrail.training.run import train as run  # imports torch, so only after the arguments were checked
-
-    _print_result(lambda: run(data, model, output, chosen, **running.settings))
+    size = None if resolution is None else _parse_resolution(resolution)
+    words = running.keywords
+    _print_result(
+        lambda: tasks.train(data, model, output=output, recipe=recipe, objective=objective, resolution=size, **words)
+    )
 
 
 def finetune(
@@ -335,15 +323,9 @@ def finetune(
     The head is kept if the classes are those of the bundle. Changes to the model are printed. It may be killed at any
     time: --resume auto continues.
     """
-    chosen = find_recipe(recipe)
-    if recipe in recipe_names():  # their preprocessing is for new models; here it is the bundle's
-        chosen = chosen.replace(preprocess={})
-    chosen = running.change(chosen)
     size = None if resolution is None else _parse_resolution(resolution)
-    check_folder(bundle)
-    from vitrail.training.finetune import finetune as run  # imports torch, so only after the arguments were checked
-
-    _print_result(lambda: run(bundle, data, output, chosen, resolution=size, **running.settings))
+    words = running.keywords
+    _print_result(lambda: tasks.finetune(bundle, data, output=output, recipe=recipe, resolution=size, **words))
 
 
 def _print_result(run: Callable[[], "Result"]) -> None:
@@ -352,7 +334,7 @@ def _print_result(run: Callable[[], "Result"]) -> None:
     except DamagedImageError as error:
         advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
         raise DamagedError(f"{error} {advice}", path=error.path) from None
-    if result.is_first:
+    if result.is_first and result.folder is not None:
         print_run(result.sentence, result.folder)
 
 
@@ -406,9 +388,7 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Evaluate a bundle on data: accuracy with its interval, top 5, calibration, each class."""
-    from vitrail.evaluation.protocols import evaluate as judge
-
-    scores = judge(
+    scores = tasks.evaluate(
         bundle,
         data,
         split,
@@ -423,7 +403,7 @@ def evaluate(
         seed=seed,
         cache=cache,
         device=device,
-    )
+    ).scores
     for note in scores["notes"]:
         say(f"note: {note}")
     return print_json(scores) if json else print_scores(scores)
@@ -471,19 +451,16 @@ def predict(
     """Classify images. Files that cannot be read are reported, the others classified; the exit code is then 1."""
     check_integer("top_k", top_k, low=1, high=10_000_000)
     from vitrail.classifier import Classifier, check_features_file, write_features
-    from vitrail.engines.base import cores
-    from vitrail.engines.choose import faster
+    from vitrail.engines.choose import check_engine, choose_engine
     from vitrail.weights.parts import read_parts
 
     if features is not None:
         check_features_file(features, force=force)
     paths = find_images(files, _lines_of_stdin())
-    if engine != "auto" and engine not in ENGINES:
-        raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {engine!r}.{did_you_mean(engine, ENGINES)}")
+    check_engine(engine)
     if features is None:
         read_parts(bundle, weights=False).check_classifies()
-    if engine == "auto":
-        engine = faster(bundle, len(paths), threads or cores(), device)
+    engine = choose_engine(engine, bundle, len(paths), threads, device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     show = print_json if json else prediction_table(paths, classifier.labels)
     found, errors = [], []

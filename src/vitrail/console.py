@@ -5,6 +5,8 @@ JSON through `json_text`, which escapes it but changes nothing.
 """
 
 import contextlib
+import html
+import importlib
 import json
 import math
 import sys
@@ -73,9 +75,35 @@ class Messages:
             self._stream.flush()
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook: no terminal, but what it displays can be updated in place."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class NotebookLine:
+    """A bar and a line of text in the output of a notebook's cell, updated in place. No message is worth ending a run,
+    so what cannot be displayed is not."""
+
+    def __init__(self) -> None:
+        self._display: Any = None
+
+    def show(self, text: str, share: float) -> None:
+        """Display the text and how much is done, from 0 to 1."""
+        bar = f'<progress value="{share:.4f}" style="vertical-align: middle"></progress>'
+        shown = {"text/plain": text, "text/html": f"{bar} <code>{html.escape(text)}</code>"}
+        with contextlib.suppress(Exception):
+            if self._display is None:
+                display = importlib.import_module("IPython.display").display
+                self._display = display(shown, raw=True, display_id=True)
+            else:
+                self._display.update(shown, raw=True)
+
+
 def say(line: str) -> None:
-    """Print a line to stderr."""
-    messages = Messages(sys.stderr)
+    """Print a line to stderr; in a notebook to stdout, because notebooks show stderr as if it were an error."""
+    messages = Messages(sys.stdout if in_notebook() else sys.stderr)
     messages.write(printable(line) + "\n")
     messages.flush()
 

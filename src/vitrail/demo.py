@@ -40,7 +40,7 @@ def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, ope
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     options = Options(seed=seed)
     result = train("digits", MODEL, output, recipe, options, resumes=resumes, force=force, command="vitrail demo")
-    print_run(result.sentence, result.folder)
+    print_run(result.sentence, output)
     _print("\n1. The model that was just trained, on held-out digits")
     _show(result.bundle, open_data("digits").splits["test"], output / "attention.png")
     _print("\n2. The embedded model, on 40 images of clothes that it has never seen")

@@ -11,14 +11,11 @@ Images X are one of these:
 
 import dataclasses
 import os
-import tempfile
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from vitrail.configs import zoo
-from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
@@ -26,8 +23,8 @@ from vitrail.errors import MissingError, UsageError
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import probe
-from vitrail.training.run import train
-from vitrail.weights.bundle import Bundle, load
+from vitrail.tasks import train
+from vitrail.weights.bundle import Bundle, open_bundle
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -101,7 +98,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
         if self.bundle is None:
             raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
         images = self._read_images(X, fitting=True)
-        self.bundle_ = _open(self.bundle)
+        self.bundle_ = open_bundle(self.bundle)
         self._n_features_out = self._extract(images.take(np.arange(1))).shape[1]
         return self
 
@@ -175,7 +172,7 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         if self.bundle is None:
             self.bundle_, self.probe_ = self._train(images), None
             return self
-        self.bundle_ = _open(self.bundle)
+        self.bundle_ = open_bundle(self.bundle)
         features = self._extract(images)
         self.probe_, self.penalty_ = probe(
             features, images.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
@@ -203,16 +200,15 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
     def _train(self, images: Split) -> Bundle:
         """`vitrail train` in a folder that is forgotten afterwards."""
         recipe = change_recipe(find_recipe(self.recipe), self.settings)
-        recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
         resolution = list(zoo.find(self.model).resolution)
-        recipe = recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model})
-        options = Options(seed=self.seed, workers=self.workers)
-        dataset = Dataset("in memory", tuple(map(str, self.classes_)), {"train": images})
-        with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
-            return train(
-                dataset, self.model, Path(folder) / "run", recipe, options, quiet=True, command="vitrail.sklearn"
-            ).bundle
-
-
-def _open(bundle: Any) -> Bundle:
-    return bundle if isinstance(bundle, Bundle) else load(bundle)
+        return train(
+            Dataset("in memory", tuple(map(str, self.classes_)), {"train": images}),
+            self.model,
+            epochs=self.epochs,
+            minutes=self.minutes,
+            recipe=recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model}),
+            seed=self.seed,
+            workers=self.workers,
+            quiet=True,
+            command="vitrail.sklearn",
+        ).bundle

@@ -23,6 +23,8 @@ def check_folder(bundle: str | Path) -> Path:
     """The folder of an existing bundle. The name of an embedded bundle takes precedence over a path of that name."""
     if isinstance(bundle, str) and bundle in EMBEDDED:
         return Path(str(resources.files("vitrail").joinpath("embedded", bundle)))
+    if not isinstance(bundle, str | os.PathLike):
+        raise UsageError(f"Bundle must be a path, a name or a vitrail.Bundle, got {type(bundle).__name__}.")
     path = Path(bundle)
     if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{did_you_mean(str(path), EMBEDDED)}")

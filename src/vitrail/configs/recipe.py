@@ -222,22 +222,30 @@ def purpose(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(line[2:].strip() for line in comment), maxsplit=1)[0]
 
 
-def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """The recipe with settings changed: `batch=64`, `augment.mixup=0.2`, `model.pool="gap"` (or `model.pool=gap`)."""
+def split_change(change: str) -> tuple[str, Any]:
+    """Key and value of `batch=64`, `augment.mixup=0.2`, `model.pool="gap"` (or `model.pool=gap`)."""
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {change!r}.")
+    try:
+        return key, _read_toml(f"value = {text}")["value"]
+    except ValueError:
+        return key, text
+
+
+def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> Recipe:
+    """The recipe with settings changed, each by a pair of key and value, or by a text as `split_change` reads it."""
     fields = recipe.to_json()
     changed: set[str] = set()
     for change in changes:
-        key, equals, text = change.partition("=")
+        key, value = split_change(change) if isinstance(change, str) else change
+        value = list(value) if isinstance(value, tuple) else value  # as a document has it
         table, _, name = key.rpartition(".")
-        if not equals or not name or table not in ("", "augment", "preprocess", "model"):
-            raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {change!r}.")
+        if not name or table not in ("", "augment", "preprocess", "model"):
+            raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {key!r}.")
         if key in changed:
             raise UsageError(f"Setting {key!r} must be given once, got it twice.")
         changed.add(key)
-        try:
-            value = _read_toml(f"value = {text}")["value"]
-        except ValueError:
-            value = text
         known = fields[table] if table else fields
         if table != "model" and table != "preprocess" and name not in known:
             raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, _keys(fields))}")
@@ -249,14 +257,14 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
 
 _LENGTHS = ("epochs", "steps", "minutes")
 # What other libraries call some settings, where the words are not alike.
-_OTHER_WORDS = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch", "ema": "average"}
+OTHER_WORDS = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch", "ema": "average"}
 
 
 def _keys(fields: dict[str, Any]) -> dict[str, str]:
     """The full key of every setting, by its name without the table."""
     in_model = {name: f"model.{name}" for name in model_settings()}
     in_augment = {name: f"augment.{name}" for name in fields["augment"]}
-    return in_model | in_augment | {name: name for name in fields} | _OTHER_WORDS
+    return in_model | in_augment | {name: name for name in fields} | OTHER_WORDS
 
 
 def recipe_names() -> list[str]:

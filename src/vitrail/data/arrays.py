@@ -1,5 +1,9 @@
 """Data sets from arrays of images and labels."""
 
+import os
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from vitrail.data.dataset import SPLITS, Dataset, Split
@@ -7,6 +11,50 @@ from vitrail.errors import DamagedError, UsageError
 
 _MOST_CLASSES = 10_000_000
 _LARGEST = np.iinfo(np.int64).max
+
+
+def dataset_in_memory(data: object) -> Dataset:
+    """A data set of a pair (images, labels), where images are pixels or paths of files, or of a mapping of arrays with
+    the names that an .npz file has."""
+    arrays: dict[str, Any]
+    match data:
+        case Mapping():
+            arrays = {str(name): array for name, array in data.items()}
+        case [images, labels] if isinstance(data, tuple | list):
+            arrays = {"images": images, "labels": labels}
+        case _:
+            raise UsageError(
+                "Data must be a path, a pair (images, labels), a mapping of arrays or a Dataset, got"
+                f" {type(data).__name__}."
+            )
+    if {"images", "labels"} <= arrays.keys() and _are_paths(arrays["images"]):
+        return _dataset_of_files([os.fspath(path) for path in arrays["images"]], _as_array("labels", arrays["labels"]))
+    return dataset_from_arrays({name: _as_array(name, array) for name, array in arrays.items()}, "arrays")
+
+
+def _are_paths(images: Any) -> bool:
+    is_list = isinstance(images, list | tuple) or getattr(images, "ndim", None) == 1
+    return is_list and len(images) > 0 and all(isinstance(image, str | os.PathLike) for image in images)
+
+
+def _dataset_of_files(paths: list[str], labels: np.ndarray) -> Dataset:
+    _check_labels(labels, "labels", len(paths), "arrays")
+    if missing := [path for path in paths if not os.path.exists(path)]:  # noqa: PTH110 - there may be millions
+        raise UsageError(f"Images must be files that exist, got {missing[0]!r}.")
+    names, (indices,) = _class_table([labels], None, "arrays")
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])  # noqa: PTH100, PTH120
+    return Dataset("files", names, {"all": Split("all", paths, indices)}, root=root)
+
+
+def _as_array(name: str, thing: Any) -> np.ndarray:
+    """A list, a tensor or a column of a table as an array; texts as numpy's texts."""
+    try:
+        array = np.asarray(thing)
+        if array.dtype.kind in "OT" and all(isinstance(one, str) for one in array.ravel()):
+            array = array.astype(str)
+    except (ValueError, TypeError, RuntimeError):
+        raise UsageError(f"{name} must be one array, got {type(thing).__name__} of several shapes or kinds.") from None
+    return array
 
 
 def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
@@ -34,16 +82,20 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     if len(shapes) > 1:
         raise DamagedError(path=name, cause=f"has images of different shapes in its splits: {sorted(shapes)}")
     for split, (images, labels) in pairs.items():
-        if labels.shape != (len(images),) or labels.dtype.kind not in "iuU" or not len(labels):
-            raise UsageError(
-                f"{keys[split][1]} must have an integer or a name for each image, got {labels.dtype} of shape"
-                f" {labels.shape} for {len(images)} images in {name!r}."
-            )
+        _check_labels(labels, keys[split][1], len(images), name)
     table, indices = _class_table([labels for _, labels in pairs.values()], arrays.get("classes"), name)
     splits = {
         split: Split(split, images, index) for (split, (images, _)), index in zip(pairs.items(), indices, strict=True)
     }
     return Dataset(name, table, splits)
+
+
+def _check_labels(labels: np.ndarray, key: str, count: int, name: str) -> None:
+    if labels.shape != (count,) or labels.dtype.kind not in "iuU" or not len(labels):
+        raise UsageError(
+            f"{key} must have an integer or a name for each image, got {labels.dtype} of shape {labels.shape} for"
+            f" {count} images in {name!r}."
+        )
 
 
 def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:

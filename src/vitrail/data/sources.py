@@ -1,7 +1,8 @@
 """Opening DATA, whatever its form."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from vitrail.data.base import Source
 from vitrail.data.built_in import Digits, Fashion40, FashionMnist
@@ -27,12 +28,20 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-def open_data(data: "str | Path | Dataset") -> "Dataset":
-    """The data set of a name or a path (see `SOURCES`). A `Dataset` is returned unchanged."""
+AnyData: TypeAlias = Union[str, Path, "Dataset", tuple[Any, Any], Mapping[str, Any]]
+"""What `open_data` opens: a name or a path, a `Dataset`, or data in memory (see `data.arrays.dataset_in_memory`)."""
+
+
+def open_data(data: AnyData) -> "Dataset":
+    """The data set of a name or a path (see `SOURCES`), or of arrays. A `Dataset` is returned unchanged."""
     from vitrail.data.dataset import Dataset
 
     if isinstance(data, Dataset):
         return data
+    if not isinstance(data, str | Path):
+        from vitrail.data.arrays import dataset_in_memory
+
+        return dataset_in_memory(data)
     try:
         for source in SOURCES:
             if source.recognises(data):

@@ -5,18 +5,40 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.configs.engines import ENGINES
 from vitrail.console import say
+from vitrail.engines.base import cores
 from vitrail.engines.cache import SPEED
-from vitrail.errors import DamagedError, VitrailError
+from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
 from vitrail.storage import atomic_file, read_json
 from vitrail.weights.parts import read_parts
+
+if TYPE_CHECKING:
+    from vitrail.weights.bundle import Bundle
 
 Speeds = dict[str, dict[str, float]]
 
 _ALWAYS, *_OTHERS = ENGINES
+
+
+def check_engine(name: str) -> None:
+    """Refuse a name that is neither an engine nor `auto`."""
+    if name != "auto" and name not in ENGINES:
+        raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {name!r}.{did_you_mean(name, ENGINES)}")
+
+
+def choose_engine(
+    name: str, bundle: "Bundle | str | Path", images: int, threads: int | None, device: str | None
+) -> str:
+    """The named engine; for `auto` the faster one for this number of images, which for a bundle in memory is torch."""
+    check_engine(name)
+    if name != "auto":
+        return name
+    if not isinstance(bundle, str | Path):
+        return _ALWAYS
+    return faster(str(bundle), images, threads or cores(), device or "cpu")
 
 
 def faster(path: str, images: int, threads: int, device: str = "cpu") -> str:

@@ -11,7 +11,7 @@ import torch
 from vitrail.engines.base import Engine, Outputs, Run
 from vitrail.models.base import Seen
 from vitrail.models.device import find_device
-from vitrail.weights.bundle import Bundle, load
+from vitrail.weights.bundle import Bundle, open_bundle
 
 
 class TorchEngine(Engine):
@@ -27,7 +27,7 @@ class TorchEngine(Engine):
 
     @classmethod
     def open(cls, bundle: Bundle | str | Path, device: str | None = None) -> Self:
-        return cls(load(bundle) if isinstance(bundle, str | Path) else bundle, device)
+        return cls(open_bundle(bundle), device)
 
     @contextlib.contextmanager
     def running(self, threads: int | None) -> Generator[Run]:

@@ -18,15 +18,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from vitrail.configs.bundle import check_folder
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, count_from
 from vitrail.models.look import look
-from vitrail.storage import MANIFEST, atomic_folder, read_json, user_folder, verify, write_json
-from vitrail.weights.bundle import Bundle
+from vitrail.storage import atomic_folder, read_json, user_folder, verify, write_json
+from vitrail.weights.bundle import Bundle, bundle_key
 
 _FILES = ("features.safetensors", "key.json")
 
@@ -87,20 +86,21 @@ class FeatureStore:
     def __init__(
         self,
         bundle: Bundle,
-        path: str | Path,
+        path: str | Path | Bundle,
         *,
         layer: int | None = None,
         folder: str | Path | None = None,
         workers: int = 2,
     ) -> None:
-        """`path` is where `bundle` was loaded from; `folder` is the cache, by default in the user's cache folder."""
+        """`path` is where `bundle` was loaded from, or `bundle` itself; `folder` is the cache, by default in the user's
+        cache folder."""
         self.bundle, self.workers = bundle, workers
         self.layer = None if layer is None else count_from("Layer", layer, bundle.model.config.depth)
         self.folder = user_folder() / "features" if folder is None else Path(folder)
         self.hits = 0
         self.notes: list[str] = []
         """Notes for the user: features that were damaged or could not be stored."""
-        self._manifest = hashlib.sha256((check_folder(path) / MANIFEST).read_bytes()).hexdigest()
+        self._manifest = bundle_key(path)
         if folder is not None:
             _check_writable(self.folder)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
+from vitrail.data.sources import AnyData, open_data
 from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.features import FeatureStore, pooling
@@ -18,7 +18,7 @@ from vitrail.evaluation.metrics import mean_interval, score
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_integer
-from vitrail.weights.bundle import Bundle, load
+from vitrail.weights.bundle import Bundle, open_bundle
 from vitrail.weights.parts import OVERFLOWS
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
@@ -34,13 +34,13 @@ _SETTINGS: dict[Protocol, tuple[str, ...]] = {
 
 
 def evaluate(
-    bundle: str | Path,
-    data: str,
+    bundle: Bundle | str | Path,
+    data: AnyData,
     split: str | None = None,
     *,
     protocol: Protocol = "classify",
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
@@ -55,14 +55,14 @@ def evaluate(
             fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
             raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
     if protocol == "classify":
-        return classify(load(bundle, device=device), data, split, workers=workers)
+        return classify(open_bundle(bundle, device=device), data, split, workers=workers)
     reading = {name: given[name] for name in _READING if name in given}
     examples = read_examples(bundle, data, split, workers=workers, device=device, **reading)
     judge = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
     return judge(examples, **{name: given[name] for name in own if name in given})
 
 
-def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
+def classify(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
     """All scores of the bundle's own predictions on a split; each image counts exactly once."""
     bundle.parts.check_classifies()
     dataset = open_data(data)
@@ -85,7 +85,7 @@ def classify(bundle: Bundle, data: str, split: str | None, *, batch: int = 64, w
         raise DamagedError(OVERFLOWS)
     return {
         "protocol": "classify",
-        "data": data,
+        "data": dataset.name,
         "split": chosen.name,
         "labels_matched": how,
         "notes": notes,
@@ -112,27 +112,27 @@ class Examples:
 
 
 def read_examples(
-    bundle: str | Path,
-    data: str,
+    bundle: Bundle | str | Path,
+    data: AnyData,
     split: str | None = None,
     *,
     layer: int | None = None,
     seed: int = 0,
     cache: str | Path | None = None,
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Examples:
     """Features of the training images (`train`) and of the test images (`test`, otherwise `val`).
 
     If DATA has no splits, the test images are those that training with this seed would hold out.
     """
-    loaded = load(bundle, device=device)
+    loaded = open_bundle(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
     dataset = open_data(data)
     training, judged = divide(dataset, split, seed)
     features, asked = store.of(training), store.of(judged)
     about = {
-        "data": data,
+        "data": dataset.name,
         "split": judged.name,
         "train_count": len(training),
         "layer": store.layer,

@@ -6,7 +6,6 @@ on the frozen model's features, from which training continues (arXiv 2202.10054)
 images is kept. All changes to the bundle are printed.
 """
 
-import hashlib
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
-from vitrail.data.dataset import Dataset
+from vitrail.data.sources import AnyData
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.labels import match_labels
@@ -26,20 +24,20 @@ from vitrail.evaluation.transfer import Linear, ridge_head
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.settings import Pair
-from vitrail.storage import MANIFEST, writable
+from vitrail.storage import writable
 from vitrail.training.callback import Callback
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Result, run
 from vitrail.training.start import Given, Start, channels_of
-from vitrail.weights.bundle import Bundle, load
+from vitrail.weights.bundle import Bundle, bundle_key, open_bundle
 
 # Settings that matter in training alone: a recipe may change them in a model that exists.
 _IN_TRAINING = ("dropout", "drop_path", "token_drop")
 
 
 def finetune(
-    bundle: str | Path,
-    data: str | Path | Dataset,
+    bundle: Bundle | str | Path,
+    data: AnyData,
     output: str | Path,
     recipe: Recipe,
     options: Options,
@@ -51,12 +49,12 @@ def finetune(
     command: str = "",
     callback: Callback | None = None,
 ) -> Result:
-    """Fine-tune the bundle at a path on DATA. Only notes and progress are printed, to stderr, unless `quiet`."""
+    """Fine-tune a bundle, which stays as it is, on DATA. Only notes and progress are printed, unless `quiet`."""
     if not OBJECTIVES[recipe.objective].classifies:
         raise UsageError(f"Fine-tuning must have an objective that learns classes (classify), got {recipe.objective}.")
     if recipe.head_bias:
         raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
-    loaded = load(bundle)
+    loaded = open_bundle(bundle)
     decays = loaded.model.has_ordered_blocks
     if not decays:
         recipe = recipe.replace(layer_decay=1.0)
@@ -76,10 +74,9 @@ def finetune(
                 f" interval {low:.1%} to {high:.1%})",
             )
         known = _known_of(loaded)
-        manifest = hashlib.sha256((check_folder(bundle) / MANIFEST).read_bytes()).hexdigest()
-        origin = {
-            "finetuned_from": {"bundle": writable(str(bundle)), "manifest": manifest, "changes": list(notes), **known}
-        }
+        manifest = bundle_key(bundle)
+        name = "in memory" if isinstance(bundle, Bundle) else writable(str(bundle))
+        origin = {"finetuned_from": {"bundle": name, "manifest": manifest, "changes": list(notes), **known}}
 
         def body() -> AnyModel:
             return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]

@@ -55,7 +55,7 @@ class RunFolder:
     def __init__(self, path: str | Path, *, resumes: bool, force: bool) -> None:
         if resumes and force:
             raise UsageError(
-                "A run must be resumed or overwritten, got both --resume and --force (in Python: resumes=True and"
+                "A run must be resumed or overwritten, got both --resume and --force (in Python: resume=True and"
                 " force=True)."
             )
         self.path, self._resumes, self._force = Path(path), resumes, force
@@ -90,7 +90,7 @@ class RunFolder:
         elif state.is_run and not self._force:
             raise UsageError(
                 f"Output must not exist yet, got the run {str(self.path)!r}. Go on with it by --resume auto, choose"
-                " another path, or overwrite it with --force (in Python: resumes=True, force=True)."
+                " another path, or overwrite it with --force (in Python: resume=True, force=True)."
             )
         elif state is State.FOREIGN:
             raise UsageError(

@@ -16,7 +16,7 @@ from vitrail.configs.recipe import OBJECTIVES, Recipe, write_toml
 from vitrail.console import say, say_nothing
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import open_data
+from vitrail.data.sources import AnyData, open_data
 from vitrail.errors import UsageError
 from vitrail.models.create import build
 from vitrail.settings import counted
@@ -28,10 +28,11 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement
 from vitrail.training.ranks import Ranks, join
-from vitrail.training.report import Report
+from vitrail.training.report import Report, read_events
 from vitrail.training.resume import resume
 from vitrail.training.runlog import RunLog
 from vitrail.training.start import Given, Start, make_preprocess, resolve_model, some_images
+from vitrail.training.state import Ending
 from vitrail.training.stop import Stop
 from vitrail.weights.bundle import Bundle, save
 
@@ -39,24 +40,48 @@ _FITTED = 1000  # training images that tell how well they are learned
 _ENOUGH_EPOCHS, _ENOUGH_STEPS = 5, 20  # worth training after a head by least squares, though below `least_steps`
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """The result of a run."""
 
-    folder: Path
-    """RUN, with config.toml, metrics.jsonl, checkpoints, bundle and report.html."""
+    folder: Path | None
+    """RUN, with config.toml, metrics.jsonl, checkpoints, bundle and report.html; None if it was temporary."""
     bundle: Bundle
+    """The model, ready to use."""
     scores: dict[str, Any] | None
     """Scores on the test images, otherwise on the held-out ones (see `split`); None if there are neither, or if the
     objective has no final evaluation."""
     sentence: str | None
     """The scores as a sentence."""
+    steps: int
+    """Number of steps done."""
+    total: int
+    """Number of steps of the whole length; more than `steps` if the run was `stopped`."""
+    stopped: Ending | None
+    """What ended the run before its last step: patience, callback or nothing."""
+    seconds: float
+    """Duration of the run, including interrupted parts."""
+    history: list[dict[str, Any]]
+    """The lines of metrics.jsonl: losses, held-out scores and the rest, each with its `event` and `step`."""
     is_first: bool = True
     """Whether this process wrote the folder: with several ranks, one of them does."""
 
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test images, otherwise on the held-out ones."""
+        return None if self.scores is None else self.scores.get("accuracy")
+
+    def __repr__(self) -> str:
+        parts = [self.sentence] if self.sentence else []
+        parts.append(f"{counted(self.steps, 'step')} in {self.seconds:.1f} s")
+        if self.stopped is not None:
+            parts.append(f"stopped by {self.stopped} before the last of {self.total:,}")
+        parts += [] if self.folder is None else [str(self.folder)]
+        return f"Result({'; '.join(parts)})"
+
 
 def train(
-    data: str | Path | Dataset,
+    data: AnyData,
     model: str,
     output: str | Path,
     recipe: Recipe,
@@ -87,7 +112,7 @@ def train(
 
 
 def run(
-    data: str | Path | Dataset,
+    data: AnyData,
     folder: RunFolder,
     recipe: Recipe,
     options: Options,
@@ -196,7 +221,18 @@ def run(
             shown = trainer.loader.split if split is None else split
             report.finish(bundle, judgement, shown)
             log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
-    return Result(folder.path, bundle, scores, None if judgement is None else judgement.sentence, ranks.is_first)
+    return Result(
+        folder=folder.path,
+        bundle=bundle,
+        scores=scores,
+        sentence=None if judgement is None else judgement.sentence,
+        steps=trainer.step,
+        total=trainer.total,
+        stopped=trainer.stopped,
+        seconds=bundle.provenance["seconds"],
+        history=read_events(folder.path / "metrics.jsonl") if ranks.is_first else [],
+        is_first=ranks.is_first,
+    )
 
 
 def _goes_on(trainer: Trainer) -> str:

@@ -12,11 +12,12 @@ from typing import Any, BinaryIO, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitrail.console import Messages, Say, clock, json_text, printable, say, say_nothing
+from vitrail.console import Messages, NotebookLine, Say, clock, in_notebook, json_text, printable, say, say_nothing
 from vitrail.settings import counted
 from vitrail.training.events import EventFile
 
 _PLAIN_SECONDS = 10  # between plain lines
+_NOTEBOOK_SECONDS = 0.2  # between changes of a notebook's line
 _SHORTEST_BAR, _LONGEST_BAR = 5, 40  # columns
 
 
@@ -29,6 +30,7 @@ class RunLog:
         self._began = self._spoken = time.monotonic()
         self._first: int | None = None
         self._progress: Progress | None = None
+        self._notebook: NotebookLine | None = None
         if writes:
             self._metrics = (folder / "metrics.jsonl").open("a+b", buffering=0)
             self._is_torn = _ends_torn(self._metrics)
@@ -36,7 +38,9 @@ class RunLog:
             self._lost = 0
 
     def __enter__(self) -> Self:
-        if self._tell is say and sys.stderr.isatty():
+        if self._tell is say and in_notebook():
+            self._notebook = NotebookLine()
+        elif self._tell is say and sys.stderr.isatty():
             self._bar = BarColumn()
             columns = (TextColumn("{task.completed}/{task.total}"), self._bar, TextColumn("{task.description}"))
             console = Console(file=Messages(sys.stderr))  # ty: ignore[invalid-argument-type]
@@ -114,11 +118,14 @@ class RunLog:
             room = self._progress.console.width - len(f"{step}/{self.total}") - 2
             line, self._bar.bar_width = _fit(parts, room)
             self._progress.update(self._task, completed=step, description=line)
-        elif now - self._spoken >= _PLAIN_SECONDS or step == self.total:
+            return
+        between = _PLAIN_SECONDS if self._notebook is None else _NOTEBOOK_SECONDS
+        if now - self._spoken >= between or step == self.total:
             self._spoken = now
             if held_out:
                 parts["held-out"] = f"held-out {held_out}"
-            self.say(f"step {step}/{self.total}  {'  '.join(parts.values())}")
+            line = f"step {step}/{self.total}  {'  '.join(parts.values())}"
+            self.say(line) if self._notebook is None else self._notebook.show(line, step / self.total)
 
 
 def _fit(parts: dict[str, str], room: int) -> tuple[str, int]:

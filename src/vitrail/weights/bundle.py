@@ -10,6 +10,7 @@ manifest.json       SHA-256 of every file above
 """
 
 import dataclasses
+import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,16 @@ class Bundle:
         return Parts(
             config=self.model.config, preprocess=self.preprocess, labels=self.labels, provenance=self.provenance
         )
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that its answers depend on: settings, preprocessing, labels and weights."""
+        known = [self.model.config.to_document(), self.preprocess.to_json(), self.labels]
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            plain = tensor.detach().cpu().contiguous()
+            digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+            digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
@@ -205,6 +216,22 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         provenance=parts.provenance,
         measured=Measured(_claims(parts.provenance), model.config, recorded),
     )
+
+
+def open_bundle(bundle: Bundle | str | Path, *, device: str | None = None) -> Bundle:
+    """The bundle at a path or of a name, on the device or the CPU; a `Bundle` as it is, moved if a device is given."""
+    if not isinstance(bundle, Bundle):
+        return load(bundle, device=device or "cpu")
+    if device is not None:
+        bundle.model.to(find_device(device))
+    return bundle
+
+
+def bundle_key(bundle: Bundle | str | Path) -> str:
+    """SHA-256 of a bundle's manifest; of the parts of one that is in memory."""
+    if isinstance(bundle, Bundle):
+        return bundle.fingerprint()
+    return hashlib.sha256((check_folder(bundle) / MANIFEST).read_bytes()).hexdigest()
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

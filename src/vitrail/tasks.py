@@ -1,0 +1,446 @@
+"""`vitrail.train`, `finetune`, `evaluate` and `predict`: each command as a function, and what it returns.
+
+The commands call these functions. torch is imported only when the arguments have been checked.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from vitrail.configs import zoo
+from vitrail.configs.bundle import check_folder
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_recipe, recipe_names, split_change
+from vitrail.console import in_notebook
+from vitrail.data.files import find_images
+from vitrail.errors import UsageError, did_you_mean
+from vitrail.settings import check_integer, spoken
+
+if TYPE_CHECKING:
+    from vitrail.data.sources import AnyData
+    from vitrail.evaluation.protocols import Protocol
+    from vitrail.images.preprocess import ImageLike
+    from vitrail.training.callback import Callback
+    from vitrail.training.run import Result
+    from vitrail.weights.bundle import Bundle
+
+
+class RunOptions(TypedDict, total=False):
+    """The less usual keywords of `train` and `finetune`, with the meaning of the flags of these names."""
+
+    workers: int
+    """Threads that prepare images (2)."""
+    threads: int | None
+    """Threads that compute; by default torch's choice."""
+    device: str
+    """cpu, cuda, mps, ...; auto (default) takes CUDA if there is any."""
+    amp: bool
+    """Compute in bfloat16 where that is safe."""
+    compile: bool
+    """Compile the model first."""
+    cache: str | None
+    """Folder for decoded images, so that later epochs decode no JPEG files."""
+    cache_gigabytes: float
+    """Maximum size of the cache (10)."""
+    checkpoint_seconds: float
+    """Seconds between checkpoints (30); one is also written at the end of an epoch."""
+    snapshots: int
+    """Keep the model at this many log-spaced steps as bundles in the folder of the run."""
+    gradients: bool
+    """Log the norm of each layer's gradient with the loss."""
+    keep: int
+    """Number of newest checkpoints to keep, besides the best (2)."""
+
+
+def train(
+    data: "AnyData",
+    model: str,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    recipe: str | Path | Recipe = "small",
+    lr: float | None = None,
+    batch: int | None = None,
+    per_class: int | None = None,
+    patience: int | None = None,
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    objective: str | None = None,
+    resolution: int | tuple[int, int] | None = None,
+    seed: int = 0,
+    output: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    callback: "Callback | None" = None,
+    quiet: bool | None = None,
+    command: str = "",
+    **options: Unpack[RunOptions],
+) -> "Result":
+    """Train a model from scratch, as `vitrail train` does: `vitrail.train("photos", "ViT-S/16", epochs=20)`.
+
+    data         a path or a built-in name; arrays (images, labels), a mapping of `train_images` ... `test_labels`, or
+                 (paths, labels); a `vitrail.data.dataset.Dataset`
+    model        a name of `vitrail models`; channels, classes and the resolution of small presets come from the data
+    epochs, steps, minutes    the length: one of them, unless the recipe has one
+    recipe       a name of `vitrail recipes`, a .toml file, or a `Recipe`
+    lr, batch    peak learning rate and global batch size, instead of the recipe's
+    per_class    train on at most this many images of each class
+    patience     end after this many evaluations without a better one on held-out images, and keep the best weights
+    settings     any other settings of the recipe: {"clip": 1.0, "augment.mixup": 0.2, "model.dropout": 0.1}
+    objective    classify, masked or next-pixel, instead of the recipe's
+    resolution   input size: 224, or (224, 384) for height and width
+    seed         of everything random
+    output       folder of the run, as the command writes it; None: nothing is left but what is returned
+    resume       continue the run in `output` from its newest intact checkpoint, or start if there is none
+    force        overwrite the run in `output`
+    callback     a function that is called with a `Step` (step, total, epoch, loss, learning_rate, model, held_out)
+                 after every step; it ends the run by returning True
+    quiet        print no notes and progress; by default they are shown in terminals and notebooks only
+    command      what the run records about how it was made; by default this call
+    options      `RunOptions`: workers, threads, device, ...
+    """
+    command = command or _as_call(train, locals())
+    chosen_options = _check_options(train, options, seed)
+    given = {"learning_rate": lr, "batch": batch, "per_class": per_class, "patience": patience}
+    chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
+    if objective is not None:
+        chosen = chosen.replace(objective=objective)
+    chosen = _change(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
+    if resolution is not None:
+        height, width = _as_pair(resolution)
+        sides = height if height == width else [height, width]
+        chosen = chosen.replace(model={**chosen.model, "resolution": sides})
+    zoo.find(model)
+    with _folder_of(output, resume=resume, chosen=chosen_options) as folder:
+        from vitrail.training.run import train as run
+
+        result = run(
+            data,
+            model,
+            folder,
+            chosen,
+            chosen_options,
+            resumes=resume,
+            force=force,
+            quiet=_is_quiet(quiet),
+            command=command,
+            callback=callback,
+        )
+    return dataclasses.replace(result, folder=None) if output is None else result
+
+
+def finetune(
+    bundle: "str | Path | Bundle",
+    data: "AnyData",
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    recipe: str | Path | Recipe = "auto",
+    lr: float | None = None,
+    batch: int | None = None,
+    per_class: int | None = None,
+    patience: int | None = None,
+    settings: Mapping[str, Any] | Iterable[str] = (),
+    resolution: int | tuple[int, int] | None = None,
+    seed: int = 0,
+    output: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    callback: "Callback | None" = None,
+    quiet: bool | None = None,
+    command: str = "",
+    **options: Unpack[RunOptions],
+) -> "Result":
+    """Fine-tune a bundle on other data, as `vitrail finetune` does: `vitrail.finetune("deit", "photos", epochs=5)`.
+
+    bundle       a folder written by train, finetune or convert, an embedded bundle's name, or a `vitrail.Bundle`, which
+                 stays as it is
+    recipe       auto: fit the head by least squares, then train all layers if the time allows (5 minutes), and keep the
+                 better of both on held-out images; frozen: only that head; or another recipe
+    resolution   input size, 384 or (224, 384); position embeddings are interpolated
+
+    The other keywords are those of `train`.
+    """
+    command = command or _as_call(finetune, locals())
+    chosen_options = _check_options(finetune, options, seed)
+    given = {"learning_rate": lr, "batch": batch, "per_class": per_class, "patience": patience}
+    chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
+    if recipe in recipe_names():  # their preprocessing is for new models; here it is the bundle's
+        chosen = chosen.replace(preprocess={})
+    chosen = _change(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
+    if isinstance(bundle, str | Path):
+        check_folder(bundle)
+    with _folder_of(output, resume=resume, chosen=chosen_options) as folder:
+        from vitrail.training.finetune import finetune as run
+
+        result = run(
+            bundle,
+            data,
+            folder,
+            chosen,
+            chosen_options,
+            resolution=None if resolution is None else _as_pair(resolution),
+            resumes=resume,
+            force=force,
+            quiet=_is_quiet(quiet),
+            command=command,
+            callback=callback,
+        )
+    return dataclasses.replace(result, folder=None) if output is None else result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Evaluation:
+    """Scores of a bundle on data."""
+
+    accuracy: float
+    """Share of images whose class was predicted."""
+    accuracy_interval: tuple[float, float]
+    """Its 95 % interval (Wilson's)."""
+    count: int
+    """Number of images."""
+    top5: float
+    """Share of images whose class is among the five most probable."""
+    ece: float | None
+    """Expected calibration error; None if the protocol has no probabilities."""
+    split: str
+    """Which images: test, val, held-out, all, ..."""
+    scores: dict[str, Any]
+    """All scores, as `vitrail evaluate --json` prints them: also `per_class`, `confusion` and `notes`."""
+
+    @property
+    def right(self) -> int:
+        """Number of images whose class was predicted."""
+        return round(self.accuracy * self.count)
+
+    def __repr__(self) -> str:
+        low, high = self.accuracy_interval
+        calibration = "" if self.ece is None else f", calibration error {self.ece:.3f}"
+        return (
+            f"Evaluation({self.split} accuracy {self.accuracy:.1%}, {self.right:,} of {self.count:,}, 95 % interval"
+            f" {low:.1%} to {high:.1%}{calibration})"
+        )
+
+
+def evaluate(
+    bundle: "str | Path | Bundle",
+    data: "AnyData",
+    split: str | None = None,
+    *,
+    protocol: "Protocol" = "classify",
+    layer: int | None = None,
+    neighbours: int | None = None,
+    temperature: float | None = None,
+    shots: Sequence[int] | None = None,
+    seeds: int | None = None,
+    penalty: float | None = None,
+    seed: int | None = None,
+    cache: str | Path | None = None,
+    workers: int = 2,
+    device: str | None = None,
+) -> Evaluation:
+    """Evaluate a bundle on data, as `vitrail evaluate` does: `vitrail.evaluate("run/bundle", "photos").accuracy`.
+
+    bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
+    data         as for `train`
+    split        train, val or test; by default test, otherwise val, otherwise all images
+    protocol     classify: the bundle's own predictions; knn, probe or fewshot: a classifier of the data's classes on
+                 the features of the frozen model
+    layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
+    workers      threads that prepare images
+    device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+    """
+    from vitrail.evaluation.protocols import evaluate as judge
+
+    scores = judge(
+        bundle,
+        data,
+        split,
+        protocol=protocol,
+        layer=layer,
+        neighbours=neighbours,
+        temperature=temperature,
+        shots=shots,
+        seeds=seeds,
+        penalty=penalty,
+        seed=seed,
+        cache=cache,
+        workers=workers,
+        device=device,
+    )
+    low, high = scores["accuracy_interval"]
+    kept = {name: scores[name] for name in ("accuracy", "count", "top5", "ece", "split")}
+    return Evaluation(**kept, accuracy_interval=(low, high), scores=scores)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The answer for one image."""
+
+    file: str
+    """Path of the image; "image 3" if it was given as an array."""
+    label: str | None
+    """The most probable class; None if the image could not be read."""
+    score: float | None
+    """Its probability."""
+    classes: tuple[tuple[str, float], ...] = dataclasses.field(repr=False)
+    """The most probable classes with their probabilities, best first."""
+    error: str | None = None
+    """Why the image could not be classified."""
+
+
+def predict(
+    bundle: "str | Path | Bundle",
+    images: "ImageLike | Iterable[ImageLike]",
+    *,
+    top_k: int = 5,
+    engine: str = "torch",
+    threads: int | None = None,
+    jpeg: Literal["exact", "double"] | None = None,
+    device: str | None = None,
+) -> list[Prediction]:
+    """Classify images, as `vitrail predict` does: `vitrail.predict("run/bundle", "new-photos")[0].label`.
+
+    bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
+    images       a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; or arrays (n, height, width)
+                 or (n, height, width, channels), uint8; or a list of arrays, Pillow images, or files in bytes
+    top_k        number of classes in `classes`
+    engine       torch, onnx (a bundle on disk), or auto, the faster by measurement
+    threads      number of threads that decode and compute; by default every core
+    jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the bundle's way
+    device       where torch computes: by default the CPU, or where the model of a `vitrail.Bundle` is
+
+    An image that cannot be read has an `error` instead of a label; the others are classified.
+    """
+    check_integer("top_k", top_k, low=1, high=10_000_000)
+    chosen, names = _find(images)
+    from vitrail.classifier import Classifier
+    from vitrail.engines.choose import choose_engine
+
+    engine = choose_engine(engine, bundle, len(chosen), threads, device)
+    found = []
+    for name, answer in zip(
+        names,
+        Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device).stream(chosen, top_k=top_k),
+        strict=True,
+    ):
+        classes = tuple((one["label"], one["score"]) for one in answer.get("predictions", ()))
+        label, score = classes[0] if classes else (None, None)
+        found.append(Prediction(file=name, label=label, score=score, classes=classes, error=answer.get("error")))
+    return found
+
+
+def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
+    """All images, with folders and patterns replaced by their files, and the name of each."""
+    shape = getattr(images, "shape", None)
+    if shape is not None and (len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4))):
+        raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
+    is_one = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
+    chosen: list[Any] = []
+    names: list[str] = []
+    for image in (images,) if is_one else images:
+        if isinstance(image, str | os.PathLike):
+            files = find_images([str(image)])
+            chosen += files
+            names += files
+        else:
+            names.append(f"image {len(names)}")
+            chosen.append(image)
+    if not chosen:
+        raise UsageError("Images must be given: files, folders, patterns or arrays, got none.")
+    return chosen, names
+
+
+def _change(
+    recipe: Recipe,
+    given: dict[str, Any],
+    settings: Mapping[str, Any] | Iterable[str],
+    **lengths: Any,
+) -> Recipe:
+    """The recipe with the settings that have a keyword of their own, and with others."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(settings, str):
+        settings = (settings,)
+    changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
+    for key, _ in changes:
+        if key in given or lengths.get(key) is not None:
+            flag = "lr" if key == "learning_rate" else key.replace("_", "-")
+            raise UsageError(f"{spoken(key)} must be given once, got --{flag} and --set {key}.")
+    return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
+
+
+def _as_pair(resolution: object) -> tuple[int, int]:
+    match resolution:
+        case int():
+            return resolution, resolution
+        case int() as height, int() as width:
+            return height, width
+    raise UsageError(f"Resolution must be an integer or a pair (height, width), got {resolution!r}.")
+
+
+def _check_options(function: FunctionType, options: Mapping[str, Any], seed: int) -> Options:
+    """The options of a run; unknown keywords are refused with a suggestion."""
+    known = [name for name in inspect.signature(function).parameters if name != "options"]
+    known += [field.name for field in dataclasses.fields(Options) if field.name not in known]
+    for name, value in options.items():
+        if name in known:
+            continue
+        if name in Recipe.__dataclass_fields__ and name not in OTHER_WORDS.values():
+            near = f" It is a setting of recipes: settings={{{name!r}: {value!r}}}."
+        else:
+            ours = {other: name for name, other in OTHER_WORDS.items() if name in known}
+            near = did_you_mean(name, {word: word for word in known} | ours)
+        raise UsageError(f"Keyword of {function.__name__} must be one that help() lists, got {name!r}.{near}")
+    return Options(seed=seed, **options)
+
+
+@contextlib.contextmanager
+def _folder_of(output: str | Path | None, *, resume: bool, chosen: Options) -> Generator[Path]:
+    """The folder of a run: the given one, or a temporary one that is removed in the end."""
+    if output is not None:
+        yield Path(output)
+        return
+    for word, is_given in (("resume", resume), ("snapshots", chosen.snapshots)):
+        if is_given:
+            raise UsageError(f"{spoken(word)} must come with an output, the folder of the run, got none.")
+    with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
+        yield Path(folder) / "run"
+
+
+def _is_quiet(quiet: bool | None) -> bool:
+    """As told; otherwise quiet unless somebody can watch: in a terminal or a notebook."""
+    if quiet is not None:
+        return quiet
+    return not (in_notebook() or (sys.stderr is not None and sys.stderr.isatty()))
+
+
+def _as_call(function: FunctionType, given: Mapping[str, Any]) -> str:
+    """The call of a function, for the record: its arguments in words, without those that are left at their defaults."""
+    words = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        value = given[name]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            words += [f"{key}={_in_words(one)}" for key, one in value.items()]
+        elif parameter.default is parameter.empty:
+            words.append(_in_words(value))
+        elif value is not parameter.default:
+            words.append(f"{name}={_in_words(value)}")
+    return f"vitrail.{function.__name__}({', '.join(words)})"
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return repr(os.fspath(value))
+    if isinstance(value, str | int | float | None):
+        return repr(value)
+    if isinstance(value, dict) and all(isinstance(one, str | int | float | None) for one in value.values()):
+        return repr(value)
+    return f"<{getattr(value, '__name__', type(value).__name__)}>"

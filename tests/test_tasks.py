@@ -1,0 +1,337 @@
+"""`vitrail.train`, `finetune`, `evaluate`, `predict`: the commands as functions."""
+
+import dataclasses
+import importlib.util
+import inspect
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail import commands, tasks
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError
+
+QUICK = {"steps": 2, "batch": 16, "workers": 0}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Eighty digits: pixels (80, 8, 8, 1) and the class of each."""
+    split = open_data("digits").splits["test"].take(np.arange(80))
+    return split.images, split.labels
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    return vitrail.train(digits, "ViT-Pico/2", **QUICK)
+
+
+def weights(bundle):
+    return {name: tensor.clone() for name, tensor in bundle.model.state_dict().items()}
+
+
+def test_the_names_are_there_before_torch():
+    words = "import sys, vitrail; vitrail.train; vitrail.predict; import vitrail.training, vitrail.evaluation"
+    words += "; sys.exit(bool({'torch', 'numpy', 'tyro'} & sys.modules.keys()) or not callable(vitrail.train))"
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
+    assert {"train", "finetune", "evaluate", "predict"} <= set(vitrail.__all__)
+    for name in {"train", "finetune", "evaluate", "predict"}:  # a module of this name would take its place
+        assert importlib.util.find_spec(f"vitrail.{name}") is None
+    assert vitrail.evaluate is tasks.evaluate
+
+
+def test_functions_and_commands_know_the_same_words():
+    for function in (vitrail.train, vitrail.finetune):
+        own = set(inspect.signature(function).parameters) - {"options"} | set(tasks.RunOptions.__annotations__)
+        command = inspect.signature(commands.COMMANDS[function.__name__]).parameters
+        flags = {field.name for field in dataclasses.fields(commands.Running)} - {"options", "set"}
+        flags |= {field.name for field in dataclasses.fields(Options)} | {"settings", *command} - {"running"}
+        assert own - flags == {"callback", "quiet", "command"}
+        assert flags - own == set()
+    for function in (vitrail.evaluate, vitrail.predict):
+        own, command = (inspect.signature(one).parameters for one in (function, getattr(commands, function.__name__)))
+        assert {*own} - {*command} <= {"images"}
+        assert {*command} - {*own} <= {"json", "files", "features", "force"}
+
+
+def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
+    data = tmp_path / "data.npz"
+    np.savez(data, images=digits[0], labels=digits[1])
+    words = ("--steps", 3, "--lr", 0.01, "--per-class", 5, "--seed", 4, "--set", "clip=1", "model.dropout=0.1")
+    done = call("train", data, "--model", "ViT-Pico/2", *words, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    settings = {"clip": 1, "model.dropout": 0.1}
+    result = vitrail.train(data, "ViT-Pico/2", steps=3, lr=0.01, per_class=5, seed=4, settings=settings)
+    written = vitrail.load(tmp_path / "run" / "bundle")
+    assert weights(written).keys() == weights(result.bundle).keys()
+    for name, tensor in weights(written).items():
+        torch.testing.assert_close(tensor, weights(result.bundle)[name], rtol=0, atol=0)
+    assert result.scores == written.provenance["scores"]
+    assert result.sentence + "\n" == done.stdout.splitlines(keepends=True)[0]
+    done = call("evaluate", tmp_path / "run" / "bundle", data, "--json")
+    found = vitrail.evaluate(tmp_path / "run" / "bundle", data)
+    assert json.loads(done.stdout) == found.scores
+    assert (found.count, found.accuracy, found.split) == (80, found.right / 80, "all")
+    assert repr(found).startswith(f"Evaluation(all accuracy {found.accuracy:.1%}, {found.right} of 80, 95 % interval ")
+    assert found.accuracy == vitrail.evaluate(result.bundle, digits).accuracy
+
+
+def test_without_an_output_nothing_is_left_and_everything_is_returned(digits, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    result = vitrail.train(digits, "ViT-Pico/2", patience=1, **(QUICK | {"steps": None, "epochs": 9}))
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")  # nobody watches
+    assert result.folder is None
+    assert result.scores["count"] == 10
+    assert result.accuracy == result.scores["accuracy"]
+    assert (result.total, result.stopped) == (45, "patience")
+    assert [one["step"] for one in result.history if one["event"] == "evaluate"][-1] == result.steps < 45
+    assert repr(result).startswith("Result(held-out accuracy ")
+    assert f"; {result.steps} steps in " in repr(result)
+    assert repr(result).endswith("stopped by patience before the last of 45)")
+    with pytest.raises(ZeroDivisionError):
+        vitrail.train(digits, "ViT-Pico/2", callback=lambda step: 1 / 0, **QUICK)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.steps = 3
+
+
+def test_an_output_is_a_run_that_goes_on(digits, tmp_path):
+    output = tmp_path / "run"
+
+    def fail(step):
+        raise LookupError(step.step)
+
+    with pytest.raises(LookupError, match="1"):
+        vitrail.train(digits, "ViT-Pico/2", output=output, callback=fail, **QUICK)
+    with pytest.raises(UsageError, match=r"Output must not exist yet.*in Python: resume=True, force=True"):
+        vitrail.train(digits, "ViT-Pico/2", output=output, **QUICK)
+    result = vitrail.train(digits, "ViT-Pico/2", output=output, resume=True, **QUICK)
+    assert (result.folder, result.steps) == (output, 2)
+    assert [one["step"] for one in result.history if one["event"] == "resume"] == [1]
+    assert repr(result).endswith(f"; {output})")
+    call = f"vitrail.train(<tuple>, 'ViT-Pico/2', steps=2, batch=16, output={str(output)!r}"
+    config = (output / "config.toml").read_text().splitlines()[0]
+    assert config == f"# vitrail {call}, callback=<fail>, workers=0)"
+    assert result.bundle.provenance["command"] == f"{call}, resume=True, workers=0)"
+
+
+def test_data_in_every_form(digits, tmp_path, trained):
+    images, labels = digits
+    names = np.array(["dark", "light"])[labels % 2]
+    files = []
+    for number, image in enumerate(images):
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(image[..., 0]).save(files[-1])
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    forms = [
+        (images, labels),
+        [images[..., 0], labels.tolist()],
+        (list(images), labels),
+        (torch.from_numpy(images), torch.from_numpy(labels)),
+        {"images": images, "labels": labels},
+        tmp_path / "data.npz",
+        str(tmp_path / "data.npz"),
+        open_data((images, labels)),
+        (files, labels),
+        (np.array(list(map(str, files))), list(map(str, labels))),
+    ]
+    accuracies = [vitrail.evaluate(trained.bundle, data).accuracy for data in forms]
+    assert accuracies == [accuracies[0]] * len(forms)
+    split = {"train_images": images[:60], "train_labels": labels[:60], "test_images": images[60:]}
+    assert vitrail.evaluate(trained.bundle, split | {"test_labels": labels[60:]}).count == 20
+    objects = names.astype(object)  # as a column of a table has them
+    two = vitrail.finetune(trained.bundle, (files, objects), recipe="frozen", workers=0)
+    assert two.bundle.labels == ("dark", "light")
+    again = vitrail.finetune(trained.bundle, (files, objects), recipe="frozen", workers=0, output=tmp_path / "run")
+    assert again.scores == two.scores
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (3, "Data must be a path, a pair \\(images, labels\\), a mapping of arrays or a Dataset, got int"),
+        ((1, 2, 3), "got tuple"),
+        ((np.zeros((4, 8, 8)), [0, 1, 0, 1]), "images must be uint8"),
+        ((np.zeros((4, 8, 8), np.uint8), [0, 1, 0]), "labels must have an integer or a name for each image"),
+        ((np.zeros((4, 8, 8), np.uint8), [0.5, 1, 0, 1]), "labels must have an integer or a name for each image"),
+        (([np.zeros((4, 8)), np.zeros((8, 8))], [0, 1]), "images must be one array"),
+        ((["no.png", "no.jpg"], [0, 1]), "Images must be files that exist, got 'no.png'"),
+        ((["no.png", "no.jpg"], [0]), "labels must have an integer or a name for each image"),
+        ({"pixels": [1]}, "Arrays must be called images and labels"),
+        ("nowhere", "Data must be"),
+    ],
+)
+def test_data_that_is_none(data, words):
+    for run in (lambda: vitrail.train(data, "ViT-Pico/2", steps=1), lambda: vitrail.evaluate("fashion", data)):
+        with pytest.raises(UsageError, match=words):
+            run()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"epoch": 3}, "got 'epoch'. Did you mean 'epochs'"),
+        ({"learning_rate": 1}, "Did you mean 'lr'"),
+        ({"num_workers": 1}, "Did you mean 'workers'"),
+        ({"clip": 1.0}, r"settings=\{'clip': 1.0\}"),
+        ({"lr": 0.1, "settings": {"learning_rate": 1}}, "Learning rate must be given once, got --lr and --set"),
+        ({"settings": {"clop": 1}}, "Setting 'clop' is not one of a recipe's"),
+        ({"settings": "clip"}, "Setting must be KEY=VALUE"),
+        ({"steps": 1, "epochs": 2}, "Length must be one of"),
+        ({"recipe": Recipe()}, "Length must be given"),
+        ({"recipe": "large"}, "Recipe must be one of"),
+        ({"steps": 1, "resolution": "8x8"}, "Resolution must be an integer or a pair"),
+        ({"steps": 1, "resume": True}, "Resume must come with an output"),
+        ({"steps": 1, "snapshots": 3}, "Snapshots must come with an output"),
+        ({"steps": 1, "patience": 0}, "Patience must be an integer from 1"),
+        ({"steps": 1, "threads": 0}, "Threads must be an integer"),
+    ],
+)
+def test_words_that_are_wrong(digits, given, words):
+    for run in (
+        lambda: vitrail.train(digits, "ViT-Pico/2", **given),
+        lambda: vitrail.finetune("fashion", digits, **given),
+    ):
+        with pytest.raises(UsageError, match=words):
+            run()
+
+
+def test_what_is_no_bundle(digits):
+    for run in (
+        lambda: vitrail.finetune(3, digits),
+        lambda: vitrail.evaluate(None, digits),
+        lambda: vitrail.predict(digits, digits[0]),
+    ):
+        with pytest.raises(UsageError, match=r"Bundle must be a path, a name or a vitrail\.Bundle, got"):
+            run()
+
+
+def test_a_bundle_in_memory_stays_as_it_is_and_counts_as_its_file(digits, tmp_path, trained):
+    before = weights(trained.bundle)
+    tuned = vitrail.finetune(trained.bundle, digits, lr=0.1, **QUICK)
+    assert any((tensor != before[name]).any() for name, tensor in weights(tuned.bundle).items())
+    for name, tensor in weights(trained.bundle).items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+    assert tuned.bundle.provenance["finetuned_from"]["bundle"] == "in memory"
+    vitrail.save(trained.bundle, tmp_path / "bundle")
+    for data in (digits, open_data(digits)):
+        one, other = (vitrail.evaluate(of, data, protocol="knn") for of in (trained.bundle, tmp_path / "bundle"))
+        assert one.scores["confusion"] == other.scores["confusion"]
+        assert one.ece == pytest.approx(other.ece)
+    changed = dataclasses.replace(trained.bundle, labels=tuple("abcdefghij"))
+    assert len({bundle.fingerprint() for bundle in (trained.bundle, changed, tuned.bundle)}) == 3
+    assert vitrail.load(tmp_path / "bundle").fingerprint() == trained.bundle.fingerprint()
+    # A run goes on only from the bundle it began with.
+    frozen = {"recipe": "frozen", "output": tmp_path / "run", "workers": 0, "steps": 1}
+    vitrail.finetune(trained.bundle, digits, **frozen)
+    vitrail.finetune(trained.bundle, digits, resume=True, **frozen)
+    with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
+        vitrail.finetune(tuned.bundle, digits, resume=True, **frozen)
+
+
+def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
+    vitrail.save(trained.bundle, tmp_path / "bundle")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        Image.fromarray(digits[0][number, ..., 0]).save(folder / f"{number}.png")
+    (folder / "3.png").write_bytes(b"no image")
+    done = call("predict", tmp_path / "bundle", folder, "--json", "--top-k", 2)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    found = vitrail.predict(tmp_path / "bundle", folder, top_k=2)
+    assert [one.file for one in found] == [line["file"] for line in lines]
+    for one, line in zip(found[:3], lines[:3], strict=True):
+        assert one.classes == tuple((each["label"], each["score"]) for each in line["predictions"])
+        assert (one.label, one.score, one.error, len(one.classes)) == (*one.classes[0], None, 2)
+    assert (found[3].label, found[3].score, found[3].error) == (None, None, lines[3]["error"])
+    assert vitrail.predict(trained.bundle, [folder / "1.png"], top_k=2, engine="auto") == [found[1]]
+    arrays = vitrail.predict(trained.bundle, digits[0][:3], top_k=2)
+    assert [one.classes for one in arrays] == [one.classes for one in found[:3]]
+    assert [one.file for one in arrays] == ["image 0", "image 1", "image 2"]
+    mixed = [folder / "0.png", digits[0][1], Image.open(folder / "2.png"), (folder / "0.png").read_bytes()]
+    assert [one.label for one in vitrail.predict(trained.bundle, mixed)] == [found[n].label for n in (0, 1, 2, 0)]
+    assert repr(arrays[0]).startswith("Prediction(file='image 0', label=")
+    for images, words in (
+        ([], "Images must be given"),
+        (digits[0][0], "got one array of shape \\(8, 8, 1\\). Put it in brackets"),
+        ("nowhere.png", "Image must be a file or folder that exists"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            vitrail.predict(trained.bundle, images)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_drawn_in_a_terminal_and_on_request(digits, monkeypatch, capfd):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    vitrail.train(digits, "ViT-Pico/2", **QUICK)
+    assert "2/2" in terminal.getvalue()
+    assert "━" in terminal.getvalue()
+    monkeypatch.setattr("sys.stderr", quiet := Terminal())
+    vitrail.train(digits, "ViT-Pico/2", quiet=True, **QUICK)
+    assert quiet.getvalue() == ""
+    monkeypatch.setattr("sys.stderr", pipe := io.StringIO())
+    vitrail.train(digits, "ViT-Pico/2", quiet=False, **QUICK)
+    assert "step 2/2  loss " in pipe.getvalue()
+    assert capfd.readouterr() == ("", "")
+
+
+class Shown:
+    """What a notebook displays: each display, and each update of it."""
+
+    def __init__(self):
+        self.states = []
+
+    def display(self, shown, *, raw, display_id):
+        assert (raw, display_id) == (True, True)
+        self.states.append([shown])
+        return types.SimpleNamespace(update=lambda shown, raw: self.states[-1].append(shown))
+
+
+def test_progress_is_one_line_in_a_notebook(digits, monkeypatch, capfd):
+    shown = Shown()
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=shown.display))
+    monkeypatch.setattr("vitrail.training.runlog._NOTEBOOK_SECONDS", 0)
+    vitrail.train(digits, "ViT-Pico/2", **(QUICK | {"steps": None, "epochs": 2}))
+    (states,) = shown.states
+    assert [state["text/plain"].split("  ")[0] for state in states] == ["step 5/10", "step 10/10"]
+    assert "held-out accuracy " in states[-1]["text/plain"]
+    assert states[0]["text/html"].startswith('<progress value="0.5000"')
+    out, err = capfd.readouterr()
+    assert "70 images of 10 classes, 10 held out" in out  # stderr looks like an error there
+    assert not err
+    # An interactive shell in a terminal is a terminal; a display that fails ends nothing.
+    shell.config = {}
+    vitrail.train(digits, "ViT-Pico/2", **QUICK)
+    assert (len(shown.states), *capfd.readouterr()) == (1, "", "")
+    shell.config = {"IPKernelApp": {}}
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace())
+    vitrail.train(digits, "ViT-Pico/2", **QUICK)
+
+
+def test_a_set_of_images_is_what_dataset_says(digits):
+    made = open_data(digits)
+    assert isinstance(made, Dataset)
+    assert (made.name, made.labels, [*made.splits]) == ("arrays", tuple("0123456789"), ["all"])
+    assert Path(open_data(([__file__] * 2, ["b", "a"])).root) == Path(__file__).parent
