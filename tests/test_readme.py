@@ -66,6 +66,13 @@ public = vitrail.create("ViT-Ti/16", resolution=224)
 torch.save({name: tensor for name, tensor in public.state_dict().items()}, "deit_tiny_patch16_224.pth")
 """
 
+# What the README made is there for the other pages, too.
+KEEP = """
+import shutil
+for name in ("photos", "deit"):
+    shutil.copytree(f"../readme/{name}", name)
+"""
+
 
 def blocks(path):
     """Fenced blocks of a page: language, text, and the reason why it is not run, if one stands above it."""
@@ -113,6 +120,7 @@ def test_pages_do_what_they_say(tmp_path):
     (tmp_path / "docs").mkdir()
     readme = [("python", PREPARE), *runnable(ROOT / "README.md")]
     jobs = [("README.md", str(tmp_path / "readme"), readme)]
+    jobs.append(("docs", str(tmp_path / "docs"), [("python", KEEP)]))
     jobs += [(f"{name}.md", str(tmp_path / "docs"), runnable(ROOT / "docs" / f"{name}.md")) for name in IN_ORDER]
     assert sum(len(job[2]) for job in jobs) > 35
     words = [sys.executable, "-c", RUNNER]

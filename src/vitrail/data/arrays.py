@@ -13,7 +13,7 @@ _MOST_CLASSES = 10_000_000
 _LARGEST = np.iinfo(np.int64).max
 
 
-def dataset_in_memory(data: object) -> Dataset:
+def dataset_in_memory(data: Any) -> Dataset:
     """A data set of a pair (images, labels), where images are pixels or paths of files, or of a mapping of arrays with
     the names that an .npz file has."""
     arrays: dict[str, Any]
