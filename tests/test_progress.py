@@ -7,6 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
+from vitrail.console import Meter
 from vitrail.training.runlog import RunLog
 
 FIELDS = {"loss": 2.3456, "learning_rate": 1e-3, "images_per_second": 1234.0}
@@ -63,6 +64,24 @@ def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
     assert capsys.readouterr().err == (
         "step 10/10  loss 2.3456  lr 1.00e-03  1,234 images/s  held-out colours right 25.0%\n"
     )
+
+
+def test_a_meter_shows_what_takes_a_while_and_leaves_nothing(monkeypatch):
+    terminal, times = Terminal(), iter([0.0, 0.5, 1.1, 1.2, 1.4, 1.5])
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("vitrail.console.time.monotonic", lambda: next(times))
+    meter = Meter(1000, "images")
+    for done in (64, 128, 192, 256, 1000):
+        meter(done)
+    assert terminal.getvalue() == "\r128 of 1,000 images\r256 of 1,000 images\r" + 19 * " " + "\r"
+    # Nothing that is over in a moment, and nothing where nobody watches.
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stderr", stream)
+        times = iter([0.0, 0.1, 0.2] if stream.isatty() else [0.0, 5.0, 9.0])
+        meter = Meter(2, "images")
+        meter(1)
+        meter(2)
+        assert stream.getvalue() == ""
 
 
 class Full(Terminal):

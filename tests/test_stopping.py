@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from vitrail.training.run import train
 # 30 images to train on in batches of 10: three steps an epoch, then an evaluation of 10 others.
 RECIPE = Recipe(epochs=8, batch=10, patience=2, average=0.9, model={"dropout": 0.1})
 OPTIONS = Options(workers=0, keep=99)
+WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +122,12 @@ def test_fine_tuning_chooses_between_the_head_by_least_squares_and_the_best_weig
 
 KILLED = """
 import os, signal, sys
+from pathlib import Path
 from test_stopping import few, run
 def die(step):
     if step.step == 8:
         os.kill(os.getpid(), signal.SIGKILL)
-run(few.__wrapped__(), __import__("pathlib").Path(sys.argv[1]), callback=die)
+run(few.__wrapped__(), Path(sys.argv[1]), callback=die)
 """
 
 
@@ -134,10 +137,8 @@ def test_killed_and_resumed_it_ends_at_the_same_step_with_the_same_bits(few, tmp
     assert whole.bundle.provenance["stopped"]
     (stop,) = events(tmp_path / "whole", "stop")
     output = tmp_path / "killed"
-    folder = os.path.dirname(__file__)  # noqa: PTH120
-    path = os.pathsep.join([folder, *sys.path])
     words = [sys.executable, "-c", KILLED, str(output)]
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert steps_of(output / "checkpoints") == [3, 6]
     torch.set_num_threads(1)  # the run takes the number that it began with
@@ -151,29 +152,51 @@ def test_killed_and_resumed_it_ends_at_the_same_step_with_the_same_bits(few, tmp
 
 
 RANKS = """
-import sys
+import os, sys
 from pathlib import Path
-from test_stopping import RECIPE, few, run
+from test_stopping import few, run
 seen = []
-result = run(few.__wrapped__(), Path(sys.argv[1]), callback=lambda step: seen.append(step.loss))
+def watch(step):
+    seen.append(step.loss)
+    if len(seen) == int(sys.argv[2]) and os.environ["RANK"] == "1":
+        raise LookupError("mine")
+result = run(few.__wrapped__(), Path(sys.argv[1]), callback=watch)
 total = sum(float(tensor.double().sum()) for tensor in result.bundle.model.state_dict().values())
 sys.stdout.write(f"{len(seen)} {sum(seen)!r} {total!r}\\n")
 """
 
 
-@pytest.mark.slow
-def test_two_ranks_end_at_the_same_step_with_the_same_weights(few, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+@pytest.fixture
+def torchrun(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RANKS)
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])  # noqa: PTH120
-    words = [*torchrun, str(random.randrange(20_000, 60_000)), str(script), str(tmp_path / "run")]
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+    def start(output, failing):
+        port = str(random.randrange(20_000, 60_000))
+        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+        words += [str(script), str(output), str(failing)]
+        return subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
+
+    return start
+
+
+@pytest.mark.slow
+def test_two_ranks_end_at_the_same_step_with_the_same_weights(torchrun, tmp_path):
+    done = torchrun(tmp_path / "run", 0)
     assert done.returncode == 0, done.stderr
     one, other = done.stdout.splitlines()
     assert one == other
     (stop,) = events(tmp_path / "run", "stop")
     assert (stop["reason"], stop["step"]) == ("patience", int(one.split()[0]))
+
+
+@pytest.mark.slow
+def test_the_error_of_one_ranks_callback_ends_all_with_a_checkpoint(few, torchrun, tmp_path):
+    done = torchrun(tmp_path / "run", 2)
+    assert done.returncode == 1
+    assert "LookupError: mine" in done.stderr
+    assert steps_of(tmp_path / "run" / "checkpoints") == [2]
+    assert events(tmp_path / "run", "callback-failed")[0]["step"] == 2
 
 
 def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):

@@ -10,12 +10,14 @@ import importlib
 import json
 import math
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 _LONGEST = 1000  # characters of a line for people
+_FIRST_SHOWN, _SHOWN_EVERY = 1.0, 0.2  # seconds before a `Meter` shows anything, and between its changes
 _MOST_MARKS = 4  # combining marks on one character; no script needs more
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters to Unicode, which show nothing
 
@@ -99,6 +101,35 @@ class NotebookLine:
                 self._display = display(shown, raw=True, display_id=True)
             else:
                 self._display.update(shown, raw=True)
+
+
+class Meter:
+    """Shows how many of some things are done, if somebody watches and it takes more than a moment: in a terminal on a
+    line that is cleared in the end, in a notebook as `NotebookLine`."""
+
+    def __init__(self, total: int, noun: str) -> None:
+        self._total, self._noun = total, noun
+        self._notebook = NotebookLine() if in_notebook() else None
+        is_watched = self._notebook is not None or (sys.stderr is not None and sys.stderr.isatty())
+        self._next = time.monotonic() + _FIRST_SHOWN if is_watched else math.inf
+        self._width = 0
+
+    def __call__(self, done: int) -> None:
+        """Tell how many are done."""
+        if (now := time.monotonic()) < self._next and (done < self._total or not self._width):
+            return
+        self._next = now + _SHOWN_EVERY
+        text = f"{done:,} of {self._total:,} {self._noun}"
+        if self._notebook is not None:
+            self._notebook.show(text, done / self._total)
+            self._width = len(text)
+            return
+        is_end = done >= self._total
+        shown = "\r" + " " * self._width + "\r" if is_end else "\r" + text
+        self._width = len(text)
+        messages = Messages(sys.stderr)
+        messages.write(shown)
+        messages.flush()
 
 
 def say(line: str) -> None:

@@ -18,7 +18,7 @@ from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_recipe, recipe_names, split_change
-from vitrail.console import in_notebook
+from vitrail.console import Meter, in_notebook
 from vitrail.data.files import find_images
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.settings import check_integer, spoken
@@ -326,15 +326,14 @@ def predict(
     from vitrail.engines.choose import choose_engine
 
     engine = choose_engine(engine, bundle, len(chosen), threads, device)
-    found = []
-    for name, answer in zip(
-        names,
-        Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device).stream(chosen, top_k=top_k),
-        strict=True,
-    ):
+    classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
+    found: list[Prediction] = []
+    meter = Meter(len(chosen), "images")
+    for name, answer in zip(names, classifier.stream(chosen, top_k=top_k), strict=True):
         classes = tuple((one["label"], one["score"]) for one in answer.get("predictions", ()))
         label, score = classes[0] if classes else (None, None)
         found.append(Prediction(file=name, label=label, score=score, classes=classes, error=answer.get("error")))
+        meter(len(found))
     return found
 
 

@@ -1,5 +1,6 @@
 """A model's predictions for all images of a split, each exactly once."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +26,18 @@ class Answers(NamedTuple):
 
 
 @torch.inference_mode()
-def answer(model: AnyModel, loader: Loader) -> Answers:
-    """The model's predictions for this rank's part of the loader's images; damaged ones are left out."""
+def answer(model: AnyModel, loader: Loader, *, meter: Callable[[int], None] | None = None) -> Answers:
+    """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `meter` is told
+    how many images are done."""
     was_training = model.training
     model.eval()
     weight = next(model.parameters())
     found: list[tuple[Any, ...]] = []
+    done = 0
     for batch in loader.epoch():
+        done += len(batch.labels)
+        if meter is not None:
+            meter(done)
         if not len(batch.labels):
             continue
         images = loader.preprocess.scale(batch.pixels.to(weight.device)).to(weight.dtype)

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
+from vitrail.console import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -40,9 +42,10 @@ def extract(
     workers: int = 2,
     on_damage: Literal["error", "skip"] = "error",
     damaged: dict[str, str] | None = None,
+    meter: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Features (n, d) of all images of a split in order, float32, for any family and layer. With on_damage skip, those
-    of a damaged image are NaN, and `damaged` gets its name and the reason."""
+    of a damaged image are NaN, and `damaged` gets its name and the reason. `meter` is told how many are done."""
     if layer is not None:
         layer = count_from("Layer", layer, model.config.depth)
     weight = next(model.parameters())
@@ -52,6 +55,8 @@ def extract(
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
         found.append(_compute(model, images, layer).float().cpu().numpy())
         is_read.append(part.weights.numpy() > 0)
+        if meter is not None:
+            meter(sum(map(len, is_read)))
     features, known = np.concatenate(found), np.concatenate(is_read)
     if not np.isfinite(features[known]).all():
         raise VitrailError(f"Features of {split.name} must be finite, got NaN or infinity. Did training diverge?")
@@ -117,7 +122,8 @@ class FeatureStore:
                 self.hits += 1
                 return features
         model, preprocess = self.bundle.model, self.bundle.preprocess
-        features = extract(model, preprocess, split, layer=self.layer, workers=self.workers)
+        meter = Meter(len(split), "images")
+        features = extract(model, preprocess, split, layer=self.layer, workers=self.workers, meter=meter)
         try:
             with atomic_folder(entry, force=True) as aside:
                 save_file({"features": features}, aside / "features.safetensors")

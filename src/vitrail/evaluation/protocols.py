@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.console import Meter
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import AnyData, open_data
@@ -79,7 +80,9 @@ def classify(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 6
             " the bundle's names)"
         )
     answers: Answers = answer(
-        bundle.model, Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers)
+        bundle.model,
+        Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers),
+        meter=Meter(len(chosen), "images"),
     )
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
