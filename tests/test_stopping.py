@@ -266,3 +266,10 @@ def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path
 def test_a_callback_answers_in_truth_values(few, tmp_path, answer):
     with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to go on, got"):
         run(few, tmp_path / "run", callback=lambda _: answer)
+
+
+def test_the_report_says_why_it_ended(few, tmp_path, scripted):
+    scripted((0.5, 0.4, 0.3))
+    run(few, tmp_path / "run")
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "stopped by patience, of 24 steps; weights: best on the held-out images, of step 3" in report

@@ -85,26 +85,28 @@ def train(
 ) -> "Result":
     """Train a model from scratch, as `vitrail train` does: `vitrail.train("photos", "ViT-S/16", epochs=20)`.
 
-    data         a path or a built-in name; arrays (images, labels), a mapping of `train_images` ... `test_labels`, or
-                 (paths, labels); a `vitrail.data.dataset.Dataset`
-    model        a name of `vitrail models`; channels, classes and the resolution of small presets come from the data
-    epochs, steps, minutes    the length: one of them, unless the recipe has one
-    recipe       a name of `vitrail recipes`, a .toml file, or a `Recipe`
-    lr, batch    peak learning rate and global batch size, instead of the recipe's
-    per_class    train on at most this many images of each class
-    patience     end after this many evaluations without a better one on held-out images, and keep the best weights
-    settings     any other settings of the recipe: {"clip": 1.0, "augment.mixup": 0.2, "model.dropout": 0.1}
-    objective    classify, masked or next-pixel, instead of the recipe's
-    resolution   input size: 224, or (224, 384) for height and width
-    seed         of everything random
-    output       folder of the run, as the command writes it; None: nothing is left but what is returned
-    resume       continue the run in `output` from its newest intact checkpoint, or start if there is none
-    force        overwrite the run in `output`
-    callback     a function that is called with a `Step` (step, total, epoch, loss, learning_rate, model, held_out)
-                 after every step; it ends the run by returning True
-    quiet        print no notes and progress; by default they are shown in terminals and notebooks only
-    command      what the run records about how it was made; by default this call
-    options      `RunOptions`: workers, threads, device, ...
+    The keywords have the meaning of the command's flags:
+
+        data         a path or a built-in name; arrays (images, labels), (paths, labels), a mapping of `train_images`
+                     ... `test_labels`; or a `vitrail.data.dataset.Dataset`
+        model        a name of `vitrail models`; channels, classes and small presets' resolution come from the data
+        epochs, steps, minutes    the length: one of them, unless the recipe has one
+        recipe       a name of `vitrail recipes`, a .toml file, or a `Recipe`
+        lr, batch    peak learning rate and global batch size, instead of the recipe's
+        per_class    train on at most this many images of each class
+        patience     end after this many evaluations without a better one on held-out images, and keep the best weights
+        settings     any other settings of the recipe: {"clip": 1.0, "augment.mixup": 0.2, "model.dropout": 0.1}
+        objective    classify, masked or next-pixel, instead of the recipe's
+        resolution   input size: 224, or (224, 384) for height and width
+        seed         of everything random
+        output       folder of the run, as the command writes it; None: nothing is left but what is returned
+        resume       continue the run in `output` from its newest intact checkpoint, or start if there is none
+        force        overwrite the run in `output`
+        callback     a function that is called with a `Step` (step, total, epoch, loss, learning_rate, model, held_out)
+                     after every step; it ends the run by returning True
+        quiet        print no notes and progress; by default they are shown in terminals and notebooks only
+        command      what the run records about how it was made; by default this call
+        options      `RunOptions`: workers, threads, device, ...
     """
     command = command or _as_call(train, locals())
     chosen_options = _check_options(train, options, seed)
@@ -161,19 +163,19 @@ def finetune(
 ) -> "Result":
     """Fine-tune a bundle on other data, as `vitrail finetune` does: `vitrail.finetune("deit", "photos", epochs=5)`.
 
-    bundle       a folder written by train, finetune or convert, an embedded bundle's name, or a `vitrail.Bundle`, which
-                 stays as it is
-    recipe       auto: fit the head by least squares, then train all layers if the time allows (5 minutes), and keep the
-                 better of both on held-out images; frozen: only that head; or another recipe
-    resolution   input size, 384 or (224, 384); position embeddings are interpolated
+    The keywords are those of `train`, and:
 
-    The other keywords are those of `train`.
+        bundle       a folder written by train, finetune or convert, an embedded bundle's name, or a
+                     `vitrail.Bundle`, which stays as it is
+        recipe       auto: fit the head by least squares, then train all layers if the time allows (5 minutes), and
+                     keep the better of both on held-out images; frozen: only that head; or another recipe
+        resolution   input size, 384 or (224, 384); position embeddings are interpolated
     """
     command = command or _as_call(finetune, locals())
     chosen_options = _check_options(finetune, options, seed)
     given = {"learning_rate": lr, "batch": batch, "per_class": per_class, "patience": patience}
     chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
-    if recipe in recipe_names():  # their preprocessing is for new models; here it is the bundle's
+    if str(recipe) in recipe_names():  # their preprocessing is for new models; here it is the bundle's
         chosen = chosen.replace(preprocess={})
     chosen = _change(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
     if isinstance(bundle, str | Path):
@@ -249,14 +251,16 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a bundle on data, as `vitrail evaluate` does: `vitrail.evaluate("run/bundle", "photos").accuracy`.
 
-    bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
-    data         as for `train`
-    split        train, val or test; by default test, otherwise val, otherwise all images
-    protocol     classify: the bundle's own predictions; knn, probe or fewshot: a classifier of the data's classes on
-                 the features of the frozen model
-    layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
-    workers      threads that prepare images
-    device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+    The keywords have the meaning of the command's flags:
+
+        bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
+        data         as for `train`
+        split        train, val or test; by default test, otherwise val, otherwise all images
+        protocol     classify: the bundle's own predictions; knn, probe or fewshot: a classifier of the data's
+                     classes on the features of the frozen model
+        layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
+        workers      threads that prepare images
+        device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
     """
     from vitrail.evaluation.protocols import evaluate as judge
 
@@ -309,16 +313,17 @@ def predict(
 ) -> list[Prediction]:
     """Classify images, as `vitrail predict` does: `vitrail.predict("run/bundle", "new-photos")[0].label`.
 
-    bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
-    images       a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; or arrays (n, height, width)
-                 or (n, height, width, channels), uint8; or a list of arrays, Pillow images, or files in bytes
-    top_k        number of classes in `classes`
-    engine       torch, onnx (a bundle on disk), or auto, the faster by measurement
-    threads      number of threads that decode and compute; by default every core
-    jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the bundle's way
-    device       where torch computes: by default the CPU, or where the model of a `vitrail.Bundle` is
+    An image that cannot be read has an `error` instead of a label; the others are classified. The keywords:
 
-    An image that cannot be read has an `error` instead of a label; the others are classified.
+        bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
+        images       a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; or pixels (n, height,
+                     width[, channels]), uint8; or a list of arrays, Pillow images, or files in bytes
+        top_k        number of classes in `classes`
+        engine       torch, onnx (a bundle on disk), or auto, the faster by measurement
+        threads      number of threads that decode and compute; by default every core
+        jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the
+                     bundle's way
+        device       where torch computes: by default the CPU, or where the model of a `vitrail.Bundle` is
     """
     check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)

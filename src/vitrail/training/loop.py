@@ -364,7 +364,8 @@ class Trainer:
                 name = signal.Signals(done.signal).name
                 log.write("stop", step=self.step, signal=name)
                 raise Interrupted(
-                    f"stopped by {name} after step {self.step} of {self.total}; --resume auto goes on there",
+                    f"stopped by {name} after step {self.step} of {self.total}; --resume auto goes on there (in Python:"
+                    " resume=True)",
                     128 + done.signal,
                 )
 

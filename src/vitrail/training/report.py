@@ -247,6 +247,8 @@ def _notes(events: Events, provenance: dict[str, Any]) -> str:
         notes += word(
             "resumed" if is_exact else "resumed-otherwise", "p", times=counted(len(resumed), "time"), n=len(resumed)
         )
+    if "stopped" in provenance:
+        notes += word("stopped", "p", how=provenance["stopped"], weights=provenance["weights"])
     if "damaged" in provenance:
         files = provenance["damaged"]["files"]
         listed = "".join(f"<li>{escape(reason)}</li>" for reason in list(files.values())[:50])
