@@ -38,7 +38,7 @@ def choose_engine(
         return name
     if not isinstance(bundle, str | Path):
         return _ALWAYS
-    return faster(str(bundle), images, threads or cores(), device or "cpu")
+    return faster(str(bundle), images, threads or cores(), "cpu" if device is None else device)
 
 
 def faster(path: str, images: int, threads: int, device: str = "cpu") -> str:

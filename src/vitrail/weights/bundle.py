@@ -221,7 +221,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
 def open_bundle(bundle: Bundle | str | Path, *, device: str | None = None) -> Bundle:
     """The bundle at a path or of a name, on the device or the CPU; a `Bundle` as it is, moved if a device is given."""
     if not isinstance(bundle, Bundle):
-        return load(bundle, device=device or "cpu")
+        return load(bundle, device="cpu" if device is None else device)
     if device is not None:
         bundle.model.to(find_device(device))
     return bundle
