@@ -107,6 +107,10 @@ def train(
         quiet        print no notes and progress; by default they are shown in terminals and notebooks only
         command      what the run records about how it was made; by default this call
         options      `RunOptions`: workers, threads, device, ...
+
+        >>> result = vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16)
+        >>> result.steps, result.scores["count"], result.bundle.labels[:3]
+        (2, 360, ('0', '1', '2'))
     """
     command = command or _as_call(train, locals())
     chosen_options = _check_options(train, options, seed)
@@ -170,6 +174,11 @@ def finetune(
         recipe       auto: fit the head by least squares, then train all layers if the time allows (5 minutes), and
                      keep the better of both on held-out images; frozen: only that head; or another recipe
         resolution   input size, 384 or (224, 384); position embeddings are interpolated
+
+        >>> shades = np.stack([np.zeros((20, 28, 28)), np.full((20, 28, 28), 255)]).astype(np.uint8)
+        >>> tuned = vitrail.finetune("fashion", (shades.reshape(40, 28, 28), ["dark"] * 20 + ["light"] * 20), steps=1)
+        >>> tuned.bundle.labels, tuned.accuracy
+        (('dark', 'light'), 1.0)
     """
     command = command or _as_call(finetune, locals())
     chosen_options = _check_options(finetune, options, seed)
@@ -261,6 +270,10 @@ def evaluate(
         layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
         workers      threads that prepare images
         device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+
+        >>> found = vitrail.evaluate("fashion", "fashion-40")
+        >>> found.count, found.right == round(40 * found.accuracy), found.accuracy > 0.8
+        (40, True, True)
     """
     from vitrail.evaluation.protocols import evaluate as judge
 
@@ -324,6 +337,10 @@ def predict(
         jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the
                      bundle's way
         device       where torch computes: by default the CPU, or where the model of a `vitrail.Bundle` is
+
+        >>> answers = vitrail.predict("fashion", np.zeros((3, 28, 28), np.uint8), top_k=2)
+        >>> len(answers), answers[2].file, len(answers[2].classes), 0 < answers[2].score < 1
+        (3, 'image 2', 2, True)
     """
     check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)
