@@ -139,6 +139,8 @@ def print_scores(scores: dict[str, Any]) -> None:
     ]
     if scores["ece"] is not None:
         rows.append(["calibration error", f"{scores['ece']:.3f}"])
+    if "against" in scores:
+        rows.append(["against", scores["against"]["sentence"]])
     print_table(None, rows)
     if "shots" in scores:
         sys.stdout.write("\n")

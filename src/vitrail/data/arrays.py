@@ -46,6 +46,12 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     return Dataset(name, table, splits)
 
 
+def unlabelled(images: np.ndarray, name: str) -> Split:
+    """A split of images of which no classes are known: all are of the class 0."""
+    pixels = _as_images(images, "images", name)
+    return Split("all", pixels, np.zeros(len(pixels), np.int64))
+
+
 def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise UsageError(

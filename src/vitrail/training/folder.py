@@ -5,6 +5,7 @@ RUN/metrics.jsonl    a JSON line for each event; TensorBoard's events beside it
 RUN/checkpoints/     the newest ones and the best
 RUN/bundle/          the model, ready to use
 RUN/snapshots/       the model at log-spaced steps, if asked for
+RUN/answers.npz      what the model answered to each test or held-out image (see `vitrail.answers.kept`)
 RUN/report.html      the report
 RUN/.lock            locked by the process that writes the run; contains its id and machine
 """
@@ -28,6 +29,7 @@ _CONTENT = (
     "checkpoints",
     "bundle",
     "snapshots",
+    "answers.npz",
     "report.html",
     ".report.html.writing",
     "config.toml",
@@ -102,7 +104,7 @@ class RunFolder:
 
     def _check_content(self) -> None:
         """Refuse what the end of a run could not write: pipes and the like, a bundle that is not ours."""
-        for name in ("config.toml", "metrics.jsonl", "report.html"):
+        for name in ("config.toml", "metrics.jsonl", "answers.npz", "report.html"):
             path = self.path / name
             if os.path.lexists(path) and not path.is_file():
                 raise UsageError(f"Output must contain regular files, got {str(path)!r}. Move it away yourself.")
