@@ -30,6 +30,7 @@ from vitrail.console import (
     print_conversion,
     print_json,
     print_run,
+    print_runs,
     print_scores,
     print_table,
     printable,
@@ -490,6 +491,41 @@ def _evaluate_each(
     return scores
 
 
+def runs(
+    folders: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(metavar="RUN|DIR", help="Folders that train or finetune wrote, or folders of such."),
+    ],
+    *,
+    page: Annotated[
+        Path | None, arg(metavar="DIR", help="Also write a page with the curves over steps and over seconds.")
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare runs: scores with intervals, settings that differ, and a paired test on the same test images."""
+    if not folders:
+        raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
+    if page is not None:
+        from vitrail.storage import check_output
+
+        check_output(page, force=force)
+    from vitrail.runs.compare import side_by_side
+
+    found = side_by_side(folders)
+    if page is not None:
+        from vitrail.runs.page import write_page
+
+        write_page(found, page, command=shlex.join(["vitrail", *given_words.get()]), force=force)
+    for note in found.notes:
+        say(f"note: {note}")
+    if json:
+        return print_json(found.to_json())
+    print_runs(found.to_json())
+    return print_table(None, [["page", str(page / "index.html")]]) if page is not None else None
+
+
 def predict(
     bundle: BundlePath,
     files: Annotated[
@@ -889,6 +925,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "finetune": finetune,
     "evaluate": evaluate,
+    "runs": runs,
     "predict": predict,
     "inspect": inspect,
     "convert": convert,

@@ -74,7 +74,7 @@ class RunFolder:
             return State.NEW
         if (self.path / "bundle" / MANIFEST).is_file():
             return State.FINISHED
-        if not self._has_our_config() and content != {_ASIDE}:
+        if not is_run(self.path) and content != {_ASIDE}:
             return State.FOREIGN
         return State.UNDER_WAY if steps_of(self.checkpoints) else State.BEGUN
 
@@ -147,9 +147,11 @@ class RunFolder:
                 f"Output must be a folder that can be written, got {str(self.path)!r} ({error.strerror})."
             ) from None
 
-    def _has_our_config(self) -> bool:
-        try:
-            with (self.path / "config.toml").open(encoding="utf-8") as file:
-                return file.read(len(_MARK)) == _MARK
-        except (OSError, UnicodeDecodeError):
-            return False
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run: it has the config.toml that a run writes."""
+    try:
+        with (path / "config.toml").open(encoding="utf-8") as file:
+            return file.read(len(_MARK)) == _MARK
+    except (OSError, ValueError):
+        return False
