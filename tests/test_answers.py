@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
 from test_bundle import FIXTURE
 from vitrail.answers.formats import Parquet, check_table, open_table
 from vitrail.answers.kept import KeptAnswers
@@ -21,6 +22,7 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import find_split, open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.evaluation.metrics import doubtful_labels
+from vitrail.evaluation.protocols import answer_split
 
 EVIL = ["=cmd|' /C calc'!A0", "+1.png", "-1.png", "@a.png", "\tb.png", "\rc.png", 'a"b,c.png', "two\nlines.png"]
 EVIL += ["<img src=x onerror=alert(1)>.png", os.fsdecode(b"\xff.png"), "개미.png", "'quoted.png"]
@@ -341,6 +343,26 @@ def test_labels_that_are_likely_wrong_are_found():
     assert found[:50].mean() > 0.5
     assert found[50:].sum() <= 2
     assert not doubtful_labels(shares, shares.argmax(1)).any()
+
+
+@pytest.mark.slow
+def test_changed_labels_of_fashion_mnist_are_found():
+    """As docs/evaluate.md states."""
+    try:
+        found = answer_split(vitrail.load("fashion"), "fashion-mnist", "test").answers
+    except UsageError as missing:
+        pytest.skip(str(missing))
+    for share, recall, precision in ((0.05, 0.86, 0.80), (0.01, 0.84, 0.43)):
+        shares = []
+        for seed in range(10):
+            rng = np.random.default_rng(seed)
+            is_changed = rng.random(10_000) < share
+            given = found.labels.copy()
+            given[is_changed] = (given[is_changed] + rng.integers(1, 10, is_changed.sum())) % 10
+            marked = doubtful_labels(found.probabilities, given)
+            both = (marked & is_changed).sum()
+            shares.append([both / is_changed.sum(), both / marked.sum()])
+        assert np.mean(shares, axis=0) == pytest.approx([recall, precision], abs=0.01)
 
 
 def test_two_models_are_compared_on_the_same_images(call, tmp_path):

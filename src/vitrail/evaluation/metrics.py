@@ -96,8 +96,8 @@ def doubtful_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray
     average, of images with that class's label (confident learning, arXiv 1911.00068, section 3.1), and gives the label
     itself less than 5 %.
 
-    On Fashion-MNIST's test images with 5 % of labels changed, the embedded model finds 84 % of these, and 80 % of what
-    it marks are such; with 1 % changed, 81 % and 46 %.
+    On Fashion-MNIST's test images with 5 % of labels changed, the embedded model finds 86 % of these, and 80 % of what
+    it marks are such; with 1 % changed, 84 % and 43 %.
     """
     count, classes = probabilities.shape
     rows = np.arange(count)
