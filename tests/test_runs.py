@@ -99,7 +99,9 @@ def test_runs_of_different_data_are_not_compared(tmp_path, call):
     assert [(one["one"], one["other"]) for one in found["pairs"]] == [("a", "b")]
     assert len(done.stderr.splitlines()) == 1
     assert "tested on different images" in done.stderr
-    assert "400 of others (test): c" in done.stderr
+    assert "others (test, 400): c" in done.stderr
+    assert call("runs", tmp_path, "--page", tmp_path / "page").returncode == 0
+    assert "테스트에 쓴 이미지가 다른 실행이 있어" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_older_runs_are_told_how_to_make_their_answers(tmp_path, call):
@@ -110,7 +112,8 @@ def test_older_runs_are_told_how_to_make_their_answers(tmp_path, call):
     assert f"`vitrail evaluate '{tmp_path}/b b/bundle' digits --output '{tmp_path}/b b/answers.npz'`" in done.stderr
     metrics = tmp_path / "b b" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"split": "test"', '"split": "held-out"'))
-    assert "--resume auto makes it" in call("runs", tmp_path).stderr
+    assert "--resume auto makes it" in call("runs", tmp_path, "--page", tmp_path / "page").stderr
+    assert "once more with --resume auto" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_unfinished_and_torn_runs_are_shown(tmp_path, call):

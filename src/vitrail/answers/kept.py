@@ -10,6 +10,7 @@ data, split the data's name and the split, for people
 """
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Self
 
@@ -87,6 +88,8 @@ class KeptAnswers:
     @classmethod
     def read(cls, path: Path) -> Self:
         """The answers in a file, checked."""
+        if not os.path.lexists(path):
+            raise UsageError(f"Answers must be a file that exists, got {str(path)!r}.")
         arrays = unpack.read_arrays(path)
         kinds = {"images": "u", "truth": "i", "answers": "i", "scores": "f", "own": "f", "labels": "U"}
         if missing := [name for name in (*kinds, "data", "split") if name not in arrays]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.answers.kept import NAME as ANSWERS
 from vitrail.answers.paired import Paired
 from vitrail.lab.statistics import holm
 from vitrail.runs.run import Run, find_runs, read_run, short_names
@@ -43,7 +44,24 @@ class SideBySide:
     differences: dict[str, list[Any]]
     """The settings that differ, with the value of each run; None where it has none."""
     pairs: tuple[Pair, ...]
-    notes: tuple[str, ...]
+    groups: tuple[str, ...]
+    """The test images of runs that kept their answers, and these runs, in words."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Why some runs are not compared."""
+        notes = []
+        for run in self.runs:
+            if run.lacks_answers:
+                command = run.keeping_command
+                how = "its command once more with --resume auto" if command is None else f"`{command}`"
+                notes.append(f"{str(run.folder)!r} has no {ANSWERS}, so it is not compared: {how} makes it")
+        if len(self.groups) > 1:
+            listed = "; ".join(self.groups)
+            notes.append(
+                f"runs were tested on different images, and only those on the same ones are compared ({listed})"
+            )
+        return notes
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as `vitrail runs --json` prints it."""
@@ -64,7 +82,7 @@ class SideBySide:
                 }
                 for pair in self.pairs
             ],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
 
 
@@ -83,10 +101,6 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
             if one.answers is not None and other.answers is not None:
                 found[f"{len(found)}"] = (first, second, one.answers.against(other.answers))
     levels = holm({key: paired.p_value for key, (_, _, paired) in found.items()})
-    notes = [note for run in runs if (note := run.missing_answers())]
-    if len(groups) > 1:
-        listed = "; ".join(f"{_images(group[0][0])}: {', '.join(name for _, name in group)}" for group in groups)
-        notes.append(f"runs were tested on different images, and only those on the same ones are compared ({listed})")
     return SideBySide(
         runs=tuple(runs),
         names=tuple(names),
@@ -94,7 +108,7 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
         pairs=tuple(
             Pair(one=one, other=other, paired=paired, level=levels[key]) for key, (one, other, paired) in found.items()
         ),
-        notes=tuple(notes),
+        groups=tuple(f"{_images(group[0][0])}: {', '.join(name for _, name in group)}" for group in groups),
     )
 
 
@@ -116,7 +130,7 @@ def _are_comparable(one: Run, other: Run) -> bool:
 
 def _images(run: Run) -> str:
     answers = run.answers
-    return "" if answers is None else f"{len(answers):,} of {answers.data} ({answers.split})"
+    return "" if answers is None else f"{answers.data} ({answers.split}, {len(answers):,})"
 
 
 def _describe(run: Run, name: str) -> dict[str, Any]:

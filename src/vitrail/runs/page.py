@@ -90,7 +90,14 @@ def _verdict(pair: Pair) -> Html:
 
 
 def _notes(found: SideBySide) -> str:
-    return "".join(f'<p class="quiet">{escape(note)}</p>' for note in found.notes)
+    notes = []
+    for run in found.runs:
+        if run.lacks_answers:
+            kind = "missing-run" if run.keeping_command is None else "missing"
+            notes.append(word(kind, "p", folder=str(run.folder), command=run.keeping_command))
+    if len(found.groups) > 1:
+        notes.append(word("different-images", "p", groups="; ".join(found.groups)))
+    return "".join(notes)
 
 
 def _curves(found: SideBySide) -> str:

@@ -68,16 +68,18 @@ class Run:
         """Whether it came to its end."""
         return bool(of_kind(self.events, "end"))
 
-    def missing_answers(self) -> str | None:
-        """How to make `answers.npz` of a run without it; None if it has it or cannot have it."""
-        if self.answers is not None or self.final is None:
+    @property
+    def lacks_answers(self) -> bool:
+        """Whether it has scores but no `answers.npz`, as runs of older versions."""
+        return self.answers is None and self.final is not None
+
+    @property
+    def keeping_command(self) -> str | None:
+        """The command that makes its `answers.npz`; None if only the run itself can, which held images out."""
+        if self.final is None or self.final.get("split") not in ("test", "val"):
             return None
-        if self.final.get("split") in ("test", "val"):
-            words = ["vitrail", "evaluate", str(self.folder / "bundle"), self.data, "--output"]
-            how = f"`{shlex.join([*words, str(self.folder / ANSWERS)])}` makes it"
-        else:  # images that only the run itself holds out
-            how = "its command once more with --resume auto makes it"
-        return f"{str(self.folder)!r} has no {ANSWERS}, so it is not compared: {how}"
+        words = ["vitrail", "evaluate", str(self.folder / "bundle"), self.data, "--output"]
+        return shlex.join([*words, str(self.folder / ANSWERS)])
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
