@@ -117,8 +117,9 @@ def _differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _BESIDE_THE_RESULT)
     found = {}
     for key in keys:
-        families = {run.family for run in runs if key in run.settings or not key.startswith("model.")}
-        values = [run.settings.get(key) for run in runs if run.family in families]
+        # What a model of its kind has at all, though this one may have none.
+        having = {run.family for run in runs if key in run.settings} if key.startswith("model.") else None
+        values = [run.settings.get(key) for run in runs if having is None or having & {run.family}]
         if any(value != values[0] for value in values):
             found[key] = [run.settings.get(key) for run in runs]
     return found
