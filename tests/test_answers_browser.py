@@ -93,6 +93,12 @@ def test_runs_have_curves_over_steps_and_over_seconds(opened):
     page.locator("input[value=seconds]").check()
     assert page.locator(".by-seconds").first.is_visible()
     assert not page.locator(".by-step").first.is_visible()
+    column = page.locator(".by-seconds svg .column").first
+    column.locator("path").first.hover()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.by-seconds .column > g')].some((g) => getComputedStyle(g).opacity === '1')"
+    )
+    assert "ResNet-Pico" in column.locator("title").first.text_content()
     text = page.locator("main").inner_text()
     assert EVIL.replace('"', "'") in text
     assert "ResNet-Pico is better" in text

@@ -139,11 +139,10 @@ def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
 
 def _summary(scores: dict[str, Any], wrong: int) -> Html:
     low, high = scores["accuracy_interval"]
-    about = word("accuracy", count=f"{scores['count']:,}", split=scores["split"])
+    about = word("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
     return numbers(
         [
             (about, f"{scores['accuracy']:.1%}"),
-            (word("interval"), f"{low:.1%} … {high:.1%}"),
             (word("mistakes"), f"{wrong:,}"),
         ]
     )
