@@ -20,7 +20,20 @@ ROOT = Path(__file__).resolve().parents[1]
 KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)
 
 # The order of the navigation; titles are those of the pages.
-GUIDE = ["commands", "data", "train", "scale", "finetune", "evaluate", "predict", "inspect", "lab", "weights", "python"]
+GUIDE = [
+    "commands",
+    "data",
+    "train",
+    "scale",
+    "finetune",
+    "evaluate",
+    "runs",
+    "predict",
+    "inspect",
+    "lab",
+    "weights",
+    "python",
+]
 GROUND = ["families", "settings", "proved", "architecture", "extending", "api"]
 PAGES = [*(f"docs/{name}" for name in GUIDE + GROUND), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
 TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}

@@ -20,7 +20,19 @@ from vitrail.images.preprocess import Preprocess
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if not path.stem.endswith(".ko"))
 # Pages in the order of a reader who keeps what earlier ones made: `taste/` of commands, `run/` of train.
-IN_ORDER = ("commands", "data", "train", "finetune", "evaluate", "predict", "python", "inspect", "weights", "families")
+IN_ORDER = (
+    "commands",
+    "data",
+    "train",
+    "finetune",
+    "evaluate",
+    "runs",
+    "predict",
+    "python",
+    "inspect",
+    "weights",
+    "families",
+)
 # Blocks that no test runs, by the reason that stands in a comment above them.
 NOT_RUN = {
     "lab": ["takes minutes to hours", "takes a minute"],

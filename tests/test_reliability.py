@@ -114,6 +114,7 @@ def undisturbed(tmp_path_factory):
     assert "test accuracy" in out
     assert sorted(path.name for path in output.iterdir() if "tfevents" not in path.name) == [
         ".lock",
+        "answers.npz",
         "bundle",
         "checkpoints",
         "config.toml",

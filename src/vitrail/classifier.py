@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from vitrail.answers.thumbnail import thumbnail
 from vitrail.configs.engines import ENGINES
 from vitrail.data.prefetch import prefetch
 from vitrail.engines.base import Run, batch_for, cores
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from vitrail.weights.bundle import Bundle
 
 Named = list[dict[str, str | float]]
-Answer = tuple[Named, np.ndarray] | VitrailError
-"""Predictions and features of an image, or the error that prevented them."""
+Answer = tuple[Named, np.ndarray, str] | VitrailError
+"""Predictions, features and, if asked for, the thumbnail of an image; or the error that prevented them."""
 
 
 class Classifier:
@@ -80,22 +81,33 @@ class Classifier:
         return found
 
     def stream(
-        self, files: Sequence[ImageLike], *, top_k: int = 5, batch_size: int | None = None, features: bool = False
+        self,
+        files: Sequence[ImageLike] | np.ndarray,
+        *,
+        names: Iterable[str] | None = None,
+        top_k: int = 5,
+        batch_size: int | None = None,
+        features: bool = False,
+        thumbnails: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """Yield for each image (mostly a file), in order and as soon as it is ready, `{"file", "predictions"}`, with
-        `features=True` also `"features"`, the input of the head; or `{"file", "error"}`. A model that does not classify
-        has features and no predictions."""
+        """Yield for each image file, in order and as soon as it is ready, `{"file", "predictions"}`; or
+        `{"file", "error"}`. `features=True` adds "features", the input of the head, and `thumbnails=True` adds
+        "thumbnail", a data URL of the image as the model sees it. A model that does not classify has features and no
+        predictions. Images that are no files need `names`."""
         if not features:
             self.parts.check_classifies()
-        with contextlib.closing(self._answers(files, top_k, batch_size)) as answers:
-            for file, answer in zip(files, answers, strict=True):
+        with contextlib.closing(self._answers(files, top_k, batch_size, thumbnails)) as answers:
+            for file, answer in zip(files if names is None else names, answers, strict=True):
                 if isinstance(answer, VitrailError):
                     yield {"file": file, "error": str(answer)}
                     continue
-                named, row = answer
-                yield {"file": file, "predictions": named, **({"features": row} if features else {})}
+                named, row, small = answer
+                asked = ({"features": row} if features else {}) | ({"thumbnail": small} if thumbnails else {})
+                yield {"file": file, "predictions": named, **asked}
 
-    def _answers(self, images: Iterable[ImageLike], top_k: int, batch_size: int | None) -> Generator[Answer]:
+    def _answers(
+        self, images: Iterable[ImageLike], top_k: int, batch_size: int | None, thumbnails: bool = False
+    ) -> Generator[Answer]:
         """Yield for each image, in order, its predictions and features, or its error. Every thread decodes and
         classifies its own images, so that no core waits for another. If there are fewer images than threads, each image
         is computed with several threads.
@@ -111,12 +123,12 @@ class Classifier:
             return
         rest = iter(lambda: list(islice(numbered, size)), [])
         with self._engine.running(threads // len(first)) as run:
-            jobs = (partial(self._answer, piece, run, top_k) for piece in chain(first, rest))
+            jobs = (partial(self._answer, piece, run, top_k, thumbnails) for piece in chain(first, rest))
             with contextlib.closing(prefetch(jobs, len(first), ahead=2 * len(first))) as done:
                 for answers in done:
                     yield from answers
 
-    def _answer(self, numbered: list[tuple[int, ImageLike]], run: Run, top_k: int) -> list[Answer]:
+    def _answer(self, numbered: list[tuple[int, ImageLike]], run: Run, top_k: int, thumbnails: bool) -> list[Answer]:
         crops: list[np.ndarray | VitrailError] = []
         for number, image in numbered:
             try:
@@ -125,22 +137,27 @@ class Classifier:
                 crops.append(error)
         good = [crop for crop in crops if isinstance(crop, np.ndarray)]
         outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
-        return [crop if isinstance(crop, VitrailError) else self._name(*next(outputs), top_k) for crop in crops]
+        return [
+            crop
+            if isinstance(crop, VitrailError)
+            else self._name(*next(outputs), thumbnail(crop) if thumbnails else "", top_k)
+            for crop in crops
+        ]
 
     def _crop(self, number: int, image: ImageLike) -> np.ndarray:
         # A Pillow image is decoded when it is first used, and two threads may be given the same one.
         with self._decoding if isinstance(image, Image.Image) else contextlib.nullcontext():
             return self.preprocess.crop(image, name=f"image {number}")
 
-    def _name(self, logits_K: np.ndarray, row: np.ndarray, top_k: int) -> Answer:
+    def _name(self, logits_K: np.ndarray, row: np.ndarray, small: str, top_k: int) -> Answer:
         if not np.isfinite(logits_K).all():
             return DamagedError(OVERFLOWS)
         if not self._names:
-            return [], row
+            return [], row, small
         shares_K = np.exp(logits_K - logits_K.max())
         scores_K = shares_K / shares_K.sum()
         best = np.argsort(-logits_K, kind="stable")[:top_k]
-        return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row
+        return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row, small
 
 
 def check_features_file(path: Path, *, force: bool) -> None:

@@ -1,12 +1,13 @@
 """The commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import tyro
 
 from vitrail import tasks
+from vitrail.answers.formats import check_table, endings, open_table
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
@@ -29,6 +31,7 @@ from vitrail.console import (
     print_conversion,
     print_json,
     print_run,
+    print_runs,
     print_scores,
     print_table,
     printable,
@@ -36,7 +39,7 @@ from vitrail.console import (
     setting_cell,
 )
 from vitrail.data.files import find_images, list_images
-from vitrail.data.sources import describe_sources, open_data
+from vitrail.data.sources import describe_sources, find_split, open_data
 from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_integer
 
@@ -385,28 +388,129 @@ def evaluate(
     ] = None,
     workers: Annotated[int, arg(metavar="N", help="Number of threads that decode and prepare images.")] = 2,
     device: Device = "cpu",
+    output: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help=f"Also write each image's label and answers: a file that ends in {', '.join(endings())}; or .npz, to"
+            " compare them later, as in a run.",
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None, arg(metavar="DIR", help="Also write pages of all mistakes; labels that are likely wrong first.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        arg(metavar="BUNDLE|NPZ", help="Another bundle, or answers of one: which is better, by a paired test?"),
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite FILE and DIR.")] = False,
     json: Json = False,
 ) -> None:
     """Evaluate a bundle on data: accuracy with its interval, top 5, calibration, each class."""
-    scores = tasks.evaluate(
-        bundle,
-        data,
-        split,
-        protocol=protocol,
-        workers=workers,
-        layer=layer,
-        neighbours=neighbours,
-        temperature=temperature,
-        shots=shots,
-        seeds=seeds,
-        penalty=penalty,
-        seed=seed,
-        cache=cache,
-        device=device,
-    ).scores
+    settings: dict[str, Any] = {
+        "layer": layer,
+        "neighbours": neighbours,
+        "temperature": temperature,
+        "shots": shots,
+        "seeds": seeds,
+        "penalty": penalty,
+        "seed": seed,
+        "cache": cache,
+    }
+    running: dict[str, Any] = {"workers": workers, "device": device}
+    outputs: dict[str, Any] = {"output": output, "page": page, "against": against}
+    if asked := [name for name, value in outputs.items() if value is not None]:
+        if protocol != "classify":
+            raise UsageError(f"--{asked[0]} must come with --protocol classify, got {protocol}.")
+        scores = _evaluate_each(bundle, data, split, settings, force=force, **outputs, **running)
+    else:
+        scores = tasks.evaluate(bundle, data, split, protocol=protocol, **settings, **running).scores
     for note in scores["notes"]:
         say(f"note: {note}")
-    return print_json(scores) if json else print_scores(scores)
+    if json:
+        return print_json(scores)
+    print_scores(scores)
+    written = [
+        [name, str(path)] for name, path in (("answers", output), ("page", page and page / "index.html")) if path
+    ]
+    if written:
+        sys.stdout.write("\n")
+        print_table(None, written)
+    return None
+
+
+def _evaluate_each(
+    bundle: str,
+    data: str,
+    split: str | None,
+    settings: dict[str, Any],
+    *,
+    output: Path | None,
+    page: Path | None,
+    against: str | None,
+    force: bool,
+    workers: int,
+    device: str,
+) -> dict[str, Any]:
+    """The scores, and what is asked for of each image."""
+    from vitrail.answers.kept import KeptAnswers
+    from vitrail.evaluation import outputs
+    from vitrail.evaluation.protocols import answer_split, check_settings
+    from vitrail.weights.bundle import load
+
+    check_settings("classify", settings)
+    outputs.check_outputs(output, page, force=force)
+    other: Any = None
+    if against is not None:
+        is_kept = against.lower().endswith(".npz")
+        other = KeptAnswers.read(Path(against)) if is_kept else load(check_folder(against), device=device)
+    loaded = load(bundle, device=device)
+    answered = answer_split(loaded, data, split, workers=workers)
+    scores = answered.scores()
+    if against is not None:
+        if not isinstance(other, KeptAnswers):
+            other = answer_split(other, data, split, workers=workers)
+        scores["against"] = outputs.describe(outputs.compare(answered, other), bundle, against)
+    if output is not None:
+        outputs.write_output(answered, output, force=force)
+    if page is not None:
+        outputs.write_page(answered, scores, loaded.preprocess, page, model=bundle, workers=workers, force=force)
+    return scores
+
+
+def runs(
+    folders: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(metavar="RUN|DIR", help="Folders that train or finetune wrote, or folders of such."),
+    ],
+    *,
+    page: Annotated[
+        Path | None, arg(metavar="DIR", help="Also write a page with the curves over steps and over seconds.")
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare runs: scores with intervals, settings that differ, and a paired test on the same test images."""
+    if not folders:
+        raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
+    if page is not None:
+        from vitrail.storage import check_output
+
+        check_output(page, force=force)
+    from vitrail.runs.compare import side_by_side
+
+    found = side_by_side(folders)
+    if page is not None:
+        from vitrail.runs.page import write_page
+
+        write_page(found, page, command=shlex.join(["vitrail", *given_words.get()]), force=force)
+    for note in found.notes:
+        say(f"note: {note}")
+    if json:
+        return print_json(found.to_json())
+    print_runs(found.to_json())
+    return print_table(None, [["page", str(page / "index.html")]]) if page is not None else None
 
 
 def predict(
@@ -415,9 +519,9 @@ def predict(
         tuple[str, ...],
         tyro.conf.Positional,
         arg(
-            metavar="FILE|DIR|GLOB|-",
-            help="Images, folders of them, quoted patterns such as 'photos/**/*.jpg', or - for names from stdin,"
-            " one per line.",
+            metavar="FILE|DIR|GLOB|DATA|-",
+            help="Images, folders of them, quoted patterns such as 'photos/**/*.jpg', a data set alone (.npz, .csv,"
+            " digits, ...), or - for names from stdin, one per line.",
         ),
     ],
     *,
@@ -445,44 +549,110 @@ def predict(
         Path | None,
         arg(metavar="OUT.npz", help="Also write features, the input of the head: arrays `files` and `features`."),
     ] = None,
-    force: Annotated[bool, arg(help="Overwrite OUT.npz.")] = False,
+    output: Annotated[
+        Path | None,
+        arg(metavar="FILE", help=f"Write the answers to a file that ends in {', '.join(endings())}, a row an image."),
+    ] = None,
+    page: Annotated[
+        Path | None, arg(metavar="DIR", help="Write a contact sheet: pages of all images by their answer.")
+    ] = None,
+    sort: Annotated[
+        Literal["uncertain", "confident"] | None,
+        arg(metavar="{uncertain,confident}", help="Order of the answers, when all are known; default: as given."),
+    ] = None,
+    split: Annotated[
+        str | None, arg(metavar="S", help="Of a data set: train, val or test; default: as in evaluate.")
+    ] = None,
+    force: Annotated[bool, arg(help="Overwrite OUT.npz, FILE and DIR.")] = False,
     json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
-    """Classify images. Files that cannot be read are reported, the others classified; the exit code is then 1."""
+    """Classify images. Files that cannot be read are reported, the others classified; the exit code is then 1.
+
+    With --output or --page, the answers go there instead of to the terminal.
+    """
     check_integer("top_k", top_k, low=1, high=10_000_000)
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.choose import check_engine, choose_engine
+    from vitrail.storage import check_output
     from vitrail.weights.parts import read_parts
 
     if features is not None:
         check_features_file(features, force=force)
-    paths = find_images(files, _lines_of_stdin())
+    if output is not None:
+        check_table(output, force=force)
+    if page is not None:
+        check_output(page, force=force)
+    data = find_split(files, split)
+    names = find_images(files, _lines_of_stdin()) if data is None else list(map(data.name_of, range(len(data))))
+    images = names if data is None else data.images
     check_engine(engine)
-    if features is None:
+    if features is None or output is not None or page is not None or sort is not None:
         read_parts(bundle, weights=False).check_classifies()
-    engine = choose_engine(engine, bundle, len(paths), threads, device)
+    engine = choose_engine(engine, bundle, len(names), threads, device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
-    show = print_json if json else prediction_table(paths, classifier.labels)
+    is_shown = json or (output is None and page is None)
     found, errors = [], []
-    for answer in classifier.stream(paths, top_k=top_k, features=features is not None):
-        if "features" in answer:
-            found.append((answer["file"], answer.pop("features")))
-        errors += [answer["error"]] if "error" in answer else []
+    with contextlib.ExitStack() as stack:
+        receivers: list[Callable[[dict[str, Any]], None]] = []
+        if is_shown:
+            receivers.append(_printing(json, names, classifier.labels, goes_on=any((features, output, page))))
+        if output is not None:
+            best = min(top_k, len(classifier.labels))
+            receivers.append(stack.enter_context(open_table(output, best=best, force=force)).add)
+        sheet = None
+        if page is not None:
+            from vitrail.answers.sheet import contact_sheet
+
+            sheet = stack.enter_context(contact_sheet(page, bundle, by=sort or "uncertain", force=force))
+
+        def answers() -> Iterator[dict[str, Any]]:
+            asked = {"features": features is not None, "thumbnails": sheet is not None}
+            for answer in classifier.stream(images, names=names, top_k=top_k, **asked):
+                if "features" in answer:
+                    found.append((answer["file"], answer.pop("features")))
+                if sheet is not None:
+                    sheet.add(answer)
+                    answer.pop("thumbnail", None)
+                errors.extend([answer["error"]] if "error" in answer else [])
+                yield answer
+
+        rows = answers()
+        if sort is not None:
+            from vitrail.answers.spool import in_order
+
+            rows = stack.enter_context(in_order(rows, sort, None if output is None else output.absolute().parent))
+        for answer in rows:
+            for receive in receivers:
+                receive(answer)
+    if features is not None:
+        write_features(features, found, force=force)
+    written = {"answers": output, "page": page and page / "index.html"}
+    if not classifier.labels or not is_shown:
+        written["features"] = features
+    if not json and (lines := [[name, str(path)] for name, path in written.items() if path is not None]):
+        print_table(None, lines)
+    if errors and is_shown and sys.stdout.isatty():  # each of them has just been seen
+        sys.exit(1)
+    if errors:
+        raise DamagedError(f"{len(errors):,} of {len(names):,} images could not be classified; the first: {errors[0]}")
+
+
+def _printing(
+    json: bool, names: Sequence[str], labels: Sequence[str], *, goes_on: bool
+) -> Callable[[dict[str, Any]], None]:
+    """What prints an answer as soon as it is known. If its reader leaves (`| head`), other outputs may still be due."""
+    show = print_json if json else prediction_table(names, labels)
+
+    def receive(answer: dict[str, Any]) -> None:
         try:
             show(answer)
             sys.stdout.flush()
         except BrokenPipeError:
-            if features is None:
+            if not goes_on:
                 raise
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has left (`| head`), OUT.npz is still due
-    if features is not None:
-        write_features(features, found, force=force)
-        if not classifier.labels and not json:
-            print_table(None, [["features", str(features)]])
-    if errors and sys.stdout.isatty():  # each of them has just been seen
-        sys.exit(1)
-    if errors:
-        raise DamagedError(f"{len(errors):,} of {len(paths):,} images could not be classified; the first: {errors[0]}")
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+    return receive
 
 
 def inspect(
@@ -739,6 +909,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "finetune": finetune,
     "evaluate": evaluate,
+    "runs": runs,
     "predict": predict,
     "inspect": inspect,
     "convert": convert,

@@ -198,6 +198,8 @@ def print_scores(scores: dict[str, Any]) -> None:
     ]
     if scores["ece"] is not None:
         rows.append(["calibration error", f"{scores['ece']:.3f}"])
+    if "against" in scores:
+        rows.append(["against", scores["against"]["sentence"]])
     print_table(None, rows)
     if "shots" in scores:
         sys.stdout.write("\n")
@@ -215,6 +217,36 @@ def print_scores(scores: dict[str, Any]) -> None:
 def _mean_cells(row: dict[str, Any]) -> list[str]:
     interval = row["accuracy_interval"]
     return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
+
+
+_MOST_PAIRS = 10
+
+
+def print_runs(found: dict[str, Any]) -> None:
+    """Print runs side by side, the best first: scores, settings that differ, comparisons."""
+    rows = []
+    for run in found["runs"]:
+        accuracy, interval, images = "-", "-", "-"
+        if run["accuracy"] is not None:
+            low, high = run["accuracy_interval"]
+            accuracy, interval = f"{run['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"
+            images = f"{run['count']:,} {run['split']}"
+        steps = f"{run['steps']:,}{'' if run['finished'] else ' (unfinished)'}"
+        time = "-" if run["seconds"] is None else clock(run["seconds"])
+        rows.append([run["folder"], run["model"], accuracy, interval, images, steps, time])
+    names = ("run", "model", "accuracy", "95 % interval", "images", "steps", "time")
+    print_table(names, rows, droppable=("time", "steps", "images"))
+    if found["differences"]:
+        sys.stdout.write("\n")
+        rows = [[key, *map(setting_cell, values)] for key, values in found["differences"].items()]
+        print_table(("setting that differs", *(run["name"] for run in found["runs"])), rows)
+    if pairs := found["pairs"]:
+        best = found["runs"][0]["name"]
+        shown = pairs if len(pairs) <= _MOST_PAIRS else [pair for pair in pairs if best in (pair["one"], pair["other"])]
+        sys.stdout.write("\n" + "".join(f"{printable(pair['sentence'])}\n" for pair in shown))
+        if len(shown) < len(pairs):
+            sys.stdout.write(f"({len(pairs):,} pairs in all: --json or --page)\n")
+    sys.stdout.write("\n")
 
 
 def print_conversion(report: dict[str, Any]) -> None:

@@ -351,10 +351,12 @@ def predict(
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     found: list[Prediction] = []
     meter = Meter(len(chosen), "images")
-    for name, answer in zip(names, classifier.stream(chosen, top_k=top_k), strict=True):
+    for answer in classifier.stream(chosen, names=names, top_k=top_k):
         classes = tuple((one["label"], one["score"]) for one in answer.get("predictions", ()))
         label, score = classes[0] if classes else (None, None)
-        found.append(Prediction(file=name, label=label, score=score, classes=classes, error=answer.get("error")))
+        found.append(
+            Prediction(file=answer["file"], label=label, score=score, classes=classes, error=answer.get("error"))
+        )
         meter(len(found))
     return found
 

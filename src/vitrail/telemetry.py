@@ -9,6 +9,7 @@ import sys
 from types import ModuleType
 
 from vitrail.console import say
+from vitrail.errors import MissingError
 
 # ONNX Runtime (from 1.29 on) writes a device id and a database into the user's home as soon as it is imported, and
 # looks up its maker's host some seconds later. Its function `disable_telemetry_events` comes too late; this does not.
@@ -29,3 +30,14 @@ def import_quietly(package: str) -> ModuleType:
                 f" {variable}=1 in the environment to prevent it"
             )
     return importlib.import_module(package)
+
+
+def need(package: str, *, extra: str, subject: str) -> ModuleType:
+    """Import a package of an optional extra; the error says how to install it."""
+    try:
+        return import_quietly(package)
+    except ImportError:
+        raise MissingError(
+            f"{subject} needs the {extra!r} extra ({package.partition('.')[0]} is missing). Run, in the folder of"
+            f' vitrail: pip install ".[{extra}]".'
+        ) from None

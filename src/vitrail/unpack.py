@@ -56,6 +56,11 @@ def read_npz(
         raise DamagedError(path=path, cause=f"cannot be read as npz ({first_line(error)})") from None
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an npz file by name."""
+    return {name: array for name, array in read_npz(path).items() if array is not None}
+
+
 def read_idx(path: Path) -> np.ndarray:
     """The uint8 array in an idx file, compressed (`.gz`) or not."""
     try:

@@ -90,6 +90,12 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     return Dataset(name, table, splits)
 
 
+def unlabelled(images: np.ndarray, name: str) -> Split:
+    """A split of images of which no classes are known: all are of the class 0."""
+    pixels = _as_images(images, "images", name)
+    return Split("all", pixels, np.zeros(len(pixels), np.int64))
+
+
 def _check_labels(labels: np.ndarray, key: str, count: int, name: str) -> None:
     if labels.shape != (count,) or labels.dtype.kind not in "iuU" or not len(labels):
         raise UsageError(

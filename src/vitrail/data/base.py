@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from vitrail.data.dataset import Dataset
+    from vitrail.data.dataset import Dataset, Split
 
 # The names that folders and tables give to splits.
 SPLIT_NAMES = {
@@ -27,6 +27,8 @@ class Source(ABC):
     """Description in the help and in errors, such as "a folder of idx files"."""
     word: ClassVar[str] = ""
     """Its name, if it is not a path."""
+    is_folder_of_files: ClassVar[bool] = False
+    """Whether it is a folder of image files, which may also be meant as such, without classes."""
 
     @abstractmethod
     def recognises(self, data: str | Path) -> bool:
@@ -35,3 +37,7 @@ class Source(ABC):
     @abstractmethod
     def open(self, data: str | Path) -> "Dataset":
         """Open recognised data. Image files are listed, not read."""
+
+    def open_images(self, data: str | Path, split: str | None) -> "Split":
+        """The images of recognised data whose labels do not matter, of the given split or as `for_evaluation`."""
+        return self.open(data).for_evaluation(split)

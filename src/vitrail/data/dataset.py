@@ -51,6 +51,18 @@ class Split:
             digest.update(f"{os.path.abspath(path)}\0{stamp}\n".encode(errors="surrogateescape"))  # noqa: PTH100
         return digest.hexdigest()
 
+    def keys(self, root: str) -> np.ndarray:
+        """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its size. The same
+        image has the same one in a copy of the data."""
+        if (pixels := self.in_memory) is not None:
+            contents = (np.ascontiguousarray(one).tobytes() for one in pixels)
+        else:
+            contents = (
+                f"{os.path.relpath(path, root)}\0{_size(path)}".encode(errors="surrogateescape") for path in self.images
+            )
+        digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+        return np.frombuffer(digests, "<u8")
+
     def take(self, indices: np.ndarray, name: str | None = None) -> Self:
         """Some of the images, in the order given."""
         pixels = self.in_memory
@@ -145,8 +157,7 @@ class Dataset:
                 digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
                 continue
             for path in split.images:
-                size = os.stat(path).st_size if os.path.exists(path) else -1  # noqa: PTH110, PTH116 - 200,000 of them
-                digest.update(f"{os.path.relpath(path, self.root)}\0{size}\n".encode(errors="surrogateescape"))
+                digest.update(f"{os.path.relpath(path, self.root)}\0{_size(path)}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def missing(self, split: Split) -> list[str]:
@@ -166,6 +177,10 @@ class Dataset:
                 cause=f"has no training image of class {named}",
                 advice=f"`vitrail doctor {self.name}` says more.",
             )
+
+
+def _size(path: str) -> int:
+    return os.stat(path).st_size if os.path.exists(path) else -1  # noqa: PTH110, PTH116 - 200,000 of them
 
 
 def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:

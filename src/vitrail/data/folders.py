@@ -16,6 +16,7 @@ class ClassFolder(Source):
     """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
 
     description = "a folder of class folders (perhaps in train, val, test)"
+    is_folder_of_files = True
 
     def recognises(self, data: str | Path) -> bool:
         """Any folder; other kinds of folders are tried first."""

@@ -7,7 +7,7 @@ from vitrail.data.base import Source
 from vitrail.data.files import is_file
 
 if TYPE_CHECKING:
-    from vitrail.data.dataset import Dataset
+    from vitrail.data.dataset import Dataset, Split
 
 
 class NpzFile(Source):
@@ -22,5 +22,14 @@ class NpzFile(Source):
         from vitrail import unpack
         from vitrail.data.arrays import dataset_from_arrays
 
-        arrays = {name: array for name, array in unpack.read_npz(Path(data)).items() if array is not None}
-        return dataset_from_arrays(arrays, str(data))
+        return dataset_from_arrays(unpack.read_arrays(Path(data)), str(data))
+
+    def open_images(self, data: str | Path, split: str | None) -> "Split":
+        """Images alone will do, too: the array `images`."""
+        from vitrail import unpack
+        from vitrail.data.arrays import dataset_from_arrays, unlabelled
+
+        arrays = unpack.read_arrays(Path(data))
+        if split is None and "images" in arrays and "labels" not in arrays:
+            return unlabelled(arrays["images"], str(data))
+        return dataset_from_arrays(arrays, str(data)).for_evaluation(split)

@@ -1,6 +1,7 @@
 """Opening DATA, whatever its form."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -14,7 +15,7 @@ from vitrail.data.tables import CsvFile
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from vitrail.data.dataset import Dataset
+    from vitrail.data.dataset import Dataset, Split
 
 # The first that recognises DATA opens it: words before paths, special folders before any folder.
 SOURCES: tuple[Source, ...] = (
@@ -51,6 +52,25 @@ def open_data(data: AnyData) -> "Dataset":
     near = did_you_mean(str(data), filter(None, (source.word for source in SOURCES)))
     where = "" if is_file(data) else ", where there is no folder and no regular file"
     raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.{near}")
+
+
+def find_split(words: Sequence[str], split: str | None = None) -> "Split | None":
+    """The images of a data set, if the words name one; None if they name files and folders. A path comes before a
+    built-in name, and without a `split` any folder is a folder of files."""
+    for word in words:
+        known = [source for source in SOURCES if not (source.word and os.path.lexists(word))]
+        source = next((source for source in known if source.recognises(word)), None)
+        if source is None or (source.is_folder_of_files and split is None):
+            continue
+        if len(words) > 1:
+            raise UsageError(f"A data set must be given alone, got {word!r} beside {len(words) - 1:,} others.")
+        try:
+            return source.open_images(word, split)
+        except OSError as error:
+            raise DamagedError(path=error.filename or word, cause=f"cannot be read ({error.strerror})") from None
+    if split is not None:
+        raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, words[:3]))}.")
+    return None
 
 
 def describe_sources() -> str:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import numpy as np
 
 from vitrail.configs.base import ModelConfig
-from vitrail.errors import MissingError
-from vitrail.telemetry import import_quietly
+from vitrail.telemetry import need as import_extra
 from vitrail.weights.parts import Parts
 
 if TYPE_CHECKING:
@@ -80,11 +79,5 @@ def batch_for(config: ModelConfig) -> int:
 
 
 def need(package: str, engine: str) -> ModuleType:
-    """Import an optional package of an engine, whose extra has the engine's name; the error says how to install it."""
-    try:
-        return import_quietly(package)
-    except ImportError:
-        raise MissingError(
-            f"Engine {engine} needs the {engine!r} extra ({package} is missing). Run, in the folder of vitrail:"
-            f' pip install ".[{engine}]".'
-        ) from None
+    """Import an optional package of an engine, whose extra has the engine's name."""
+    return import_extra(package, extra=engine, subject=f"Engine {engine}")

@@ -1,9 +1,9 @@
 """`vitrail evaluate`: scores of a bundle's own predictions, or of a classifier on its features."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,12 +49,8 @@ def evaluate(
     `settings` are those of `read_examples` (layer, seed, cache) and of the protocol's own function; None stands for the
     default, and a setting that the protocol does not have is refused.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = check_settings(protocol, settings)
     own = _SETTINGS[protocol]
-    for name in given:
-        if name not in own and (protocol == "classify" or name not in _READING):
-            fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
-            raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
     if protocol == "classify":
         return classify(open_bundle(bundle, device=device), data, split, workers=workers)
     reading = {name: given[name] for name in _READING if name in given}
@@ -63,14 +59,49 @@ def evaluate(
     return judge(examples, **{name: given[name] for name in own if name in given})
 
 
+def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are given, not None; one that the protocol does not have is refused."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given:
+        if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _READING):
+            fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
+            raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
+    return given
+
+
+class Answered(NamedTuple):
+    """A bundle's own predictions on a split."""
+
+    dataset: Dataset
+    split: Split
+    """The images, with the data's classes."""
+    place: np.ndarray
+    """The model's class of each class of the data."""
+    names: tuple[str, ...]
+    """Names of the model's classes."""
+    answers: Answers
+    """Predictions of the images, with the model's classes."""
+    about: dict[str, Any]
+    """Description of the data and of how classes were matched, as JSON."""
+
+    def scores(self) -> dict[str, Any]:
+        """All scores, as `evaluate --json` prints them."""
+        return {**self.about, **score(self.answers.probabilities, self.answers.labels, self.names)}
+
+
 def classify(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
     """All scores of the bundle's own predictions on a split; each image counts exactly once."""
+    return answer_split(bundle, data, split, batch=batch, workers=workers).scores()
+
+
+def answer_split(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 64, workers: int = 2) -> Answered:
+    """The bundle's own predictions of each image of a split, once."""
     bundle.parts.check_classifies()
     dataset = open_data(data)
-    chosen = dataset.for_evaluation(split)
+    own = dataset.for_evaluation(split)
     classes = bundle.model.config.classes
     place, how = match_labels(bundle.labels, classes, dataset.labels)
-    chosen = dataclasses.replace(chosen, labels=place[chosen.labels])
+    chosen = dataclasses.replace(own, labels=place[own.labels])
     names = bundle.labels or tuple(map(str, range(classes)))
     notes = []
     if how == "as class numbers" and bundle.labels is not None:
@@ -86,14 +117,8 @@ def classify(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 6
     )
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
-    return {
-        "protocol": "classify",
-        "data": dataset.name,
-        "split": chosen.name,
-        "labels_matched": how,
-        "notes": notes,
-        **score(answers.probabilities, answers.labels, names),
-    }
+    about = {"protocol": "classify", "data": dataset.name, "split": chosen.name, "labels_matched": how, "notes": notes}
+    return Answered(dataset, own, place, names, answers, about)
 
 
 @dataclasses.dataclass(frozen=True)

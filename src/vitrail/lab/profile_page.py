@@ -11,7 +11,7 @@ from vitrail.lab import changes
 from vitrail.lab.page import word as lab_word
 from vitrail.lab.plan import machine
 from vitrail.lab.profile import Contrast, Number, Profile, document
-from vitrail.lab.question import COLOURS
+from vitrail.pages.families import colours_of
 from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, stand_alone, table
 from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
 from vitrail.pages.words import word as say_in
@@ -116,8 +116,7 @@ def _pairs(pairs: Sequence[Contrast]) -> str:
 
 def _figures(found: Sequence[Profile]) -> list[tuple[str, str]]:
     families = [one.bundle.model.config.family for one in found]
-    are_distinct = len(set(families)) == len(families)
-    colours = [COLOURS.get(family, 7) if are_distinct else at % 8 for at, family in enumerate(families)]
+    colours = colours_of(families)
     percent = word("percent", "tspan")
     made = []
     shifts = [_line(one, colour, _shift_points(one)) for one, colour in zip(found, colours, strict=True)]

@@ -17,15 +17,13 @@ from vitrail.lab.images import Images
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, lost_skill, pool
 from vitrail.lab.training import training_cell
+from vitrail.pages.families import COLOURS as COLOURS
 from vitrail.pages.page import Html
 from vitrail.pages.words import Words, word
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 
 _USUAL = 10_000
-
-COLOURS = {"vit": 0, "resnet": 1, "hybrid": 2, "mixer": 3, "lstm": 4, "mlp": 5, "igpt": 6}
-"""Every family keeps its colour in all figures; others share the last one."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,13 +131,13 @@ def image(pixels_HWC: np.ndarray, text: str) -> str:
     return f'<img src="{data_image(pixels_HWC)}" alt="{escape(text)}">'
 
 
-def data_image(pixels_HWC: np.ndarray, *, photo: bool = False) -> str:
-    """Pixels as a data URL: a PNG file, or a JPEG for a large `photo`, which is much smaller."""
+def data_image(pixels_HWC: np.ndarray, *, photo: bool = False, quality: int = 92) -> str:
+    """Pixels as a data URL: a PNG file, or a JPEG of this quality for a large `photo`, which is much smaller."""
     file = io.BytesIO()
     one = pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]
     is_jpeg = photo and one.shape[0] * one.shape[1] > 64 * 64
     if is_jpeg:
-        Image.fromarray(one).save(file, "JPEG", quality=92, subsampling=0)
+        Image.fromarray(one).save(file, "JPEG", quality=quality, subsampling=0 if quality > 90 else 2)
     else:
         Image.fromarray(one).save(file, "PNG", optimize=True)
     return f"data:image/{'jpeg' if is_jpeg else 'png'};base64,{base64.b64encode(file.getvalue()).decode()}"

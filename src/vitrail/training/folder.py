@@ -5,6 +5,7 @@ RUN/metrics.jsonl    a JSON line for each event; TensorBoard's events beside it
 RUN/checkpoints/     the newest ones and the best
 RUN/bundle/          the model, ready to use
 RUN/snapshots/       the model at log-spaced steps, if asked for
+RUN/answers.npz      what the model answered to each test or held-out image (see `vitrail.answers.kept`)
 RUN/report.html      the report
 RUN/.lock            locked by the process that writes the run; contains its id and machine
 """
@@ -28,6 +29,7 @@ _CONTENT = (
     "checkpoints",
     "bundle",
     "snapshots",
+    "answers.npz",
     "report.html",
     ".report.html.writing",
     "config.toml",
@@ -72,7 +74,7 @@ class RunFolder:
             return State.NEW
         if (self.path / "bundle" / MANIFEST).is_file():
             return State.FINISHED
-        if not self._has_our_config() and content != {_ASIDE}:
+        if not is_run(self.path) and content != {_ASIDE}:
             return State.FOREIGN
         return State.UNDER_WAY if steps_of(self.checkpoints) else State.BEGUN
 
@@ -102,7 +104,7 @@ class RunFolder:
 
     def _check_content(self) -> None:
         """Refuse what the end of a run could not write: pipes and the like, a bundle that is not ours."""
-        for name in ("config.toml", "metrics.jsonl", "report.html"):
+        for name in ("config.toml", "metrics.jsonl", "answers.npz", "report.html"):
             path = self.path / name
             if os.path.lexists(path) and not path.is_file():
                 raise UsageError(f"Output must contain regular files, got {str(path)!r}. Move it away yourself.")
@@ -145,9 +147,11 @@ class RunFolder:
                 f"Output must be a folder that can be written, got {str(self.path)!r} ({error.strerror})."
             ) from None
 
-    def _has_our_config(self) -> bool:
-        try:
-            with (self.path / "config.toml").open(encoding="utf-8") as file:
-                return file.read(len(_MARK)) == _MARK
-        except (OSError, UnicodeDecodeError):
-            return False
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run: it has the config.toml that a run writes."""
+    try:
+        with (path / "config.toml").open(encoding="utf-8") as file:
+            return file.read(len(_MARK)) == _MARK
+    except (OSError, ValueError):
+        return False

@@ -6,12 +6,11 @@ again. At the end, or when the run is interrupted, it no longer does.
 
 import contextlib
 import datetime
-import json
 import platform
 import shlex
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,12 +23,13 @@ from vitrail.console import clock
 from vitrail.data.dataset import Dataset, Split
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
-from vitrail.pages.curves import Curve, axes, draw_curves
+from vitrail.pages.curves import axes, draw_curves
 from vitrail.pages.page import Html, escape, figure, image, numbers, page, table
 from vitrail.pages.words import LANGUAGE_BUTTON, both, language_script, words_beside
 from vitrail.pages.words import word as say_in
 from vitrail.settings import counted
 from vitrail.storage import replace_text
+from vitrail.training.course import Events, curve_of, is_number, of_kind, read_events
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement, Objective
 from vitrail.training.runlog import RunLog
@@ -41,8 +41,6 @@ _REFRESH = 10  # seconds after which a browser loads the report of a run that tr
 _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
 _DOTTED = 40  # evaluations that are drawn with dots
 _IMAGE, _IMAGES = "photo.jpg", "photos"  # what stands for a user's own in commands
-
-Events = Sequence[dict[str, Any]]
 
 
 def word(name: str, tag: str = "span", **fields: Any) -> Html:
@@ -142,66 +140,13 @@ def _resumed(command: str) -> str:
     return shlex.join(words if "--resume" in words else [*words, "--resume", "auto"])
 
 
-# metrics.jsonl
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; of steps that were repeated after a kill, the later ones. Incomplete and invalid
-    lines are left out."""
-    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if not _is_event(event):
-            continue
-        if event["event"] == "resume" and _is_number(event.get("step")):  # steps after it will be repeated
-            kept = {key: one for key, one in kept.items() if len(key) == 1 or one["step"] <= event["step"]}
-        key = (event["event"], event["step"]) if event["event"] in ("step", "evaluate") else (number,)
-        kept[key] = event
-    return list(kept.values())
-
-
-# The numbers of events that a report shows, and those of them that are null where a number was not finite.
-_SHOWN = {
-    "step": ("step", "loss", "learning_rate", "images_per_second"),
-    "evaluate": ("step", "loss", "count"),
-    "probe": ("accuracy", "count"),
-}
-_NULLABLE = ("loss", "learning_rate", "images_per_second")
-
-
-def _is_event(event: object) -> bool:
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return False
-    shown = _SHOWN.get(event["event"], ())
-    is_null = (name in event and event[name] is None and name in _NULLABLE for name in shown)
-    return all(null or _is_number(event.get(name)) for null, name in zip(is_null, shown, strict=True))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
-
-
-def curve_of(events: Events, kind: str, key: str, name: str = "", colour: int = 0, *, factor: float = 1) -> Curve:
-    """The course of a number of the events `step` or `evaluate`, in the order of steps."""
-    known = sorted((one for one in _of_kind(events, kind) if _is_number(one.get(key))), key=lambda one: one["step"])
-    seconds = [one["seconds"] if _is_number(one.get("seconds")) else None for one in known]
-    return Curve(name, [one["step"] for one in known], seconds, [factor * one[key] for one in known], colour)
-
-
-def _of_kind(events: Events, kind: str) -> list[dict[str, Any]]:
-    return [event for event in events if event["event"] == kind]
-
-
 # The parts of the page
 
 
 def _left(events: Events, total: int) -> str:
     """The time that is left, at the speed since the run last started."""
     since = max((at for at, event in enumerate(events) if event["event"] == "resume"), default=0)
-    timed = [one for one in _of_kind(events[since:], "step") if _is_number(one.get("seconds"))]
+    timed = [one for one in of_kind(events[since:], "step") if is_number(one.get("seconds"))]
     if len(timed) < 2 or timed[-1]["step"] == timed[0]["step"]:
         return "?"
     steps, seconds = (timed[-1][key] - timed[0][key] for key in ("step", "seconds"))
@@ -210,9 +155,9 @@ def _left(events: Events, total: int) -> str:
 
 def _course(events: Events, trainer: Trainer) -> str:
     """The main numbers of a run that is not at its end."""
-    objective, steps, seen = trainer.objective, _of_kind(events, "step"), _of_kind(events, "evaluate")
+    objective, steps, seen = trainer.objective, of_kind(events, "step"), of_kind(events, "evaluate")
     pairs = []
-    if seen and _is_number(seen[-1].get(objective.watched)):
+    if seen and is_number(seen[-1].get(objective.watched)):
         name = both(objective.watched_name, objective.korean)
         pairs.append((word("held-out-now", metric=name, count=seen[-1]["count"]), f"{seen[-1][objective.watched]:.1%}"))
     if steps and steps[-1]["loss"] is not None:
@@ -230,7 +175,7 @@ def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Ev
     pairs = [] if judgement is None else list(judgement.summary)
     fitted = provenance.get("scores", {}).get("training_accuracy")
     pairs += [(word("training-accuracy"), f"{fitted:.1%}")] if fitted is not None else []
-    pairs += [(word("probe", count=event["count"]), f"{event['accuracy']:.1%}") for event in _of_kind(events, "probe")]
+    pairs += [(word("probe", count=event["count"]), f"{event['accuracy']:.1%}") for event in of_kind(events, "probe")]
     pairs += [
         (word("steps"), f"{provenance['steps']:,}"),
         (word("epochs"), f"{provenance['epochs']:.4g}"),
@@ -242,7 +187,7 @@ def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Ev
 def _notes(events: Events, provenance: dict[str, Any]) -> str:
     """What a reader of the numbers must know: interruptions, images that could not be read."""
     notes = ""
-    if resumed := _of_kind(events, "resume"):
+    if resumed := of_kind(events, "resume"):
         is_exact = all(event.get("exact") for event in resumed)
         notes += word(
             "resumed" if is_exact else "resumed-otherwise", "p", times=counted(len(resumed), "time"), n=len(resumed)
@@ -276,7 +221,7 @@ def _curves(events: Events, objective: Objective, *, is_over: bool) -> str:
         name = both(objective.watched_name, objective.korean)
         label = word("percent", "tspan", metric=both(objective.watched_name, objective.korean, "tspan"))
         best = int(np.argmax(watched.values))
-        count = _of_kind(events, "evaluate")[-1]["count"]
+        count = of_kind(events, "evaluate")[-1]["count"]
         note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
         curve = draw_curves([watched], label, dots=len(watched.values) < _DOTTED)
         title = "watched-title" if is_over else "watched-so-far"

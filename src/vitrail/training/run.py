@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vitrail import __version__
+from vitrail.answers.kept import NAME as ANSWERS
 from vitrail.configs import zoo
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe, write_toml
@@ -218,6 +219,8 @@ def run(
             if scores is not None:
                 log.write("final", step=trainer.step, **scores)
             save(bundle, folder.path / "bundle", force=True)
+            if judgement is not None and (answers := judgement.answers_to(dataset)) is not None:
+                answers.write(folder.path / ANSWERS, force=True)
             shown = trainer.loader.split if split is None else split
             report.finish(bundle, judgement, shown)
             log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])

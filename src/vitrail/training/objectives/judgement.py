@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.dataset import Split
+from vitrail.answers.kept import KeptAnswers
+from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.errors import DamagedError
 from vitrail.evaluation.classify import Answers, answer
@@ -45,6 +46,10 @@ class Judgement:
         """Its sections of the report, as HTML."""
         return ""
 
+    def answers_to(self, dataset: Dataset) -> KeptAnswers | None:
+        """What the model answered to each image, for `RUN/answers.npz`; None if it gives no classes."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Judgement):
@@ -56,6 +61,9 @@ class Classification(Judgement):
     labels: tuple[str, ...]
     split: Split
     preprocess: Preprocess
+
+    def answers_to(self, dataset: Dataset) -> KeptAnswers:
+        return KeptAnswers.of(dataset, self.split, self.answers.indices, self.answers.probabilities)
 
     def sections(self) -> str:
         """Classes, calibration, confusions, mistakes."""

@@ -1,0 +1,165 @@
+"""What `vitrail evaluate` leaves of each image: a table of answers, a page of mistakes, a comparison with another
+model."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.answers.formats import Row, check_table, open_table
+from vitrail.answers.kept import KeptAnswers
+from vitrail.answers.paired import Paired
+from vitrail.answers.sheet import ON_PAGE, Judged, word, write_mistakes
+from vitrail.answers.thumbnail import thumbnail
+from vitrail.data.prefetch import prefetch
+from vitrail.errors import DamagedError
+from vitrail.evaluation.metrics import doubtful_labels, wilson
+from vitrail.evaluation.protocols import Answered
+from vitrail.images.preprocess import Preprocess
+from vitrail.pages.page import Html, numbers, table
+from vitrail.storage import check_output
+
+_BEST = 5  # answers of an image in a table
+_CONFUSIONS = 20
+
+
+def check_outputs(output: Path | None, page: Path | None, *, force: bool) -> None:
+    """Refuse what could not be written, before any work is done."""
+    if output is not None:
+        check_table(output, force=force, others=[".npz"])
+    if page is not None:
+        check_output(page, force=force)
+
+
+def keep(answered: Answered) -> KeptAnswers:
+    """The answers, to compare them with other models' later."""
+    return KeptAnswers.of(
+        answered.dataset,
+        answered.split,
+        answered.answers.indices,
+        answered.answers.probabilities,
+        answered.place,
+    )
+
+
+def write_output(answered: Answered, output: Path, *, force: bool = False) -> None:
+    """Write each image's truth and best answers to a table, or all answers to an .npz file."""
+    if output.suffix.lower() == ".npz":
+        keep(answered).write(output, force=force)
+        return
+    best = min(_BEST, len(answered.names))
+    with open_table(output, best=best, truth=True, force=force) as rows:
+        for row in _rows(answered, best):
+            rows.add(row)
+
+
+def _rows(answered: Answered, best: int) -> Iterator[Row]:
+    for index, truth, probabilities in zip(*answered.answers, strict=True):
+        chosen = np.argsort(-probabilities, kind="stable")[:best]
+        named = [{"label": answered.names[place], "score": float(probabilities[place])} for place in chosen]
+        yield {"file": answered.split.name_of(int(index)), "truth": answered.names[truth], "predictions": named}
+
+
+def compare(answered: Answered, other: Answered | KeptAnswers) -> Paired:
+    """The paired comparison with another model on the same images."""
+    return keep(answered).against(other if isinstance(other, KeptAnswers) else keep(other))
+
+
+def describe(paired: Paired, one: str, other: str) -> dict[str, Any]:
+    """A comparison as JSON."""
+    right = [round(share * paired.count) for share in paired.accuracies]
+    return {
+        "bundle": other,
+        "accuracy": paired.accuracies[1],
+        "accuracy_interval": list(wilson(right[1], paired.count)),
+        "only_this": paired.one,
+        "only_other": paired.other,
+        "p_value": paired.p_value,
+        "sentence": paired.sentence(one, other),
+    }
+
+
+def write_page(
+    answered: Answered,
+    scores: dict[str, Any],
+    preprocess: Preprocess,
+    output: Path,
+    *,
+    model: str,
+    workers: int = 2,
+    force: bool = False,
+) -> None:
+    """Write a page of mistakes: likely wrong labels first, then the most certain; all of them."""
+    answers, split, names = answered.answers, answered.split, answered.names
+    probabilities, rows = answers.probabilities, np.arange(len(answers.labels))
+    said = probabilities.argmax(axis=1)
+    score, own = probabilities[rows, said], probabilities[rows, answers.labels]
+    is_doubtful = doubtful_labels(probabilities, answers.labels)
+
+    def judged(chosen: np.ndarray) -> list[Judged]:
+        return [
+            Judged(
+                index=int(answers.indices[row]),
+                name=split.name_of(int(answers.indices[row])),
+                truth=names[answers.labels[row]],
+                answer=names[said[row]],
+                score=float(score[row]),
+                own=float(own[row]),
+                is_doubtful=bool(is_doubtful[row]),
+            )
+            for row in chosen
+        ]
+
+    def thumbnails(some: Sequence[Judged]) -> Iterator[str]:
+        jobs = (partial(_thumbnail, preprocess, split.images[one.index]) for one in some)
+        return prefetch(jobs, workers, ahead=8 * max(workers, 1))
+
+    wrong, right = np.flatnonzero(said != answers.labels), np.flatnonzero(said == answers.labels)
+    write_mistakes(
+        output,
+        model,
+        about=f"{scores['data']} ({scores['split']})",
+        summary=_summary(scores, len(wrong)),
+        confusions=_confusions(scores, names),
+        mistakes=judged(wrong[np.lexsort((-score[wrong], ~is_doubtful[wrong]))]),
+        right=judged(right[np.argsort(score[right], kind="stable")][:ON_PAGE]),
+        thumbnails=thumbnails,
+        force=force,
+    )
+
+
+def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
+    try:
+        return thumbnail(preprocess.crop(image))
+    except DamagedError:  # it was readable when it was evaluated
+        return ""
+
+
+def _summary(scores: dict[str, Any], wrong: int) -> Html:
+    low, high = scores["accuracy_interval"]
+    about = word("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
+    return numbers(
+        [
+            (about, f"{scores['accuracy']:.1%}"),
+            (word("mistakes"), f"{wrong:,}"),
+        ]
+    )
+
+
+def _confusions(scores: dict[str, Any], names: Sequence[str]) -> Html:
+    if scores["confusion"] is None or scores["accuracy"] == 1:
+        return Html("")
+    confusion = np.array(scores["confusion"])
+    counts = confusion.sum(axis=1)
+    np.fill_diagonal(confusion, 0)
+    found = np.argsort(-confusion, axis=None, kind="stable")[:_CONFUSIONS]
+    pairs = zip(*(one.tolist() for one in np.unravel_index(found, confusion.shape)), strict=True)
+    rows = [
+        (names[true], names[said], f"{confusion[true, said]:,}", f"{confusion[true, said] / counts[true]:.1%}")
+        for true, said in pairs
+        if confusion[true, said]
+    ]
+    heads = [word(name) for name in ("is", "answer", "times", "of-class")]
+    return Html(f"<h2>{word('confused')}</h2>{table(heads, rows, frozenset({2, 3}))}")

@@ -1,0 +1,62 @@
+"""The course of a run, from its metrics.jsonl. No torch here."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail.pages.curves import Curve
+
+Events = Sequence[dict[str, Any]]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; of steps that were repeated after a kill, the later ones. Incomplete and invalid
+    lines are left out."""
+    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not _is_event(event):
+            continue
+        if event["event"] == "resume" and is_number(event.get("step")):  # steps after it will be repeated
+            kept = {key: one for key, one in kept.items() if len(key) == 1 or one["step"] <= event["step"]}
+        key = (event["event"], event["step"]) if event["event"] in ("step", "evaluate") else (number,)
+        kept[key] = event
+    return list(kept.values())
+
+
+# The numbers of events that a report shows, and those of them that are null where a number was not finite.
+_SHOWN = {
+    "step": ("step", "loss", "learning_rate", "images_per_second"),
+    "evaluate": ("step", "loss", "count"),
+    "probe": ("accuracy", "count"),
+}
+_NULLABLE = ("loss", "learning_rate", "images_per_second")
+
+
+def _is_event(event: object) -> bool:
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return False
+    shown = _SHOWN.get(event["event"], ())
+    is_null = (name in event and event[name] is None and name in _NULLABLE for name in shown)
+    return all(null or is_number(event.get(name)) for null, name in zip(is_null, shown, strict=True))
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of an event is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def curve_of(events: Events, kind: str, key: str, name: str = "", colour: int = 0, *, factor: float = 1) -> Curve:
+    """The course of a number of the events `step` or `evaluate`, in the order of steps."""
+    known = sorted((one for one in of_kind(events, kind) if is_number(one.get(key))), key=lambda one: one["step"])
+    seconds = [one["seconds"] if is_number(one.get("seconds")) else None for one in known]
+    return Curve(name, [one["step"] for one in known], seconds, [factor * one[key] for one in known], colour)
+
+
+def of_kind(events: Events, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind."""
+    return [event for event in events if event["event"] == kind]
