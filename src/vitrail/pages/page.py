@@ -95,6 +95,11 @@ def _spoken(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def _ends_text(low: float, high: float) -> str:
+    """An interval; nothing where it is not known, which a point stands for."""
+    return f"({_spoken(low)} … {_spoken(high)})" if low < high else ""
+
+
 def _titled(text: str) -> str:
     """What a browser shows when the pointer rests on an element of a figure."""
     return f"<title>{'&#10;'.join(_plain(text).splitlines())}</title>"
@@ -232,7 +237,7 @@ def chart(
         if dots or not line.joined or len(some) == 1:
             bars = dict(zip(line.xs, line.bars, strict=False))
             for (x, y), (at, height) in zip(some, spots, strict=True):
-                range_ = " ({} … {})".format(*map(_spoken, bars[x])) if x in bars else ""
+                range_ = f" {_ends_text(*bars[x])}".rstrip() if x in bars else ""
                 name = Html(f"{escape(line.name)}\n") if line.name else ""
                 title = _titled(Html(f"{name}{_spoken(x)}: {_spoken(y)}{range_}"))
                 dotted.append(f'<circle cx="{at:.1f}" cy="{height:.1f}" r="2.6" fill="{colour}">{title}</circle>')
@@ -352,7 +357,7 @@ def ranges(
         parts.append(f'<line x1="{x}" x2="{x}" y1="{low}" y2="{high:g}" style="stroke:var(--lead)"/>')
     for number, row in enumerate(rows):
         y, colour = _TOP + (number + 0.5) * step, f"var(--c{row.colour % 8})"
-        interval = f"{_spoken(row.value)} ({_spoken(row.low)} … {_spoken(row.high)})"
+        interval = f"{_spoken(row.value)} {_ends_text(row.low, row.high)}".rstrip()
         title = _titled(Html(f"{escape(row.name)}\n{interval}"))
         parts.append(f'<g class="row">{title}')
         parts.append(f'<path class="area" d="M0 {y - step / 2:.1f}H{WIDTH}v{step:.1f}H0z"/>')
