@@ -109,6 +109,20 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
     assert (tmp_path / "figures" / "neighbourhood-pixels.svg").exists()
 
 
+def test_a_report_of_the_first_rounds_alone_is_written(tmp_path):
+    """One level was run, and not yet the proof: the others have no figure."""
+    question = Neighbourhood("neighbourhood", LAB)
+    filled = Filled(tmp_path, question)
+    for level in ("", "patches"):
+        for cell in question.cells["resnet", level][:2]:
+            filled.train(cell, 0.9 if not level else 0.5)
+    question.read(filled.results)
+    write_report(tmp_path, LAB, {"neighbourhood": question}, command="")
+    assert [path.name for path in (tmp_path / "figures").iterdir() if "neighbourhood-" in path.name[:14]] == [
+        "neighbourhood-patches.svg"
+    ]
+
+
 def test_rounds_hold_both_sides_of_a_contrast():
     question = Neighbourhood("neighbourhood", LAB)
     proof, first = question.rounds()[:2]

@@ -154,7 +154,8 @@ class Neighbourhood(Question):
                 if one is not None and one.error == one.error:
                     colour = COLOURS.get(name, 7)
                     rows.append(Range(name, one.value, *(one.interval() if one.error else (0.0, 0.0)), colour))
-            panels[level] = rows
+            if rows:
+                panels[level] = rows
         ends = [value for rows in panels.values() for row in rows for value in row[1:4]]
         if ends:
             low, high = min(*ends, 0.0), max(*ends, 0.1)
