@@ -34,7 +34,8 @@ class Filled:
         right = (np.arange(self.count) + 0.5) / self.count < accuracy
         flipped = self.generator.choice(self.count, 4, replace=False)
         right[flipped[:2]], right[flipped[2:]] = True, False
-        return {"right": pack(right), "count": self.count, "accuracy": float(right.mean())}
+        told = {"right": pack(right), "count": self.count, "accuracy": float(right.mean())}
+        return {"training_accuracy": 1.0, "curve": [], **told}
 
 
 def states(question, filled, level=0.05):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from scipy import stats
 
 import vitrail
+from made_up import Filled
 from vitrail.configs import zoo
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
@@ -515,6 +517,20 @@ def test_the_data_question_says_what_the_numbers_say(tmp_path):
         states = {one.claim: one.state(0.01) for one in question.verdicts()}
         assert (states["C1"], states["C3"]) == (state, state)
         assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
+
+
+def test_families_with_other_sizes_stand_in_the_right_columns(tmp_path):
+    """Other questions share some cells, so that one family may have sizes that another lacks."""
+    question = Data("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
+    filled = Filled(tmp_path, question)
+    for family, count in (("vit", 300), ("resnet", 300), ("resnet", 600), ("resnet", 1000), ("vit", 1000)):
+        for cell in question.cells[family, count]:
+            filled.train(cell, 0.5 + count / 4000)
+    question.read(filled.results)
+    rows = re.findall("<tr>(.*?)</tr>", question.html(dict(question.figures())))
+    assert [re.sub("<.*?>", "|", row).count("%") for row in rows[1:]] == [2, 3]
+    assert [row.count("<td") for row in rows[1:]] == [6, 6]
+    assert ">-<" in rows[1]
 
 
 def test_a_question_without_results_cannot_tell(tmp_path):

@@ -211,22 +211,25 @@ class Data(Question):
             figure(self.word(f"{name}-title"), self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}"), svg)
             for name, svg in figures.items()
         )
+        return f'<div class="panes">{panes}</div>{self._table()}{self._floor_sentence()}'
+
+    def _table(self) -> str:
+        """Every family by the numbers of images that one of them was trained on; other questions share some cells."""
+        shown = [count for count in self.lab.sizes if any((name, count) in self.found for name in self.lab.families)]
         rows = []
         for name in self.lab.families:
-            counts = self._known(name)
-            if not counts:
+            values = {count: self.found.estimate((name, count)).value for count in self._known(name)}
+            if not values:
                 continue
-            values = [self.found.estimate((name, count)).value for count in counts]
-            law = fit_power_law(counts, [1 - value for value in values])
-            base = [self.found.estimate(("vit", count)).value for count in counts if ("vit", count) in self.found]
-            ratio = sample_efficiency(counts, values, base) if len(base) == len(values) and name != "vit" else None
+            law = fit_power_law(list(values), [1 - value for value in values.values()])
+            shared = [count for count in values if ("vit", count) in self.found and name != "vit"]
+            base = [self.found.estimate(("vit", count)).value for count in shared]
+            ratio = sample_efficiency(shared, [values[count] for count in shared], base) if shared else None
             fitted = "-" if law is None else f"{law.floor:.3f} + {law.scale:.2f} n^-{law.exponent:.2f}"
-            times = "-" if ratio is None else f"{ratio:.1f}x"
-            rows.append([name, *(f"{value:.1%}" for value in values), fitted, times])
-        counts = self._known(self.lab.families[0])
-        heads = ["", *(f"n = {count:,}" for count in counts), self.word("fit"), self.word("ratio")]
-        listed = table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
-        return f'<div class="panes">{panes}</div>{listed}{self._floor_sentence()}'
+            shares = [f"{values[count]:.1%}" if count in values else "-" for count in shown]
+            rows.append([name, *shares, fitted, "-" if ratio is None else f"{ratio:.1f}x"])
+        heads = ["", *(f"n = {count:,}" for count in shown), self.word("fit"), self.word("ratio")]
+        return table(heads, rows, frozenset(range(1, len(heads))))
 
     def _floor_sentence(self) -> str:
         words = self._floor_words()
