@@ -176,8 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, content, **headers)
 
     def _send(self, status, body, **headers):
-        """Send an answer. Faults: ("cut", n) ends the connection after n bytes, ("size", n) states another size, "wrong"
-        changes the content."""
+        """Send an answer. Faults: ("cut", n) ends the connection after n bytes, ("size", n) states another size,
+        "wrong" changes the content."""
         kind, number = self.fault if isinstance(self.fault, tuple) else (self.fault, 0)
         length = number if kind == "size" else len(body)
         if kind == "wrong" and body:

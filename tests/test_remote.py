@@ -1,5 +1,6 @@
 """Weights from a network: the Hub's real client and our own reader of addresses, against a server on this machine."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,12 +17,15 @@ import pytest
 
 import vitrail
 from hub_server import HubServer
+from peers import import_peer
 from test_convert import CLOTHES, small
 from vitrail.configs.remotes import REMOTES, remote_kind
 from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError
+from vitrail.evaluation.protocols import evaluate
 from vitrail.storage import user_folder
 from vitrail.weights import web
 from vitrail.weights.convert import Told, convert, read_any
+from vitrail.weights.proof import prove
 
 pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 import huggingface_hub.constants
@@ -302,6 +306,56 @@ def test_a_full_disk_is_one_line(hub, tmp_path, call):
     assert done.returncode == 1
     assert "could not be fetched into the cache (No space left on device). Nothing of it is kept." in done.stderr
     assert leftovers(tmp_path / "hub") == []
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, published, tmp_path, monkeypatch, to):
+    """By the client's own `upload_folder`; then the library, and we, open what has arrived."""
+    peer = import_peer("timm" if to == "timm" else "transformers")
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    bundle = dataclasses.replace(small(), provenance={"licence": "CC BY 4.0"})
+    vitrail.save(bundle, tmp_path / "ours")
+    convert(str(tmp_path / "ours"), tmp_path / to, to, verifies=False, images=CLOTHES)
+    huggingface_hub.create_repo("me/mine", exist_ok=True)
+    huggingface_hub.upload_folder(repo_id="me/mine", folder_path=tmp_path / to)
+    arrived = hub.uploads.pop("me/mine")
+    assert sorted(arrived) == sorted(path.name for path in (tmp_path / to).iterdir())
+    card = huggingface_hub.ModelCard(arrived["README.md"].decode()).data
+    assert (card.library_name, card.pipeline_tag) == (peer.__name__, "image-classification")
+    assert (card.license, card.license_name) == ("other", "CC BY 4.0")
+    hub.publish("me/mine", arrived)
+    if to == "timm":
+        theirs = peer.create_model("hf-hub:me/mine", pretrained=True, cache_dir=tmp_path / "hub").eval()
+    else:
+        model = peer.AutoModelForImageClassification.from_pretrained("me/mine", cache_dir=tmp_path / "hub").eval()
+        theirs = lambda images: model(images).logits  # noqa: E731
+    proof = prove(bundle.model, bundle.preprocess, theirs, to, CLOTHES)
+    assert proof["equal_answers"] == 40
+    back = fetch("hf:me/mine").bundle
+    assert (back.labels, back.preprocess, back.model.config) == (bundle.labels, bundle.preprocess, bundle.model.config)
+    assert back.provenance["licence"] == "CC BY 4.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["timm", "huggingface", "safetensors"])
+def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path, form):
+    """As timm, as transformers, and as a single file publish it: proved, and 356 of 500 photos right."""
+    import_peer("transformers" if form == "huggingface" else "timm")
+    files = {path.name: path.read_bytes() for path in (shared / "deit-ti16").iterdir()}
+    told = Told()
+    if form == "huggingface":
+        convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, images=CLOTHES)
+        convert(str(tmp_path / "ours"), tmp_path / "theirs", "huggingface", verifies=False, images=CLOTHES)
+        names = ("config.json", "preprocessor_config.json", "model.safetensors")
+        files = {name: (tmp_path / "theirs" / name).read_bytes() for name in names}
+    elif form == "safetensors":
+        files = {"model.safetensors": files["model.safetensors"]}
+        told = Told(preprocess=("resize=shorter", "crop_fraction=0.9", "interpolation=bicubic"))
+    hub.publish("facebook/deit", files)
+    report = convert("hf:facebook/deit", tmp_path / "out", "vitrail", told=told, images=CLOTHES)
+    assert report["proofs"][0]["equal_answers"] == 40
+    scores = evaluate(tmp_path / "out", str(shared / "imagenet-val-500"))
+    assert round(scores["accuracy"] * scores["count"]) == 356
 
 
 # Addresses

@@ -19,7 +19,7 @@ from vitrail.answers.formats import check_table, endings, open_table
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
-from vitrail.configs.catalogue import list_published
+from vitrail.configs.catalogue import catalogue, list_published
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.lab import FAMILIES as COMPARED
@@ -173,7 +173,9 @@ def models(
 
 def info(
     model: Annotated[
-        str, tyro.conf.Positional, arg(metavar="MODEL|BUNDLE", help="A name of `vitrail models`, or a bundle.")
+        str,
+        tyro.conf.Positional,
+        arg(metavar="MODEL|BUNDLE", help="A name of `vitrail models` or `vitrail weights`, or a bundle."),
     ],
     *,
     resolution: Annotated[str | None, arg(metavar="R", help="Input size: 384, or 224x384 for height x width.")] = None,
@@ -908,9 +910,11 @@ def _some_images(data: str, count: int) -> list[Any]:
 
 
 def _find_config(model: str) -> ModelConfig:
-    """The configuration of a model name, otherwise of the bundle at a path."""
+    """The configuration of a model name or of a public checkpoint, otherwise of the bundle at a path."""
     if zoo.is_model(model):
         return zoo.find(model)
+    if model in catalogue():
+        return catalogue()[model].config
     try:
         exists = model in EMBEDDED or (bool(model) and Path(model).exists())
     except (OSError, ValueError):  # no file can have such a name

@@ -23,10 +23,11 @@ from vitrail.images.preprocess import ImageLike, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
-from vitrail.storage import atomic_folder, check_output, checksum, read_document, verify, write_json
+from vitrail.storage import atomic_folder, check_output, checksum, read_document, verify, write_json, write_text
 from vitrail.weights.bundle import Bundle, load, not_finite, save
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.guesses import distinct, notes_of
+from vitrail.weights.layout import CARD
 from vitrail.weights.proof import Forward, attempt, some_images
 from vitrail.weights.remote import Fetched, demand, parse_sha256
 from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, join_tensors, split_tensors
@@ -345,6 +346,8 @@ def _write(
         target.write(theirs, folder / target.file)
         for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
+        if card := target.card(bundle):
+            write_text(folder / CARD, card)
         open_peer = functools.partial(target.open_written, config, folder)
         proof = _prove(target.verifier or target.name, open_peer, bundle, images, ours=True, verifies=verifies)
         write_json(
