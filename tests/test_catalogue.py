@@ -75,6 +75,14 @@ def test_accuracies_are_cited_and_plausible():
         assert one.source in (None, "timm", "facebookresearch/dino", "facebookresearch/dinov2")
 
 
+def test_class_names_are_imagenets_in_timms_order():
+    timm = import_peer("timm")
+    theirs = timm.data.ImageNetInfo("imagenet-1k")
+    names = catalogue()["deit-ti16.in1k"].class_names
+    assert names == [theirs.index_to_description(index).split(",")[0].strip() for index in range(1000)]
+    assert catalogue()["vit-b16.augreg-in21k"].class_names is None
+
+
 def test_patterns_and_names_of_others():
     assert {one.model for one in list_published("VIT-b16*")} == {"ViT-B/16"}
     assert [one.name for one in list_published("timm/deit_tiny*")] == ["deit-ti16.in1k"]
@@ -145,6 +153,8 @@ def fetched_and_proved(server, tmp_path, monkeypatch, name):
     monkeypatch.setattr(constants, "HF_URL_HOSTS", frozenset({"localhost"}))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     report = convert(name, tmp_path / "ours", "vitrail", images=CLOTHES[:2])
+    labels = json.loads((tmp_path / "ours" / "labels.json").read_text())
+    assert labels is None if one.classes != 1000 else (labels[310], labels[517]) == ("ant", "crane (517)")
     return one, report, json.loads((tmp_path / "ours" / "config.json").read_text())
 
 

@@ -48,6 +48,13 @@ class Published:
         """Configuration of the model."""
         return zoo.find(self.model).replace(resolution=self.pixels, classes=self.classes, **self.settings)
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """ImageNet's 1,000 names, in the order that all of these checkpoints have; None for other classes."""
+        if self.classes != 1000:
+            return None
+        return _read("imagenet-1k.txt").splitlines()
+
     def to_json(self) -> dict[str, Any]:
         """A row of `vitrail weights --json`."""
         row = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "settings"}
@@ -57,8 +64,11 @@ class Published:
 @functools.cache
 def catalogue() -> dict[str, Published]:
     """All public checkpoints by name."""
-    text = resources.files("vitrail.configs").joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return {name: Published(name=name, **row) for name, row in tomllib.loads(text).items()}
+    return {name: Published(name=name, **row) for name, row in tomllib.loads(_read("catalogue.toml")).items()}
+
+
+def _read(name: str) -> str:
+    return resources.files("vitrail.configs").joinpath(name).read_text(encoding="utf-8")
 
 
 def list_published(pattern: str = "*") -> list[Published]:

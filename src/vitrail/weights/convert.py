@@ -144,15 +144,14 @@ def read_any(source: str, told: Told, *, sha256: str | None = None) -> Foreign:
     except DamagedError:
         fetched.discard()
         raise
-    provenance = {**found.bundle.provenance, "source": fetched.provenance}
+    bundle = found.bundle
+    provenance, labels = {**bundle.provenance, "source": fetched.provenance}, bundle.labels
     if published is not None:
         provenance = {"licence": published.licence, **provenance}
-    return dataclasses.replace(
-        found,
-        bundle=dataclasses.replace(found.bundle, provenance=provenance),
-        notes=fetched.notes + found.notes,
-        fetched=fetched,
-    )
+        if labels is None and published.class_names is not None:
+            labels, _ = distinct(published.class_names)
+    bundle = dataclasses.replace(bundle, provenance=provenance, labels=labels)
+    return dataclasses.replace(found, bundle=bundle, notes=fetched.notes + found.notes, fetched=fetched)
 
 
 def _read_here(source: str, told: Told, sha256: str | None) -> Foreign:
