@@ -358,6 +358,49 @@ def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path,
     assert round(scores["accuracy"] * scores["count"]) == 356
 
 
+def test_an_interrupted_fetch_is_one_line_and_leaves_nothing(hub, tmp_path, call):
+    with mock.patch("huggingface_hub.file_download.http_get", side_effect=KeyboardInterrupt):
+        done = call("convert", "hf:timm/small", tmp_path / "out")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "vitrail: interrupted")
+    assert leftovers(tmp_path / "hub") == []
+
+
+ALONE = """
+import os, subprocess, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from hub_server import HubServer
+server = HubServer()
+server.publish("timm/small", Path({folder!r}))
+server.files["small.safetensors"] = (Path({folder!r}) / "model.safetensors").read_bytes()
+os.environ["HF_ENDPOINT"] = server.address
+for number, source in enumerate(("hf:timm/small", f"{{server.storage}}/files/small.safetensors", "hf:timm/none")):
+    words = [sys.executable, "-m", "vitrail", "convert", source, f"out-{{number}}", "--no-verify"]
+    print(subprocess.run(words, check=False).returncode)
+os.environ["HF_ENDPOINT"] = "https://huggingface.co"
+for number, source in enumerate(("hf:timm/small", "hf:timm/other"), 3):
+    words = [sys.executable, "-m", "vitrail", "convert", source, f"out-{{number}}", "--no-verify"]
+    print(subprocess.run(words, check=False).returncode)
+"""
+
+
+@pytest.mark.slow
+def test_with_the_network_cut_only_the_server_on_this_machine_is_needed(published, tmp_path):
+    """In a network of its own, which has nothing but this machine: the real Hub is then behind a wall."""
+    script = ALONE.format(tests=str(Path(__file__).parent), folder=str(published / "timm"))
+    alone = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network of its own can be made here")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "VITRAIL_HOME": str(tmp_path / "home")}
+    environment["PYTHONPATH"] = str(Path(vitrail.__file__).parents[1])
+    words = [*alone, sys.executable, "-c", script]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    codes = [line for line in done.stdout.splitlines() if line.isdecimal()]
+    assert codes == ["0", "0", "2", "0", "1"], done.stderr
+    assert "note: The Hub cannot be reached (" in done.stderr
+    assert "hf download timm/other --local-dir FOLDER" in done.stderr
+
+
 # Addresses
 
 
