@@ -448,6 +448,24 @@ def test_what_is_cut_is_resumed_now_and_by_the_next_command(hub, published, tmp_
     assert [headers.get("range") for _, _, headers in hub.requests] == ["bytes=700-"]
 
 
+def test_a_new_version_that_is_cut_leaves_the_old_copy_and_is_resumed(hub, published):
+    address = serve(hub, published)
+    fetch(address)
+    serve(hub, published, "huggingface")
+    hub.faults["/files/"] += [("cut", 700)] + [("cut", 0)] * 20
+    found = fetch(address)
+    assert (found.library, "the copy in the cache is used" in found.notes[0]) == ("timm", True)
+    hub.faults.clear()
+    hub.requests.clear()
+    assert fetch(address).library == "huggingface"
+    assert [headers.get("range") for _, _, headers in hub.requests] == ["bytes=700-"]
+
+
+def test_a_wrong_setting_is_refused_before_anything_is_fetched(hub, call, tmp_path):
+    done = call("convert", "hf:timm/small", tmp_path / "out", "--model", "ViT-X/16")
+    assert (done.returncode, hub.requests) == (2, [])
+
+
 def test_a_file_that_changed_meanwhile_starts_anew(hub, published):
     address = serve(hub, published)
     hub.faults["/files/"] += [("cut", 700)] + [("cut", 0)] * 20
@@ -486,7 +504,7 @@ def test_addresses_that_give_nothing(hub, tmp_path, call, address, message):
     assert message in said[-1]
     assert [line for line in said if not line.startswith(("fetching ", "vitrail: "))] == []
     assert not (tmp_path / "out").exists()
-    assert [name for name in leftovers(tmp_path / "home") if name != "state.json"] == []
+    assert leftovers(tmp_path / "home") == []
 
 
 def test_another_hash_than_demanded_is_not_kept(hub, published, tmp_path, call):
@@ -514,7 +532,7 @@ def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
         done = call("convert", serve(hub, published), tmp_path / "out")
     assert done.returncode == 1
     assert "could not be written into the cache" in done.stderr
-    assert [name for name in leftovers(tmp_path / "home") if name != "state.json"] == []
+    assert leftovers(tmp_path / "home") == []
     with mock.patch("shutil.disk_usage", return_value=mock.Mock(free=10)):
         done = call("convert", serve(hub, published), tmp_path / "out")
     assert done.returncode == 1

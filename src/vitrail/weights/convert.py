@@ -42,6 +42,10 @@ class Told:
     preprocess: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = None
 
+    def check(self) -> None:
+        """Refuse a model that there is not."""
+        _ = self.config
+
     @property
     def config(self) -> ModelConfig | None:
         """The configuration of the model that the user named."""
@@ -138,6 +142,7 @@ def read_any(source: str, told: Told, *, sha256: str | None = None) -> Foreign:
         return _read_here(source, told, demanded)
     if published is not None and told.model is None:
         told = dataclasses.replace(told, model=published.model)
+    told.check()  # before anything is fetched
     fetched = REMOTES[kind]().fetch(address, demanded)
     try:
         found = _read_here(str(fetched.path), told, None)

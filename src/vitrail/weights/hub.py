@@ -54,9 +54,10 @@ class Hub(Remote):
 
 
 def _import_client(address: str) -> ModuleType:
+    client = need("huggingface_hub", extra="hub", subject=f"The source {address}")
     for part in ("constants", "errors"):
-        need(f"huggingface_hub.{part}", extra="hub", subject=f"The source {address}")
-    return import_quietly("huggingface_hub")
+        import_quietly(f"huggingface_hub.{part}")
+    return client
 
 
 def _parse(address: str) -> tuple[str, str | None]:

@@ -91,6 +91,7 @@ class _Copy:
                 f" it here, then: vitrail convert {self.file.name} DST"
             ) from None
         except _Refused as refusal:
+            self._forget_part()
             raise UsageError(f"Address must be a file that can be fetched, got {self.bare!r} ({refusal}).") from None
         try:
             demand(sha256, self.digest, self.bare)
@@ -103,6 +104,12 @@ class _Copy:
         """Remove the copy from the cache."""
         for path in (self.file, self._part, self._state):
             path.unlink(missing_ok=True)
+
+    def _forget_part(self) -> None:
+        """Remove what has come of a file that will not be completed."""
+        self._part.unlink(missing_ok=True)
+        if not self.file.exists():
+            self._state.unlink(missing_ok=True)
 
     def _try_often(self) -> None:
         """Fetch until the file is complete, as long as each attempt brings something."""
@@ -125,13 +132,11 @@ class _Copy:
 
     def _attempt(self) -> None:
         state, headers = self._read_state(), {"Accept-Encoding": "identity", "User-Agent": "vitrail"}
-        if self.file.exists() and state.get("validator"):
+        if self._come and state.get("part"):
+            headers |= {"Range": f"bytes={self._come}-", "If-Range": state["part"]}
+        elif self.file.exists() and state.get("validator"):
             named = "If-None-Match" if state["validator"].startswith('"') else "If-Modified-Since"
             headers[named] = state["validator"]
-        elif self._come and state.get("validator"):
-            headers |= {"Range": f"bytes={self._come}-", "If-Range": state["validator"]}
-        else:
-            self._part.unlink(missing_ok=True)
         try:
             answer = _OPENER.open(urllib.request.Request(self.address, headers=headers), timeout=_PATIENCE)
         except urllib.error.HTTPError as error:
@@ -158,7 +163,7 @@ class _Copy:
             )
         etag, date = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
         validator = etag if etag.startswith('"') else date  # a weak one does not promise equal bytes
-        self._write_state({"validator": validator})
+        self._write_state({**self._read_state(), "part": validator})
         say(f"fetching {self.bare}" + (f" ({total:,} bytes)" if total else "") + (f" from {begun:,}" if begun else ""))
         with self._kept(), self._part.open("ab" if begun else "wb") as file:
             _copy_stream(answer, file, self.bare, self.file.name, begun)
@@ -174,12 +179,12 @@ class _Copy:
         try:
             yield
         except DamagedError:
-            self._part.unlink(missing_ok=True)
+            self._forget_part()
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            self._part.unlink(missing_ok=True)
+            self._forget_part()
             raise VitrailError(
                 f"{self.bare} could not be written into the cache {self._part.parent} ({error.strerror})."
             ) from None
