@@ -12,7 +12,7 @@ from test_convert import CLOTHES, SMALL, equal, small, there
 from vitrail.configs.formats import FORMATS
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.protocols import evaluate
 from vitrail.images.preprocess import Preprocess
@@ -180,6 +180,33 @@ def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
     torch.save({"teacher": {f"backbone.{name}": tensor for name, tensor in tensors.items()}}, tmp_path / "fb.pth")
     again = read_any(str(tmp_path / "fb.pth"), Told())
     assert equal(again.bundle.model, bundle.model)
+    # Without a config.json the peer is built from the shapes; a wrong tensor would show.
+    proof = convert(str(tmp_path / "fb.pth"), tmp_path / "fb", "vitrail", images=CLOTHES)["proofs"][0]
+    assert proof["library"] == "transformers (reading DINO's tensors)"
+    assert proof["largest_difference"] < 1e-4
+    (tmp_path / "hf" / "config.json").unlink()
+    found = read_any(str(tmp_path / "hf"), Told())
+    assert (
+        prove(found.bundle.model, found.bundle.preprocess, found.open_peer(), "", CLOTHES)["largest_difference"] < 1e-4
+    )
+    with torch.no_grad():
+        found.bundle.model.blocks[1].ls1.gamma[0] += 1
+    with pytest.raises(VitrailError, match="gives other outputs"):
+        prove(found.bundle.model, found.bundle.preprocess, found.open_peer(), "", CLOTHES)
+
+
+def test_vits_of_hugging_face_without_a_config_are_proved_by_their_shapes(tmp_path):
+    transformers = import_peer("transformers")
+    settings = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+    settings |= {"image_size": 64, "patch_size": 16, "num_labels": 5, "layer_norm_eps": 1e-12}
+    for kind in ("ViT", "DeiT"):
+        config = getattr(transformers, f"{kind}Config")(**settings)
+        peer = redraw(getattr(transformers, f"{kind}ForImageClassification")(config).eval(), std=0.05)
+        peer.save_pretrained(tmp_path / kind)
+        (tmp_path / kind / "config.json").unlink()
+        report = convert(str(tmp_path / kind), tmp_path / f"our-{kind}", "vitrail", images=CLOTHES)
+        assert report["proofs"][0]["equal_answers"] == 40
+        assert report["proofs"][0]["largest_difference"] < 1e-4
 
 
 def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):

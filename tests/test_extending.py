@@ -180,6 +180,20 @@ def test_a_format(toys, call, tmp_path, monkeypatch):
     assert "got 'sequental'. Did you mean 'sequential'?" in done.stderr
 
 
+def test_a_source_of_weights(toys, call, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTIC", str(tmp_path))
+    call("convert", "fashion", tmp_path / "old", "--to", "timm", "--no-verify")
+    done = call("convert", "attic:old", tmp_path / "ours", "--no-verify")
+    assert done.returncode == 0, done.stderr
+    digest = hashlib.sha256((tmp_path / "old" / "model.safetensors").read_bytes()).hexdigest()
+    assert load(tmp_path / "ours").provenance["source"] == {
+        "address": "attic:old",
+        "sha256": {"model.safetensors": digest},
+    }
+    assert "must have the SHA-256" in call("convert", "attic:old", tmp_path / "no", "--sha256", "0" * 64).stderr
+    assert call("convert", "attic:none", tmp_path / "no").returncode == 2
+
+
 def test_a_panel(toys, call, tmp_path, images):
     done = call("inspect", "fashion", *images, "--output", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr

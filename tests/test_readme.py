@@ -11,11 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import vitrail
+from hub_server import HubServer
 from vitrail.configs.augment import Augment
 from vitrail.configs.recipe import Recipe
 from vitrail.configs.vit import ViTConfig
 from vitrail.images.preprocess import Preprocess
+from vitrail.weights.convert import convert
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if not path.stem.endswith(".ko"))
@@ -37,6 +41,7 @@ IN_ORDER = (
 NOT_RUN = {
     "lab": ["takes minutes to hours", "takes a minute"],
     "python": ["needs DeiT's weights and photos, with which tests/test_surface.py runs it"],
+    "weights": ["fetches from outside; tests/test_remote.py does the same with a server on this machine"],
     "scale": ["needs several processes and hours", "needs several machines"],
 }
 # Lines of bash that are not ours to run here: set-up, which other tests do.
@@ -59,10 +64,8 @@ for page, folder, blocks in json.load(sys.stdin):
 """
 
 PREPARE = """
-import os, numpy as np, torch
+import os, numpy as np
 from PIL import Image
-import vitrail
-from vitrail.weights.convert import convert
 
 chance = np.random.default_rng(0)
 for split, count in (("train", 3), ("val", 1)):
@@ -73,10 +76,25 @@ for split, count in (("train", 3), ("val", 1)):
             Image.fromarray(pixels.astype(np.uint8)).save(f"photos/{split}/{label}/{number}.jpg")
 os.makedirs("new-photos")
 Image.fromarray(chance.integers(0, 250, (90, 120, 3)).astype(np.uint8)).save("new-photos/1.jpg")
-torch.manual_seed(0)
-public = vitrail.create("ViT-Ti/16", resolution=224)
-torch.save({name: tensor for name, tensor in public.state_dict().items()}, "deit_tiny_patch16_224.pth")
 """
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A Hub on this machine that has DeiT-Ti/16, with random weights, as timm and as its authors publish it."""
+    torch.manual_seed(0)
+    model = vitrail.create("ViT-Ti/16", resolution=224)
+    bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=224))
+    vitrail.save(bundle, tmp_path / "deit")
+    server = HubServer()
+    for to, name in (("timm", "timm/deit_tiny_patch16_224.fb_in1k"), ("huggingface", "facebook/deit-tiny-patch16-224")):
+        convert(str(tmp_path / "deit"), tmp_path / to, to, verifies=False, images=())
+        names = ("config.json", "preprocessor_config.json", "model.safetensors")
+        files = {one.name: one.read_bytes() for one in (tmp_path / to).iterdir() if one.name in names}
+        server.publish(name, files)
+    yield server
+    server.close()
+
 
 # What the README made is there for the other pages, too.
 KEEP = """
@@ -126,8 +144,8 @@ def test_every_block_is_run_or_says_why_not(path):
         assert path.stem in (*IN_ORDER, "README")
 
 
-def test_pages_do_what_they_say(tmp_path):
-    """The folder of photos and the downloaded weights, which a reader of the README has, are made up here."""
+def test_pages_do_what_they_say(tmp_path, hub):
+    """The folder of photos that a reader of the README has is made up here, and so is the Hub."""
     (tmp_path / "readme").mkdir()
     (tmp_path / "docs").mkdir()
     readme = [("python", PREPARE), *runnable(ROOT / "README.md")]
@@ -137,9 +155,13 @@ def test_pages_do_what_they_say(tmp_path):
     assert sum(len(job[2]) for job in jobs) > 35
     words = [sys.executable, "-c", RUNNER]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # small models: two threads would wait for each other
+    one_thread |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token}
     done = subprocess.run(words, input=json.dumps(jobs), capture_output=True, text=True, env=one_thread, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "readme/look/index.html").exists()
+    source = json.loads((tmp_path / "readme/deit/provenance.json").read_text(encoding="utf-8"))["source"]
+    assert source["address"].startswith("hf:timm/deit_tiny_patch16_224.fb_in1k@")
+    assert {"README.md", "config.json", "model.safetensors"} <= hub.uploads["me/clothes"].keys()
     assert (tmp_path / "docs/my-bundle/manifest.json").exists()
 
 

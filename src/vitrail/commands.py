@@ -19,6 +19,7 @@ from vitrail.answers.formats import check_table, endings, open_table
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
 from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
+from vitrail.configs.catalogue import catalogue, list_published
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.lab import FAMILIES as COMPARED
@@ -172,7 +173,9 @@ def models(
 
 def info(
     model: Annotated[
-        str, tyro.conf.Positional, arg(metavar="MODEL|BUNDLE", help="A name of `vitrail models`, or a bundle.")
+        str,
+        tyro.conf.Positional,
+        arg(metavar="MODEL|BUNDLE", help="A name of `vitrail models` or `vitrail weights`, or a bundle."),
     ],
     *,
     resolution: Annotated[str | None, arg(metavar="R", help="Input size: 384, or 224x384 for height x width.")] = None,
@@ -720,7 +723,11 @@ def convert(
     source: Annotated[
         str,
         tyro.conf.Positional,
-        arg(metavar="SRC", help=f"A checkpoint ({', '.join(FORMATS)}) or a bundle."),
+        arg(
+            metavar="SRC",
+            help=f"A checkpoint ({', '.join(FORMATS)}) or a bundle: a path, hf:owner/repository[@revision] of the"
+            " Hugging Face Hub, the https:// address of a file, or a name of `vitrail weights`.",
+        ),
     ],
     destination: Annotated[Path, tyro.conf.Positional, arg(metavar="DST", help="Folder to write.")],
     *,
@@ -740,6 +747,7 @@ def convert(
         str | None, arg(metavar="DIR", help="Images to compare both models on; default: embedded ones.")
     ] = None,
     verify: Annotated[bool, arg(help="Compare with the library's own model, if it can be imported.")] = True,
+    sha256: Annotated[str | None, arg(metavar="HEX", help="Refuse a file of weights that has another SHA-256.")] = None,
     force: Annotated[bool, arg(help="Overwrite DST if vitrail wrote it.")] = False,
     json: Json = False,
 ) -> None:
@@ -752,10 +760,33 @@ def convert(
     shown = (
         open_data("fashion-40").splits["test"].images if images is None else find_images([images], _lines_of_stdin())
     )
-    report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force)
+    report = run(source, destination, to, told=told, verifies=verify, images=list(shown), force=force, sha256=sha256)
     for note in report["notes"]:
         say(f"note: {note}")
     return print_json(report) if json else print_conversion(report)
+
+
+def weights(
+    pattern: Annotated[
+        str,
+        tyro.conf.Positional,
+        arg(metavar="[PATTERN]", help="Only names, models or repositories like this one: 'vit-b16*', 'dino*', 'BiT*'."),
+    ] = "*",
+    *,
+    json: Json = False,
+) -> None:
+    """List public checkpoints that `vitrail convert NAME DST` fetches and reads. Nothing is fetched here."""
+    found = list_published(pattern)
+    if json:
+        return print_json([one.to_json() for one in found])
+    rows = []
+    for one in found:
+        linear = "" if one.linear is None else f"{one.linear:.1f} linear"
+        score = linear if one.accuracy is None else f"{one.accuracy:.1f}"
+        shape = [one.model, f"{one.config.parameters:,}", f"{one.pixels}", f"{one.classes:,}" if one.classes else "-"]
+        rows.append([one.name, *shape, score or "-", one.source or "-", one.licence, one.address])
+    headers = ("name", "model", "parameters", "pixels", "classes", "accuracy %", "source", "licence", "where")
+    return print_table(headers, rows, droppable=("where", "source", "classes", "licence", "model"))
 
 
 def compare(
@@ -879,9 +910,11 @@ def _some_images(data: str, count: int) -> list[Any]:
 
 
 def _find_config(model: str) -> ModelConfig:
-    """The configuration of a model name, otherwise of the bundle at a path."""
+    """The configuration of a model name or of a public checkpoint, otherwise of the bundle at a path."""
     if zoo.is_model(model):
         return zoo.find(model)
+    if model in catalogue():
+        return catalogue()[model].config
     try:
         exists = model in EMBEDDED or (bool(model) and Path(model).exists())
     except (OSError, ValueError):  # no file can have such a name
@@ -912,6 +945,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "runs": runs,
     "predict": predict,
     "inspect": inspect,
+    "weights": weights,
     "convert": convert,
     "compare": compare,
     "demo": demo,

@@ -254,11 +254,19 @@ def print_conversion(report: dict[str, Any]) -> None:
     rows = [
         ["model", f"{report['model']}, {report['parameters']:,} parameters"],
         ["from", f"{report['from']}, {report['tensors']} tensors, all matched"],
+        *_source_rows(report["source"]),
         *([["left out", ", ".join(report["left_out"])]] if report["left_out"] else []),
         ["to", f"{report['to']}, {report['destination']}"],
         *(["proof", _spoken_proof(proof)] for proof in report["proofs"]),
     ]
     print_table(None, rows)
+
+
+def _source_rows(source: dict[str, Any] | None) -> list[list[str]]:
+    if source is None:
+        return []
+    hashes = [["SHA-256", f"{digest} ({name})"] for name, digest in source["sha256"].items()]
+    return [["source", source["address"]], *hashes]
 
 
 def _spoken_proof(proof: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Registries of kinds by name: built-in ones and those of installed packages.
 
 A package adds a kind through an entry point of the group `vitrail.extensions` called `KIND.NAME`: `family.swin`,
-`position.spiral`, `format.flax`, `panel.saliency`, `objective.triplet`, `question.texture`. Names are read from the
-packages' metadata, which imports nothing; the code of a kind is imported when it is first used.
+`position.spiral`, `format.flax`, `remote.s3`, `panel.saliency`, `objective.triplet`, `question.texture`. Names are read
+from the packages' metadata, which imports nothing; the code of a kind is imported when it is first used.
 """
 
 import functools

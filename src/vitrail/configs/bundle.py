@@ -5,7 +5,9 @@ from importlib import resources
 from pathlib import Path
 
 from vitrail.configs.base import FAMILIES, ModelConfig, read_model
+from vitrail.configs.catalogue import catalogue, like_published
 from vitrail.configs.positions import POSITIONS
+from vitrail.configs.remotes import remote_kind
 from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean
 from vitrail.extensions import Registry
 from vitrail.storage import MANIFEST, read_json, verify
@@ -27,7 +29,13 @@ def check_folder(bundle: str | Path) -> Path:
         raise UsageError(f"Bundle must be a path, a name or a vitrail.Bundle, got {type(bundle).__name__}.")
     path = Path(bundle)
     if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
-        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{did_you_mean(str(path), EMBEDDED)}")
+        if str(bundle) in catalogue() or remote_kind(str(bundle)):
+            raise UsageError(
+                f"Bundle must be a folder that exists, got the public checkpoint {str(bundle)!r}. Fetch it first:"
+                f" vitrail convert {bundle} FOLDER"
+            )
+        near = did_you_mean(str(path), EMBEDDED) or like_published(str(path))
+        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
     if not (path / "config.json").exists() and (path / "bundle" / "config.json").exists():

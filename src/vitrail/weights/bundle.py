@@ -12,6 +12,7 @@ manifest.json       SHA-256 of every file above
 import dataclasses
 import hashlib
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,7 +147,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         if bundle.measured is not None and not bundle.measured.is_of(config, folder / "model.safetensors"):
             provenance = bundle.measured.forget(provenance)
         write_json(folder / "provenance.json", provenance)
-        (folder / "README.md").write_text(_model_card(config, provenance), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(config, provenance), encoding="utf-8")
 
 
 def _check_head(model: AnyModel, expected: AnyModel) -> None:
@@ -284,21 +285,36 @@ def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
     return "; ".join(sorted(problems)[:5]) + more
 
 
-def _model_card(config: ModelConfig, provenance: dict[str, Any]) -> str:
-    """The model card, with the front matter that model hubs read."""
+# Licences that the Hugging Face Hub has a word for; it takes others as "other", with a name beside.
+_LICENCES = re.compile(
+    r"apache-2\.0|mit|bsd(-[23]-clause)?|isc|cc0-1\.0|cc-by(-(nc|sa|nd|nc-sa|nc-nd))?-[234]\.[05]|(a|l)?gpl-3\.0|gpl-2\.0"
+    r"|mpl-2\.0|openrail|unlicense|unknown|other"
+)
+
+
+def model_card(
+    config: ModelConfig, provenance: dict[str, Any], *, library: str = "vitrail", use: Sequence[str] | None = None
+) -> str:
+    """The model card, with the front matter that model hubs read; `use` is the Python that runs the model in a
+    library."""
     info = config.info()
     height, width = info["resolution"]
     predicts = config.predicts
     tasks = {"classes": "image-classification", "pixels": "unconditional-image-generation"}
     task = tasks.get(predicts, "image-feature-extraction")
-    use = 'print(vitrail.Classifier("path/to/this/folder").predict(["image.png"]))'
-    if predicts != "classes":
-        use = 'model = vitrail.load("path/to/this/folder").model'
+    if use is None and predicts == "classes":
+        use = ["import vitrail", 'print(vitrail.Classifier("path/to/this/folder").predict(["image.png"]))']
+    elif use is None:
+        use = ["import vitrail", 'model = vitrail.load("path/to/this/folder").model']
+    licence = str(provenance.get("licence", "unknown"))
+    terms = [f"license: {json.dumps(licence)}"]
+    if not _LICENCES.fullmatch(licence.lower()):
+        terms = ["license: other", f"license_name: {json.dumps(licence)}"]
     lines = [
         "---",
-        "library_name: vitrail",
+        f"library_name: {library}",
         f"pipeline_tag: {task}",
-        f"license: {json.dumps(provenance.get('licence', 'unknown'))}",
+        *terms,
         f"tags: [{task}, {info['family']}]",
         "---",
         f"# {info['name'] or info['family']}",
@@ -307,8 +323,7 @@ def _model_card(config: ModelConfig, provenance: dict[str, Any]) -> str:
         f" {height} x {width} pixels with {counted(info['channels'], 'channel')}, {info['classes']:,} classes.",
         "",
         "```python",
-        "import vitrail",
-        use,
+        *use,
         "```",
         "",
         "## Where it comes from",

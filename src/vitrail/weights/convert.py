@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,17 +15,21 @@ from torch import Tensor
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig, read_model
 from vitrail.configs.bundle import EMBEDDED
+from vitrail.configs.catalogue import catalogue
 from vitrail.configs.formats import FORMATS, check_written_format
+from vitrail.configs.remotes import REMOTES, remote_kind
 from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.images.preprocess import ImageLike, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
-from vitrail.storage import atomic_folder, check_output, read_document, verify, write_json
+from vitrail.storage import atomic_folder, check_output, checksum, read_document, verify, write_json, write_text
 from vitrail.weights.bundle import Bundle, load, not_finite, save
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.guesses import distinct, notes_of
+from vitrail.weights.layout import CARD
 from vitrail.weights.proof import Forward, attempt, some_images
+from vitrail.weights.remote import Fetched, demand, parse_sha256
 from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, join_tensors, split_tensors
 
 
@@ -36,6 +41,10 @@ class Told:
     resolution: Pair | None = None
     preprocess: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """Refuse a model that there is not."""
+        _ = self.config
 
     @property
     def config(self) -> ModelConfig | None:
@@ -61,6 +70,8 @@ class Foreign:
     """Opens the source in its own library; None for a bundle."""
     verifier: str = ""
     """Name of that library in the proof."""
+    fetched: Fetched | None = None
+    """The files, if they were fetched."""
     is_restored: bool = False
     """Whether `vitrail.json` beside the files gave back what the bundle was, its provenance included."""
 
@@ -74,22 +85,26 @@ def convert(
     verifies: bool = True,
     images: Sequence[ImageLike],
     force: bool = False,
+    sha256: str | None = None,
 ) -> dict[str, Any]:
     """Read `source` in any format and write `destination`. Returns a report, with the proof or the reason why there is
     none.
 
-    Both models are compared on `images`, or on some of them if the model is large.
+    `source` is a path, an address (`hf:owner/repository`, `https://...`) or a name of the catalogue; the file of
+    tensors must have `sha256`, if it is given. Both models are compared on `images`, or on some of them if the model is
+    large.
     """
     check_written_format(to)
     target = None if to == "vitrail" else FORMATS[to](to)
     check_output(destination, force=force)
     if verifies and not images:
         raise UsageError("Images to compare both models on must be at least one, got none.")
-    found = read_any(source, told or Told())
+    found = read_any(source, told or Told(), sha256=sha256)
     config = found.bundle.model.config
     shown = some_images(config, images)
     report: dict[str, Any] = {
         "from": found.library,
+        "source": None if found.fetched is None else found.fetched.provenance,
         "to": to,
         "destination": str(destination),
         "model": config.name or config.family,
@@ -115,9 +130,42 @@ def convert(
     return report
 
 
-def read_any(source: str, told: Told) -> Foreign:
+def read_any(source: str, told: Told, *, sha256: str | None = None) -> Foreign:
+    """Read a bundle or a checkpoint: at a path, at an address, or by its name in the catalogue. A path that exists is
+    never fetched."""
+    demanded = None if sha256 is None else parse_sha256(sha256)
+    is_here = os.path.exists(source)  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
+    published = None if is_here else catalogue().get(source)
+    address = source if published is None else published.address
+    kind = None if is_here else remote_kind(address)
+    if kind is None:
+        return _read_here(source, told, demanded)
+    if published is not None and told.model is None:
+        told = dataclasses.replace(told, model=published.model)
+    told.check()  # before anything is fetched
+    fetched = REMOTES[kind]().fetch(address, demanded)
+    try:
+        found = _read_here(str(fetched.path), told, None)
+    except DamagedError:
+        fetched.discard()
+        raise
+    bundle = found.bundle
+    provenance, labels = {**bundle.provenance, "source": fetched.provenance}, bundle.labels
+    if published is not None:
+        provenance = {"licence": published.licence, **provenance}
+        if labels is None and published.class_names is not None:
+            labels, _ = distinct(published.class_names)
+    bundle = dataclasses.replace(bundle, provenance=provenance, labels=labels)
+    return dataclasses.replace(found, bundle=bundle, notes=fetched.notes + found.notes, fetched=fetched)
+
+
+def _read_here(source: str, told: Told, sha256: str | None) -> Foreign:
     """Read a bundle, or a checkpoint of a library that is recognised by its tensor names."""
     path = Path(source)
+    if sha256 is not None and path.is_file():
+        demand(sha256, checksum(path), path)
+    elif sha256 is not None:
+        raise UsageError(f"--sha256 must be of a file, got {source!r}.")
     if path.name == "model.safetensors" and _is_bundle(path.parent):
         path = path.parent
     if source in EMBEDDED or _is_bundle(path):
@@ -302,6 +350,8 @@ def _write(
         target.write(theirs, folder / target.file)
         for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
+        if card := target.card(bundle):
+            write_text(folder / CARD, card)
         open_peer = functools.partial(target.open_written, config, folder)
         proof = _prove(target.verifier or target.name, open_peer, bundle, images, ours=True, verifies=verifies)
         write_json(

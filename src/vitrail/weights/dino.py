@@ -1,15 +1,28 @@
 """Tensor names of DINO and DINOv2, in facebookresearch's and Hugging Face's form; without a head, read only."""
 
+import dataclasses
 import re
 from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.weights.guesses import count_layers, grid_of, named, notes_of
-from vitrail.weights.huggingface import activation_of, heads_of, open_by_transformers, read_processor
-from vitrail.weights.proof import Forward
-from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
+from vitrail.weights.huggingface import activation_of, heads_of, open_by_transformers, read_processor, shape_document
+from vitrail.weights.proof import Forward, Unverified
+from vitrail.weights.vocabulary import (
+    Checkpoint,
+    Entry,
+    Reading,
+    Vocabulary,
+    parameter_names,
+    renamed,
+    split_tensors,
+    stacked,
+)
 
 # Hugging Face's name for each of ours; facebookresearch has ours, but for the registers.
 _HUGGING_FACE = (
@@ -89,7 +102,27 @@ class Dino(Vocabulary):
                 yield renamed(name, name.replace(ours, theirs))
 
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        return open_by_transformers(config, checkpoint)
+        assert isinstance(config, ViTConfig)
+        document = {
+            "model_type": "dinov2_with_registers" if config.registers else "dinov2",
+            **shape_document(config),
+            "mlp_ratio": config.mlp // config.width,
+            "num_register_tokens": config.registers,
+        }
+        if config.mlp % config.width:
+            raise Unverified(f"transformers' DINOv2 has no MLP of {config.mlp} for width {config.width}")
+        if _is_facebook(checkpoint.tensors):
+            checkpoint = dataclasses.replace(checkpoint, raw=self._as_huggingface(config, checkpoint))
+        return open_by_transformers(config, checkpoint, document)
+
+    def _as_huggingface(self, config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """facebookresearch's tensors under Hugging Face's names."""
+        theirs = checkpoint.tensors
+        ours = {
+            entry.ours: entry.join([theirs[name] for name in entry.theirs]) for entry in self.entries(config, theirs)
+        }
+        tensors = split_tensors(self.entries(config, ()), ours)
+        return tensors | {"embeddings.mask_token": torch.zeros(1, ours["cls_token"].shape[-1])}
 
 
 def _bare(name: str) -> str:

@@ -20,23 +20,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitrail import unpack
+from vitrail.configs.catalogue import like_published
 from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.memory import available, refuse_more
 from vitrail.storage import read_document, read_json
 from vitrail.weights import unpickle
+from vitrail.weights.layout import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.weights.vocabulary import Checkpoint
 
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
-_CARD = "README.md"
-_BESIDE = ("config.json", "preprocessor_config.json", "vitrail.json")
-# In a folder, the first of these is the one.
-_IN_A_FOLDER = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model.npz",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 _PATIENCE = 600  # seconds for a pickle
 
 
@@ -47,11 +38,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError):  # no file can have such a name
         exists = False
     if not exists:
-        raise UsageError(f"Source must be a file or folder that exists, got {str(path)!r}.")
-    file = _in_folder(path) if path.is_dir() else path
-    documents = {name: read_json(file.parent / name) for name in _BESIDE if (file.parent / name).is_file()}
-    card = _card_licence(file.parent / _CARD)
-    beside = [*documents, *([_CARD] if card else [])]
+        raise UsageError(
+            f"Source must be a file or folder that exists, hf:owner/repository, an https:// address, or a name that"
+            f" `vitrail weights` lists, got {str(path)!r}.{like_published(str(path))}"
+        )
+    file = path / choose_weights([one.name for one in path.iterdir()], str(path)) if path.is_dir() else path
+    documents = {name: read_json(file.parent / name) for name in DOCUMENTS if (file.parent / name).is_file()}
+    card = _card_licence(file.parent / CARD)
+    beside = [*documents, *([CARD] if card else [])]
     notes: list[str] = []
     if beside and not path.is_dir():
         notes.append(f"the settings are taken from {', '.join(beside)} beside the file")
@@ -93,19 +87,6 @@ def _one_line(licence: str) -> str | None:
     return " ".join("".join(one if one.isprintable() else " " for one in licence).split())[:200] or None
 
 
-def _in_folder(folder: Path) -> Path:
-    for name in _IN_A_FOLDER:
-        if (folder / name).is_file():
-            return folder / name
-    found = [file for file in sorted(folder.iterdir()) if file.name.endswith((".safetensors", ".npz", *_PICKLES))]
-    if len(found) != 1:
-        raise UsageError(
-            f"Folder must hold one checkpoint (.safetensors, .npz, .pth, .pt or .bin), got {len(found)} in"
-            f" {str(folder)!r}{': ' if found else ''}{', '.join(file.name for file in found[:4])}."
-        )
-    return found[0]
-
-
 def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
     if not file.is_file():  # nor a pipe, which would wait for ever
         raise UsageError(f"Checkpoint must be a regular file, got {str(file)!r}.")
@@ -118,23 +99,18 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
             raise DamagedError(path=file, cause=f"cannot be read ({error})") from None
     if file.name.endswith(".npz"):
         return _read_npz(file, notes)
-    if file.name.endswith(_PICKLES):
+    if file.name.endswith(PICKLES):
         return _read_pickle(file, notes)
-    raise UsageError(f"Checkpoint must end in .safetensors, .npz or {', '.join(_PICKLES)}, got {str(file)!r}.")
+    raise UsageError(f"Checkpoint must end in .safetensors, .npz or {', '.join(PICKLES)}, got {str(file)!r}.")
 
 
 def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
     """Read sharded checkpoints of Hugging Face, whose index lists the file of each tensor."""
-    document = read_json(index)
-    table = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(table, dict) or not table:
-        raise DamagedError(path=index, cause="has no table of tensors (weight_map)")
+    shards = read_index(index)
     tensors: dict[str, Tensor] = {}
-    for name in sorted({str(shard) for shard in table.values()}):
-        if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
-            raise DamagedError(path=index, cause=f"names a file that is not beside it: {name!r}")
+    for name in shards:
         tensors |= _read(index.parent / name, notes)
-    if missing := sorted(table.keys() - tensors.keys()):
+    if missing := sorted(set().union(*shards.values()) - tensors.keys()):
         raise DamagedError(path=index, cause=f"names tensors that no file has: {', '.join(missing[:3])}")
     return tensors
 

@@ -14,7 +14,7 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.storage import write_json
-from vitrail.weights.bundle import Bundle
+from vitrail.weights.bundle import Bundle, model_card
 from vitrail.weights.guesses import count_layers, distinct, named, notes_of, square_grid, usual_heads, usual_preprocess
 from vitrail.weights.limits import require_plain_vit, unknown_to
 from vitrail.weights.proof import Forward, Unverified, import_peer
@@ -122,7 +122,15 @@ class HuggingFace(Vocabulary):
                 yield renamed(name, prefix + name.replace(ours, theirs))
 
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        return open_by_transformers(config, checkpoint)
+        assert isinstance(config, ViTConfig)
+        # A distillation token, which became a register, is DeiT's.
+        kind = {
+            "model_type": "deit" if config.registers else "vit",
+            "intermediate_size": config.mlp,
+            "qkv_bias": config.qkv_bias,
+        }
+        classes = {"id2label": {str(index): f"LABEL_{index}" for index in range(config.classes)}}
+        return open_by_transformers(config, checkpoint, {**shape_document(config), **kind, **classes})
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
@@ -144,23 +152,26 @@ class HuggingFace(Vocabulary):
         model = {
             "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],
             "model_type": "vit",
-            "hidden_size": config.width,
-            "num_hidden_layers": config.depth,
-            "num_attention_heads": config.heads,
+            **shape_document(config),
             "intermediate_size": config.mlp,
-            "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
             "hidden_dropout_prob": config.dropout,
             "attention_probs_dropout_prob": 0.0,
-            "layer_norm_eps": config.norm_epsilon,
-            "image_size": config.resolution[0],
-            "patch_size": config.patch[0],
-            "num_channels": config.channels,
             "qkv_bias": config.qkv_bias,
             "torch_dtype": "float32",
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
         }
         return {"config.json": model, "preprocessor_config.json": _write_preprocess(preprocess)}
+
+    def card(self, bundle: Bundle) -> str:
+        config = bundle.model.config
+        use = ["from transformers import AutoModel", 'model = AutoModel.from_pretrained("path/to/this/folder")']
+        if config.classes:
+            use = [
+                "from transformers import pipeline",
+                'print(pipeline("image-classification", model="path/to/this/folder")("image.png"))',
+            ]
+        return model_card(config, bundle.provenance, library="transformers", use=use)
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         return _open_folder(config, folder, "vit")
@@ -169,12 +180,25 @@ class HuggingFace(Vocabulary):
 _CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 
 
-def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-    """Open a checkpoint in transformers from its config.json and tensors, without code that config.json may refer
-    to."""
+def shape_document(config: ViTConfig) -> dict[str, Any]:
+    """Settings of a config.json that ViT, DeiT and DINOv2 share."""
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
+        "layer_norm_eps": config.norm_epsilon,
+        "image_size": config.resolution[0],
+        "patch_size": config.patch[0],
+        "num_channels": config.channels,
+    }
+
+
+def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint, otherwise: dict[str, Any]) -> Forward:
+    """Open a checkpoint in transformers from its tensors and its config.json, without code that this may refer to. If
+    there is none, `otherwise` stands in for it: what the shapes of the tensors say."""
     document = {key: value for key, value in checkpoint.document("config.json").items() if key != "auto_map"}
-    if not document:
-        raise Unverified("there is no config.json for transformers to read")
+    document = document or otherwise
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / "config.json", document)
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.raw.items()}

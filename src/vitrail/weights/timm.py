@@ -13,7 +13,7 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import MODELS
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitrail.weights.bundle import Bundle
+from vitrail.weights.bundle import Bundle, model_card
 from vitrail.weights.guesses import (
     count_layers,
     distinct,
@@ -113,6 +113,10 @@ class Timm(Vocabulary):
         if "licence" in bundle.provenance:
             document["pretrained_cfg"]["license"] = str(bundle.provenance["licence"])
         return {"config.json": document}
+
+    def card(self, bundle: Bundle) -> str:
+        use = ["import timm", 'model = timm.create_model("local-dir:path/to/this/folder", pretrained=True).eval()']
+        return model_card(bundle.model.config, bundle.provenance, library="timm", use=use)
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         return import_peer("timm").create_model(f"local-dir:{folder}", pretrained=True).eval()

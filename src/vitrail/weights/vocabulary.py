@@ -153,6 +153,10 @@ class Vocabulary(abc.ABC):
         """JSON files that the library reads beside the tensors."""
         return {}
 
+    def card(self, bundle: Bundle) -> str | None:
+        """The model card that goes beside the tensors; None if model hubs do not know the library."""
+        return None
+
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         """The library's own model, opened from the written folder; raises `Unverified` if there is none."""
         raise Unverified(f"there is no other model to read {self.name} with")

@@ -1,0 +1,268 @@
+"""A file at an `https://` address: resumed, at most 16 GiB, in the cache whole or not at all.
+
+`http://` is only for servers on this machine.
+"""
+
+import contextlib
+import errno
+import hashlib
+import http.client
+import ipaddress
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from vitrail.console import say
+from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.storage import checksum, locked, replace_text, user_folder
+from vitrail.weights.layout import ENDINGS, check_content
+from vitrail.weights.remote import Fetched, Remote, demand
+
+MOST = 16 * 2**30
+"""Bytes of a file at most."""
+_CHUNK = 2**20
+_PATIENCE = 30.0  # seconds without a byte
+_ATTEMPTS = 5  # without a byte of progress
+_PAUSE = 1.0  # seconds before the next one
+
+
+class Web(Remote):
+    """One file. A second time it is only asked for if it has changed."""
+
+    def fetch(self, address: str, sha256: str | None) -> Fetched:
+        parts = _parse(address)
+        name = unquote(parts.path.rpartition("/")[2])
+        bare = urlunsplit(parts._replace(query="", fragment=""))  # a query may hold a key
+        if not name.endswith(ENDINGS) or Path(name).name != name:
+            raise UsageError(
+                f"Address must end in {', '.join(ENDINGS)}, got {bare!r}. A repository of the Hugging Face Hub is"
+                " hf:owner/name."
+            )
+        folder = user_folder() / "weights" / hashlib.sha256(address.encode()).hexdigest()[:16]
+        copy = _Copy(address, bare, folder / name)
+        with locked(folder / "lock", lambda other: say(f"waiting for {other}, which fetches the same file")):
+            notes = copy.bring(sha256)
+        return Fetched(path=copy.file, address=bare, weights={name: copy.digest}, discard=copy.remove, notes=notes)
+
+
+class _Cut(Exception):
+    """The connection ended early."""
+
+
+class _Refused(Exception):
+    """The server is there, but has no file to give; the message is for the user."""
+
+
+class _Copy:
+    """The copy of a file in our cache, with what is needed to resume and to renew it."""
+
+    def __init__(self, address: str, bare: str, file: Path) -> None:
+        self.address, self.bare, self.file = address, bare, file
+        self._part = file.with_name(f"{file.name}.part")
+        self._state = file.with_name("state.json")
+        self.digest = ""
+
+    def bring(self, sha256: str | None) -> tuple[str, ...]:
+        """Make the copy complete and up to date; returns notes."""
+        state = self._read_state()
+        if self.file.exists():
+            self.digest = checksum(self.file)
+            if self.digest != state.get("sha256"):
+                self.remove()
+            elif self.digest == sha256:
+                return ()
+        try:
+            self._try_often()
+        except _Cut as wall:
+            if self.file.exists():
+                demand(sha256, self.digest, self.bare)
+                return (f"{self.bare} cannot be reached ({wall}): the copy in the cache is used",)
+            kept = ""
+            if self._part.exists() and self._part.stat().st_size:
+                kept = f" {self._part.stat().st_size:,} bytes have come and stay: the same command goes on."
+            raise VitrailError(
+                f"{self.bare} cannot be fetched ({wall}).{kept} Or fetch it where there is a network (curl -LO), bring"
+                f" it here, then: vitrail convert {self.file.name} DST"
+            ) from None
+        except _Refused as refusal:
+            self._forget_part()
+            raise UsageError(f"Address must be a file that can be fetched, got {self.bare!r} ({refusal}).") from None
+        try:
+            demand(sha256, self.digest, self.bare)
+        except DamagedError:
+            self.remove()
+            raise
+        return ()
+
+    def remove(self) -> None:
+        """Remove the copy from the cache."""
+        for path in (self.file, self._part, self._state):
+            path.unlink(missing_ok=True)
+
+    def _forget_part(self) -> None:
+        """Remove what has come of a file that will not be completed."""
+        self._part.unlink(missing_ok=True)
+        if not self.file.exists():
+            self._state.unlink(missing_ok=True)
+
+    def _try_often(self) -> None:
+        """Fetch until the file is complete, as long as each attempt brings something."""
+        attempts = 0
+        while True:
+            before = self._come
+            try:
+                return self._attempt()
+            except (_Cut, http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError) as error:
+                if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                    raise _Refused(f"the server answers {error.code} {error.reason}") from None
+                attempts = 0 if self._come > before else attempts + 1
+                if attempts >= _ATTEMPTS or (not self._come and _is_wall(error)):
+                    raise _Cut(_spoken(error)) from None
+                time.sleep(_PAUSE)
+
+    @property
+    def _come(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def _attempt(self) -> None:
+        state, headers = self._read_state(), {"Accept-Encoding": "identity", "User-Agent": "vitrail"}
+        if self._come and state.get("part"):
+            headers |= {"Range": f"bytes={self._come}-", "If-Range": state["part"]}
+        elif self.file.exists() and state.get("validator"):
+            named = "If-None-Match" if state["validator"].startswith('"') else "If-Modified-Since"
+            headers[named] = state["validator"]
+        try:
+            answer = _OPENER.open(urllib.request.Request(self.address, headers=headers), timeout=_PATIENCE)
+        except urllib.error.HTTPError as error:
+            if error.code == 304:
+                return
+            if error.code == 416:  # the file has become shorter
+                self._part.unlink(missing_ok=True)
+                raise _Cut("the file has changed") from None
+            raise
+        with answer:
+            self._receive(answer)
+
+    def _receive(self, answer: Any) -> None:
+        begun = self._come if answer.status == 206 else 0
+        length = answer.headers.get("Content-Length")
+        total = begun + int(length) if length and length.isdecimal() else None
+        if begun and not str(answer.headers.get("Content-Range", "")).startswith(f"bytes {begun}-"):
+            self._part.unlink()
+            raise _Cut("the server continues elsewhere")
+        _check_size(total, self.bare)
+        if total is not None and shutil.disk_usage(self._part.parent).free < total - begun:
+            raise VitrailError(
+                f"{self.bare} has {total:,} bytes, for which the disk of {self._part.parent} is too full."
+            )
+        etag, date = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
+        validator = etag if etag.startswith('"') else date  # a weak one does not promise equal bytes
+        self._write_state({**self._read_state(), "part": validator})
+        say(f"fetching {self.bare}" + (f" ({total:,} bytes)" if total else "") + (f" from {begun:,}" if begun else ""))
+        with self._kept(), self._part.open("ab" if begun else "wb") as file:
+            _copy_stream(answer, file, self.bare, self.file.name, begun)
+        if total is not None and self._come != total:
+            raise _Cut(f"the connection ended after {self._come:,} of {total:,} bytes")
+        self.digest = checksum(self._part)
+        self._write_state({"validator": validator, "sha256": self.digest})
+        self._part.replace(self.file)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Generator[None]:
+        """What has come stays, unless the disk is full or it is not what it should be."""
+        try:
+            yield
+        except DamagedError:
+            self._forget_part()
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._forget_part()
+            raise VitrailError(
+                f"{self.bare} could not be written into the cache {self._part.parent} ({error.strerror})."
+            ) from None
+
+    def _read_state(self) -> dict[str, str]:
+        try:
+            state = json.loads(self._state.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def _write_state(self, state: dict[str, str]) -> None:
+        replace_text(self._state, json.dumps(state))
+
+
+def _copy_stream(answer: Any, file: BinaryIO, bare: str, name: str, begun: int) -> None:
+    come, told = begun, time.monotonic()
+    while chunk := answer.read(_CHUNK):
+        if not come:
+            check_content(name, chunk, bare)
+        come += len(chunk)
+        _check_size(come, bare)
+        file.write(chunk)
+        if time.monotonic() - told > 10:
+            told = time.monotonic()
+            say(f"{come:,} bytes have come")
+
+
+def _check_size(size: int | None, bare: str) -> None:
+    if size is not None and size > MOST:
+        raise DamagedError(path=bare, cause=f"must have at most {MOST:,} bytes, got {size:,} or more")
+
+
+def _parse(address: str) -> SplitResult:
+    """The parts of an address that may be asked for: https, or http on this machine."""
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname or ""
+        parts.port  # noqa: B018 - raises if it is none
+    except ValueError:
+        host = ""
+    if not host or not address.isascii() or not address.isprintable() or " " in address:
+        raise UsageError(f"Address must be https://host/path/file, got {address!r}.")
+    if parts.username is not None:
+        raise UsageError("Address must be without a name and password, got one with them.")
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+        raise UsageError(f"Address must begin with https:// (http:// only on this machine), got {address!r}.")
+    return parts
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects only to addresses that could have been given."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        try:
+            _parse(newurl)
+        except UsageError:
+            raise _Refused(f"it leads to {newurl.partition('?')[0]!r}, which is not https") from None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects())
+
+
+def _is_wall(error: Exception) -> bool:
+    """Whether there is no way to the server at all, so that trying again would only take time."""
+    return isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError)
+
+
+def _spoken(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return getattr(reason, "strerror", None) or first_line(reason if isinstance(reason, Exception) else error)
