@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from test_convert import small
+from vitrail import wall
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.weights import unpickle
 from vitrail.weights.convert import Told, read_any
@@ -172,7 +173,7 @@ def test_a_pickle_is_read_without_network(tmp_path):
         "runpy.run_path(program, run_name='__main__')\n"
         "sys.stderr.write(os.readlink('/proc/self/ns/net'))\n"
     )
-    words = [unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    words = [wall.__file__, unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
     done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, text=True, check=True)
     is_cut = done.stderr != str(Path("/proc/self/ns/net").readlink())
     allowed = subprocess.run(["unshare", "--net", "--map-root-user", "true"], capture_output=True, check=False)
@@ -185,7 +186,7 @@ def test_a_pickle_is_read_without_network(tmp_path):
         "except OSError as error:\n"
         "    sys.exit(str(error) != 'no network here')\n"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", script, unpickle.__file__], check=False)
+    done = subprocess.run([sys.executable, "-I", "-c", script, wall.__file__], check=False)
     assert done.returncode == 0
 
 
@@ -197,7 +198,7 @@ def test_what_reads_pickles_imports_nothing_of_ours(tmp_path):
         "runpy.run_path(program, run_name='__main__')\n"
         "sys.exit(any(name.partition('.')[0] == 'vitrail' for name in sys.modules))\n"
     )
-    words = [unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    words = [wall.__file__, unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
     done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -227,6 +228,7 @@ def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
     words = [
         sys.executable,
         "-I",
+        wall.__file__,
         unpickle.__file__,
         str(folder / "a.pth"),
         str(folder / "out"),

@@ -257,6 +257,8 @@ def doctor(
     from vitrail.data.doctor import examine, summarise
 
     dataset = open_data(data)
+    for note in dataset.notes:
+        say(f"note: {note}")
     findings = examine(dataset)
     if json:
         print_json({"findings": [finding.to_json() for finding in findings]})

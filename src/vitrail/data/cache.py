@@ -23,7 +23,7 @@ import PIL
 from PIL import Image
 
 from vitrail.errors import UsageError
-from vitrail.images.decode import MAX_PIXELS, read_file
+from vitrail.images.decode import MAX_PIXELS, read_file, size_and_time
 from vitrail.images.preprocess import Preprocess
 
 # key, offset, height, width, channels, checksum of all these and of the pixels
@@ -63,8 +63,7 @@ class ImageCache:
         settings = _what_matters(preprocess)
         content = None
         try:
-            now = os.stat(path)  # noqa: PTH116
-            memo = (path, settings, now.st_size, now.st_mtime_ns)
+            memo = (path, settings, *size_and_time(path))
         except (OSError, ValueError):
             memo = (path, settings, -1, -1)
         key = self._keys.get(memo)

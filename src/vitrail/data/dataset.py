@@ -10,6 +10,7 @@ import numpy as np
 
 from vitrail import chance
 from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.images.decode import size_and_time
 from vitrail.settings import check_number
 
 SPLITS = ("train", "val", "test")
@@ -44,8 +45,7 @@ class Split:
             return digest.hexdigest()
         for path in self.images:
             try:
-                now = os.stat(path)  # noqa: PTH116 - 200,000 of them
-                stamp = f"{now.st_size} {now.st_mtime_ns}"
+                stamp = "{} {}".format(*size_and_time(path))
             except (OSError, ValueError):
                 stamp = "missing"
             digest.update(f"{os.path.abspath(path)}\0{stamp}\n".encode(errors="surrogateescape"))  # noqa: PTH100
@@ -89,6 +89,8 @@ class Dataset:
     """Folder of the image files."""
     licence: str = "unknown"
     """Licence of the images, if known."""
+    notes: tuple[str, ...] = ()
+    """How it was recognised and read, in sentences for the user, where that is not plain from its name."""
 
     @classmethod
     def from_files(
@@ -180,7 +182,10 @@ class Dataset:
 
 
 def _size(path: str) -> int:
-    return os.stat(path).st_size if os.path.exists(path) else -1  # noqa: PTH110, PTH116 - 200,000 of them
+    try:
+        return size_and_time(path)[0]
+    except (OSError, ValueError):
+        return -1
 
 
 def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:

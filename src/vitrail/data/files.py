@@ -32,6 +32,12 @@ def is_file(path: str | Path, ending: str = "") -> bool:
     return str(path).lower().endswith(ending) and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for some
 
 
+def subfolders(folder: str | Path) -> list[str]:
+    """Names of the folders in a folder, without hidden ones."""
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+
+
 def list_images(folders: Iterable[str | Path]) -> list[str]:
     """All image files under some folders, sorted within each folder."""
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]

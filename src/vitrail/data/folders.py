@@ -1,79 +1,77 @@
 """A folder with one folder of images for each class."""
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.data.base import SPLIT_NAMES, Source
-from vitrail.data.files import is_folder, list_images
+from vitrail.data.base import SPLIT_NAMES
+from vitrail.data.tree import Layout, Tree
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
 
-class ClassFolder(Source):
+class ClassFolder(Layout):
     """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
 
     description = "a folder of class folders (perhaps in train, val, test)"
     is_folder_of_files = True
+    is_distributed = False
 
-    def recognises(self, data: str | Path) -> bool:
-        """Any folder; other kinds of folders are tried first."""
-        return is_folder(data)
+    def fits(self, tree: Tree) -> bool:
+        """Any folder; other layouts are tried first."""
+        return True
 
-    def open(self, data: str | Path) -> "Dataset":
+    def read(self, tree: Tree) -> "Dataset":
         from vitrail.data.dataset import Dataset
 
-        root = Path(data)
-        places = _split_folders(root)
-        classes = {split: sorted(_subfolders(folder)) for split, folder in places.items()}
+        places = _split_folders(tree)
+        classes = {split: sorted(tree.folders(folder)) for split, folder in places.items()}
         labels = sorted({name for names in classes.values() for name in names})
         if not labels:
             raise UsageError(
-                f"Data folder must have a folder of images for each class, got {str(root)!r} without any. Sort"
-                f" the images into {str(root / 'CLASS')!r}, or {str(root / 'train' / 'CLASS')!r} and so on."
+                f"Data folder must have a folder of images for each class, got {tree.name!r} without any. Sort"
+                f" the images into {tree.full('CLASS')!r}, or {tree.full('train/CLASS')!r} and so on."
             )
         if not_unicode := [name for name in labels if not _is_text(name)]:
-            raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {str(root)!r}.")
-        folders = {split: {name: str(places[split] / name) for name in names} for split, names in classes.items()}
+            raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {tree.name!r}.")
+        folders = {split: {name: _join(places[split], name) for name in names} for split, names in classes.items()}
         files = {
-            split: [(file, name) for name, folder in listed.items() for file in list_images([folder])]
+            split: [(file, name) for name, folder in listed.items() for file in tree.images(folder)]
             for split, listed in folders.items()
         }
         if not any(files.values()):
-            raise UsageError(f"Data folder must have images in its class folders, got none in {str(root)!r}.")
+            raise UsageError(f"Data folder must have images in its class folders, got none in {tree.name!r}.")
         files = {split: pairs for split, pairs in files.items() if pairs or split == "train"}
-        return Dataset.from_files(str(root), files, labels, folders=folders, root=str(root))
+        named = {split: {name: tree.full(at) for name, at in listed.items()} for split, listed in folders.items()}
+        return Dataset.from_files(tree.name, files, labels, folders=named, root=tree.name)
 
 
-def _split_folders(root: Path) -> dict[str, Path]:
+def _split_folders(tree: Tree) -> dict[str, str]:
     """The folder of each split; `all` is the root itself, if it contains classes and no splits."""
-    below = _subfolders(root)
-    parts: dict[str, Path] = {}
+    below = tree.folders()
+    parts: dict[str, str] = {}
     for name in below:
         split = SPLIT_NAMES.get(name.lower())
-        if split is None or (not _subfolders(root / name) and list_images([root / name])):
+        if split is None or (not tree.folders(name) and tree.images(name)):
             continue  # another folder, or a class that happens to be called so
         if split in parts:
             raise UsageError(
-                f"Data folder must have one {split} folder, got {parts[split].name} and {name} in {str(root)!r}."
+                f"Data folder must have one {split} folder, got {parts[split]} and {name} in {tree.name!r}."
             )
-        parts[split] = root / name
-    others = [name for name in below if root / name not in parts.values()]
+        parts[split] = name
+    others = [name for name in below if name not in parts.values()]
     if "train" not in parts and others:
-        return {"all": root}
-    if strange := [name for name in others if list_images([root / name])]:
+        return {"all": ""}
+    if strange := [name for name in others if tree.images(name)]:
         raise UsageError(
-            f"Data folder must have either splits or classes in it, got {parts['train'].name} beside"
-            f" {', '.join(map(repr, strange[:3]))}, which have images, too, in {str(root)!r}."
+            f"Data folder must have either splits or classes in it, got {parts['train']} beside"
+            f" {', '.join(map(repr, strange[:3]))}, which have images, too, in {tree.name!r}."
         )
-    return parts or {"all": root}
+    return parts or {"all": ""}
 
 
-def _subfolders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _is_text(name: str) -> bool:

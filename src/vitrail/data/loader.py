@@ -160,7 +160,7 @@ class Loader:
         """A decoded image and its index; damaged images are handled as `on_damage` says."""
         count = len(self.split)
         for place in range(index, index + count):
-            path = self.split.name_of(place % count)
+            path = self.split.images[place % count]
             try:
                 if self.cache is None:
                     return self.preprocess.read(path), place % count
@@ -168,7 +168,7 @@ class Loader:
             except VitrailError as error:
                 if self.on_damage == "error":
                     raise DamagedImageError(str(error), path=path) from None
-                self.damaged[path] = str(error)
+                self.damaged[str(path)] = str(error)
                 if self.on_damage == "skip":
                     return None, -1
         raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")

@@ -5,17 +5,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+from vitrail.data.archives import ArchiveFile
 from vitrail.data.base import Source
 from vitrail.data.built_in import Digits, Fashion40, FashionMnist
+from vitrail.data.cifar import Cifar
 from vitrail.data.files import is_file
 from vitrail.data.folders import ClassFolder
 from vitrail.data.idx import IdxFolder
 from vitrail.data.npz import NpzFile
 from vitrail.data.tables import CsvFile
+from vitrail.data.tree import Layout
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset, Split
+
+# What a folder may be, on disk or in an archive: published data sets before any folder.
+LAYOUTS: tuple[Layout, ...] = (
+    Cifar(),
+    ClassFolder(),
+)
 
 # The first that recognises DATA opens it: words before paths, special folders before any folder.
 SOURCES: tuple[Source, ...] = (
@@ -25,7 +34,8 @@ SOURCES: tuple[Source, ...] = (
     CsvFile(),
     NpzFile(),
     IdxFolder(),
-    ClassFolder(),
+    ArchiveFile(LAYOUTS),
+    *LAYOUTS,
 )
 
 

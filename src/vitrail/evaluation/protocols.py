@@ -103,7 +103,7 @@ def answer_split(bundle: Bundle, data: AnyData, split: str | None, *, batch: int
     place, how = match_labels(bundle.labels, classes, dataset.labels)
     chosen = dataclasses.replace(own, labels=place[own.labels])
     names = bundle.labels or tuple(map(str, range(classes)))
-    notes = []
+    notes = [*dataset.notes]
     if how == "as class numbers" and bundle.labels is not None:
         notes.append(
             "names of classes differ, so they are matched by index:"
@@ -167,7 +167,7 @@ def read_examples(
         "pooling": pooling(loaded.model, store.layer),
         "features": features.shape[1],
         "cached": store.hits == 2,
-        "notes": store.notes,
+        "notes": [*dataset.notes, *store.notes],
     }
     return Examples(features, training.labels, asked, judged.labels, dataset.labels, about)
 

@@ -189,7 +189,7 @@ def run(
         typed = None if isinstance(data, Dataset) else str(data)
         report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
         with Stop().watching() as stop:
-            for note in (*begin.notes, *notes, *changes):
+            for note in (*dataset.notes, *begin.notes, *notes, *changes):
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)

@@ -1,14 +1,10 @@
 """Tensors from untrusted files: safetensors, npz, and pickles, which are opened in a sandbox.
 
 A pickle can run code. It is always read with `weights_only=True`, by a child process without network that returns plain
-tensors: `weights.unpickle`.
+tensors: `weights.unpickle` behind `vitrail.wall`.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,13 +18,12 @@ from torch import Tensor
 from vitrail import unpack
 from vitrail.configs.catalogue import like_published
 from vitrail.errors import DamagedError, UsageError, first_line
-from vitrail.memory import available, refuse_more
+from vitrail.pickles import convert_pickle
 from vitrail.storage import read_document, read_json
 from vitrail.weights import unpickle
 from vitrail.weights.layout import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.weights.vocabulary import Checkpoint
 
-_PATIENCE = 600  # seconds for a pickle
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -139,44 +134,11 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
     """The state dict in a pickle, read by a child process without other abilities."""
-    if not os.access(file, os.R_OK):
-        raise DamagedError(path=file, cause="cannot be read")
-    refuse_more(file.stat().st_size, file)
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
-        words = [str(file.absolute()), str(plain), str(available()), *_search_path()]
-        # One thread: the child may start no other.
-        alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-I", unpickle.__file__, *words],
-                capture_output=True,
-                text=True,
-                timeout=_PATIENCE,
-                check=False,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                env=alone,
-            )
-        except subprocess.TimeoutExpired:
-            raise DamagedError(path=file, cause=f"takes longer than {_PATIENCE} s to read") from None
-        reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
-        if done.returncode == unpickle.REFUSED:
-            raise DamagedError(
-                path=file,
-                cause=f"is refused: it is not a plain state dict ({reason})",
-                advice="Nothing of it was run.",
-            )
-        if done.returncode:
-            raise DamagedError(path=file, cause=f"cannot be read: the process that did ended early ({reason})")
-        report = json.loads(done.stdout)
+        report = convert_pickle(Path(unpickle.__file__), file, plain, plain="a plain state dict")
         if report["beside"]:
             notes.append(f"of its tables {report['taken']} is taken, not {', '.join(report['beside'])}")
         if report["others"]:
             notes.append(f"entries that are not tensors are left out: {', '.join(report['others'])}")
         return {name: tensor.clone() for name, tensor in load_file(plain).items()}
-
-
-def _search_path() -> list[str]:
-    """Paths where the child process finds torch: an isolated interpreter ignores PYTHONPATH."""
-    return [place for place in sys.path if place and Path(place).is_dir()]

@@ -1,0 +1,408 @@
+"""Archives and published data sets as they come: read in place, refused in one line."""
+
+import contextlib
+import gzip
+import io
+import os
+import pickle
+import random
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail import memory
+from vitrail.data import archives, unpickle
+from vitrail.data.archives import TarTree, ZipTree
+from vitrail.data.doctor import examine
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, VitrailError
+from vitrail.images.preprocess import Preprocess
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def png(seed: int = 0) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+PHOTOS = {
+    f"photos/{split}/{label}/{number}.png": png(len(split) + 10 * len(label) * ord(label[0]) + number)
+    for split in ("train", "val")
+    for label in ("cat", "dog")
+    for number in range(3)
+}
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def write_zip(path: Path, files: dict[str, bytes], how: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", how) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def write_tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def write_archive(path: Path, files: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        return write_zip(path, files, zipfile.ZIP_DEFLATED)
+    return write_tar(path, files, "w" if path.suffix == ".tar" else "w:gz")
+
+
+def content_of(data) -> list[tuple[str, str, bytes]]:
+    """Split, class and pixels of every image, as the loader reads them."""
+    dataset = open_data(data)
+    preprocess = Preprocess(resolution=(6, 6), crop_fraction=1.0)
+    found = []
+    for split in dataset.splits.values():
+        for batch in Loader(split, preprocess, batch=4, shuffle=False).epoch():
+            for pixels, label in zip(batch.pixels, batch.labels.tolist(), strict=True):
+                found.append((split.name, dataset.labels[label], pixels.numpy().tobytes()))
+    return found
+
+
+# CIFAR, in each published form
+
+
+def cifar_files(form: str) -> tuple[dict[str, bytes], np.ndarray, np.ndarray]:
+    """The files of a published form with a few images, the images and the labels, training ones first."""
+    rng = np.random.default_rng(5)
+    classes = 10 if form.startswith("10-") else 100
+    rows = rng.integers(0, 256, (12, 3072), np.uint8)
+    labels = np.concatenate([np.arange(10), [3, 4]]) if classes == 10 else rng.permutation(100)[:12]
+    names = [f"name-{number:02d}" for number in range(classes)]
+    folder = {"10-py": "cifar-10-batches-py", "10-bin": "cifar-10-batches-bin"}.get(form, f"cifar-{form}")
+    train = [np.arange(10)[part::5] for part in range(5)] if classes == 10 else [np.arange(10)]
+    files = {}
+    key = b"labels" if classes == 10 else b"fine_labels"
+    for number, chosen in enumerate([*train, np.arange(10, 12)]):
+        is_test = number == len(train)
+        if classes == 10:
+            name = "test_batch" if is_test else f"data_batch_{number + 1}"
+        else:
+            name = "test" if is_test else "train"
+        own, known = rows[chosen], labels[chosen]
+        if form in ("10-bin", "100-binary"):
+            head = (
+                [known[:, None].astype(np.uint8)]
+                if classes == 10
+                else [(known // 5)[:, None].astype(np.uint8), known[:, None].astype(np.uint8)]
+            )
+            files[f"{folder}/{name}.bin"] = np.concatenate([*head, own], axis=1).tobytes()
+        else:
+            table = {b"data": own, key: known.tolist(), b"batch_label": b"a batch", b"filenames": [b"x.png"] * len(own)}
+            files[f"{folder}/{name}"] = as_python_2(table)
+    if form in ("10-bin", "100-binary"):
+        listed = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        files[f"{folder}/{listed}"] = ("\n".join(names) + "\n\n").encode()
+    elif classes == 10:
+        files[f"{folder}/batches.meta"] = as_python_2({b"label_names": [n.encode() for n in names], b"num_vis": 3072})
+    else:
+        files[f"{folder}/meta"] = as_python_2({b"fine_label_names": [name.encode() for name in names]})
+    order = np.concatenate([*train, np.arange(10, 12)])
+    return files, rows[order].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels[order]
+
+
+def as_python_2(table: object) -> bytes:
+    """A pickle as Python 2 wrote it: bytes are its strings."""
+
+    def save_bytes(pickler, content):
+        pickler.write(b"T" + len(content).to_bytes(4, "little") + content)  # BINSTRING
+        pickler.memoize(content)
+
+    file = io.BytesIO()
+    pickler = pickle._Pickler(file, 2)  # the one in Python, whose table of types can be changed
+    pickler.dispatch = {**pickle._Pickler.dispatch, bytes: save_bytes}
+    pickler.dump(table)
+    return file.getvalue().replace(b"numpy._core", b"numpy.core")
+
+
+@pytest.mark.parametrize(
+    ("form", "packing"),
+    [
+        ("10-py", ".tar.gz"),
+        ("10-bin", ""),
+        ("10-bin", ".tar.gz"),
+        ("100-python", ""),
+        ("100-python", ".tar"),
+        ("100-python", ".zip"),
+        ("100-binary", ".tar.gz"),
+    ],
+)
+def test_cifar_in_each_published_form(tmp_path, form, packing):
+    files, images, labels = cifar_files(form)
+    data = write_archive(tmp_path / f"cifar{packing}", files) if packing else write_folder(tmp_path / "cifar", files)
+    dataset = open_data(data)
+    training, test = dataset.splits["train"], dataset.splits["test"]
+    assert len(dataset.labels) == (10 if form.startswith("10-") else 100)
+    np.testing.assert_array_equal(np.concatenate([training.images, test.images]), images)
+    np.testing.assert_array_equal(np.concatenate([training.labels, test.labels]), labels)
+    assert dataset.labels[labels[0]] == f"name-{labels[0]:02d}"
+    version = "Python" if form in ("10-py", "100-python") else "binary"
+    assert dataset.notes[-1].startswith(f"read as CIFAR-{form.partition('-')[0]}, {version} version: 10 training and 2")
+
+
+def hostile(path: Path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {path}",)
+
+    return Evil()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda touched: pickle.dumps({b"data": hostile(touched)}, 2), r"it asks for posix\.system"),
+        (lambda touched: pickle.dumps(hostile(touched), 4), r"it asks for posix\.system"),
+        (lambda touched: b"cbuiltins\neval\n(S'1'\ntR.", r"it asks for builtins\.eval"),
+        (lambda touched: b"cnumpy\nndarray\n(I4\ntR.", r"it asks for numpy\.ndarray\(\)"),
+        (lambda touched: pickle.dumps({"data": np.array([{}])}, 2), r"it asks for an array of objects"),
+        (lambda touched: pickle.dumps([1]), r"it holds a list"),
+        (lambda touched: b"", r"it is damaged: EOFError"),
+        (lambda touched: pickle.dumps({})[:-2], r"it is damaged: "),
+        (
+            lambda touched: b"N" + b"r\xff\xff\xff\x7f" + b".",
+            r"it would fill more memory|it is damaged|it holds a None",
+        ),
+        (lambda touched: b"]" * 100_000 + b"a" * 99_999 + b".", r"it holds a list|nested too deeply"),
+    ],
+)
+def test_a_hostile_pickle_is_refused_and_not_run(tmp_path, home, call, spoil, reason):
+    files, _, _ = cifar_files("10-py")
+    files["cifar-10-batches-py/data_batch_1"] = spoil(tmp_path / "touched")
+    data = write_archive(tmp_path / "cifar.tar", files)
+    with pytest.raises(VitrailError, match=rf"data_batch_1' is refused: it is not plain data \({reason}") as caught:
+        open_data(data)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_cifar_of_wrong_shape_is_one_line(tmp_path):
+    files, _, _ = cifar_files("10-bin")
+    short = dict(files)
+    short["cifar-10-batches-bin/data_batch_2.bin"] = files["cifar-10-batches-bin/data_batch_2.bin"][:-1]
+    with pytest.raises(VitrailError, match=r"data_batch_2.bin' must have 3,073 bytes for each image, got 6,145 in all"):
+        open_data(write_folder(tmp_path / "short", short))
+    del files["cifar-10-batches-bin/data_batch_4.bin"]
+    with pytest.raises(VitrailError, match=r"is incomplete: data_batch_4.bin is missing"):
+        open_data(write_folder(tmp_path / "part", files))
+
+
+# Class folders in archives
+
+
+@pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz", ".tgz"])
+def test_an_archive_of_class_folders_is_the_folder(tmp_path, home, ending):
+    folder = write_folder(tmp_path, PHOTOS) / "photos"
+    archive = write_archive(tmp_path / f"set{ending}", PHOTOS | {"photos/README.txt": b"", "__MACOSX/photos/._1": b""})
+    assert content_of(archive) == content_of(folder)
+    assert open_data(archive).fingerprint() == open_data(archive).fingerprint() == open_data(folder).fingerprint()
+    assert [finding.kind for finding in examine(open_data(archive))] == [f.kind for f in examine(open_data(folder))]
+    kept = list(home.rglob("*.tar"))
+    assert len(kept) == ending.endswith("gz")
+    if kept:
+        before = kept[0].stat().st_mtime_ns
+        assert open_data(archive).notes == ()
+        assert kept[0].stat().st_mtime_ns == before
+
+
+def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
+    archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
+    first, second = call("doctor", str(archive)), call("doctor", str(archive))
+    assert first.stderr.startswith("note: set.tar.gz is unpacked once into ")
+    assert first.stderr.count("\n") == 1
+    assert (second.stderr, first.stdout) == ("", second.stdout)
+    assert len(list(home.rglob("*"))) == 2  # the folder `archives` and one file
+    write_archive(archive, dict(list(PHOTOS.items())[:6]))
+    assert len(open_data(archive).splits) == 1
+
+
+def test_three_thousand_members_open_at_once_and_names_in_korean(tmp_path):
+    files = {f"set/{'고양이' if number % 2 else '개'}/{number}.png": b"x" for number in range(3_000)}
+    for archive in (write_zip(tmp_path / "many.zip", files), write_tar(tmp_path / "many.tar", files)):
+        dataset = open_data(archive)
+        assert dataset.labels == ("개", "고양이")
+        assert len(dataset.first) == 3_000
+
+
+def changed_tar(path: Path, **fields) -> Path:
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("a/1.png")
+        info.size = len(png())
+        for name, value in fields.items():
+            setattr(info, name, value)
+        archive.addfile(info, io.BytesIO(png()))
+    return path
+
+
+def changed_zip(path: Path, mode: int = 0, **fields) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        info = zipfile.ZipInfo(fields.pop("name", "a/1.png"))
+        info.external_attr = mode << 16
+        archive.writestr(info, png())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: changed_tar(p / "a.tar", name="../1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", name="a/../../1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", name="/a/1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is a link"),
+        (lambda p: changed_tar(p / "a.tar", type=tarfile.LNKTYPE, linkname="a/2.png"), "is a link"),
+        (lambda p: changed_tar(p / "a.tar", type=tarfile.CHRTYPE), "or another special file"),
+        (lambda p: changed_tar(p / "a.tar", name="a/" * 200 + "1.png"), "nested too deeply"),
+        (lambda p: changed_tar(p / "a.tar", name="a/\udcff.png"), "is not Unicode"),
+        (lambda p: changed_zip(p / "a.zip", name="../1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", name="/1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", name="C:\\1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", mode=stat.S_IFLNK | 0o777), "is a link"),
+        (lambda p: write_folder(p, {"a.zip": b"PK\3\4 and no more"}) / "a.zip", "File is not a zip file"),
+        (lambda p: write_folder(p, {"a.tar": b"x" * 2000}) / "a.tar", "invalid header|truncated header"),
+        (lambda p: write_folder(p, {"a.tar.gz": b"x" * 2000}) / "a.tar.gz", "Not a gzipped file"),
+        (lambda p: write_folder(p, {"a.tar.gz": gzip.compress(b"x" * 2000)}) / "a.tar.gz", "header"),
+        (lambda p: write_folder(p, {"a.tgz": gzip.compress(png() * 99)[:-20]}) / "a.tgz", "ended before"),
+    ],
+)
+def test_a_strange_archive_is_one_line_and_leaves_nothing(tmp_path, home, make, reason):
+    before = set(tmp_path.iterdir())
+    path = make(tmp_path)
+    with pytest.raises(DamagedError, match=rf"cannot be read as an archive \(.*{reason}") as caught:
+        open_data(path)
+    assert "\n" not in str(caught.value)
+    assert set(tmp_path.iterdir()) - before <= {path, home}
+    assert not [one for one in home.rglob("*") if one.is_file()]
+
+
+def test_bombs_are_refused(tmp_path, home, monkeypatch):
+    """Sizes are held against what is there: the file, the memory, the disk."""
+    bomb = write_zip(tmp_path / "bomb.zip", {"a/1.png": bytes(2**22)}, zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(memory, "available", lambda: 2**20)
+    with pytest.raises(DamagedError, match=r"1.png' would fill 4,194,304 bytes of memory; 1,048,576 are available"):
+        content_of(bomb)
+    forged = bytearray(bomb.read_bytes())
+    at = forged.index(b"PK\1\2")
+    forged[at + 24 : at + 28] = (2**31).to_bytes(4, "little")
+    (tmp_path / "forged.zip").write_bytes(forged)
+    with pytest.raises(DamagedError, match=r"'a/1.png' states 2,147,483,648 bytes, which it cannot have"):
+        open_data(tmp_path / "forged.zip")
+    packed = tmp_path / "bomb.tar.gz"
+    packed.write_bytes(gzip.compress(bytes(2**24)))
+    monkeypatch.setattr(archives, "_LARGE", 2**20)
+    with pytest.raises(DamagedError, match="it unpacks to over 200 times its size"):
+        open_data(packed)
+    monkeypatch.setattr(archives, "_SPARE_DISK", 2**62)
+    with pytest.raises(VitrailError, match=r"Cache must have room for .*bomb.tar.gz"):
+        open_data(packed)
+    assert not [one for one in home.rglob("*") if one.is_file()]
+
+
+def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
+    content = bytes(range(256)) * 3
+    path = write_zip(tmp_path / "a.zip", {"a/1.ppm": b"P6 16 16 255 " + content, "b/1.ppm": b"P6 16 16 255 " + content})
+    assert len(content_of(path)) == 2
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(content) + 300] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(DamagedError, match=r"a\.zip/a/1\.ppm' cannot be read \(Bad CRC-32 for file"):
+        content_of(path)
+
+
+def said_by(read, ours: type = VitrailError) -> str:
+    """What a reader says of an archive that it does not take."""
+    try:
+        read()
+    except ours as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_what_the_library_refuses_we_refuse(tmp_path, kind):
+    """Archives with a few bytes changed, cut off or repeated: our errors are one line, and never fewer than theirs."""
+    chance = random.Random(18)
+    files = dict(list(PHOTOS.items())[:3])
+    path = tmp_path / f"a.{kind}"
+    whole = write_archive(path, files).read_bytes()
+
+    def theirs():
+        if kind == "zip":
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    archive.read(name)
+        else:
+            with tarfile.open(path, "r:") as archive:
+                for info in archive:
+                    with contextlib.suppress(AttributeError):
+                        archive.extractfile(info).read()
+
+    def ours():
+        tree = (ZipTree if kind == "zip" else TarTree)(path)
+        for folder in tree._files:
+            for name in tree.files(folder):
+                tree.read(f"{folder}/{name}" if folder else name)
+
+    refused = 0
+    for _ in range(300):
+        mutated = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            mutated[chance.randrange(len(mutated))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            del mutated[chance.randrange(len(mutated)) :]
+        path.write_bytes(mutated)
+        message = said_by(ours)
+        refused += bool(message)
+        assert message.count("\n") == 0
+        assert message or not said_by(theirs, Exception), "we took what the library refuses"
+    assert refused > 40
+
+
+def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
+    """The reader itself, without the wall: whatever the bytes, it refuses or returns plain data."""
+    chance = random.Random(7)
+    table = {b"data": np.arange(64, dtype=np.uint8).reshape(2, 32), b"labels": [3, 4], b"names": [b"a", b"b"]}
+    wholes = [as_python_2(table), pickle.dumps(table, 2), pickle.dumps(table, 5)]
+
+    class Refused(Exception):
+        pass
+
+    def refuse(reason):
+        raise Refused(reason)
+
+    for number in range(300):
+        mutated = bytearray(wholes[number % 3])
+        for _ in range(chance.randint(1, 4)):
+            mutated[chance.randrange(len(mutated))] = chance.randrange(256)
+        (tmp_path / "p").write_bytes(mutated)
+        with contextlib.suppress(Refused, SystemExit):
+            report = unpickle.convert(tmp_path / "p", tmp_path / "out.npz", refuse)
+            assert set(report) == {"texts"}
+            with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
+                assert all(array.dtype.kind in "iufb" for array in arrays.values())
