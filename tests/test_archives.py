@@ -20,6 +20,7 @@ from vitrail.data import archives, unpickle
 from vitrail.data.archives import TarTree, ZipTree
 from vitrail.data.doctor import examine
 from vitrail.data.loader import Loader
+from vitrail.data.matlab import read_matlab
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, VitrailError
 from vitrail.images.preprocess import Preprocess
@@ -406,3 +407,148 @@ def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
             assert set(report) == {"texts"}
             with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
                 assert all(array.dtype.kind in "iufb" for array in arrays.values())
+
+
+# Published data sets
+
+SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+
+
+def matlab(tmp_path: Path, arrays: dict[str, np.ndarray], **settings) -> bytes:
+    """A file as MATLAB writes it, by scipy."""
+    scipy_io = pytest.importorskip("scipy.io")
+    scipy_io.savemat(tmp_path / "x.mat", arrays, **settings)
+    return (tmp_path / "x.mat").read_bytes()
+
+
+def published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tuple[str, str, int]]]:
+    """The files of a published data set, what is said of it, and the split, class and number of each image."""
+    match form:
+        case "tiny":
+            files = {f"tiny/train/n0{c}/images/n0{c}_{i}.JPEG": png(10 * c + i) for c in (1, 2) for i in (0, 1)}
+            files |= {"tiny/val/images/val_0.JPEG": png(50), "tiny/test/images/test_0.JPEG": png(51)}
+            files |= {
+                "tiny/val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t32\t44\t62\n",
+                "tiny/wnids.txt": b"n02\nn01\n",
+            }
+            said = "Tiny-ImageNet (its 1 test images have no labels): 4 train, 1 val images of 2 classes"
+            return files, said, [("train", f"n0{c}", 10 * c + i) for c in (1, 2) for i in (0, 1)] + [("val", "n02", 50)]
+        case "imagenet":
+            files = {f"set/val/ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2, 3)}
+            lines = "".join(f"ILSVRC2012_val_0000000{i}.JPEG {65 * i}\n" for i in (3, 1, 2))
+            said = "ImageNet's validation images with val.txt: 3 val images of 3 classes"
+            return files | {"set/val.txt": lines.encode()}, said, [("val", str(65 * i), i) for i in (1, 2, 3)]
+        case "imagenet-ids":
+            files = {f"ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2)}
+            files[SYNSETS] = b"n2\nn1\n"
+            said = f"ImageNet's validation images with {SYNSETS}: 2 val images of 2 classes"
+            return files, said, [("val", "n2", 1), ("val", "n1", 2)]
+        case "imagenet-kaggle":
+            files = {f"val/ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2)}
+            files["LOC_val_solution.csv"] = (
+                b"ImageId,PredictionString\nILSVRC2012_val_00000002,n9 1 2 3 4 n9 5 6 7 8 \n"
+                b"ILSVRC2012_val_00000001,n8 1 2 3 4 \n"
+            )
+            said = "ImageNet's validation images with LOC_val_solution.csv: 2 val images of 2 classes"
+            return files, said, [("val", "n8", 1), ("val", "n9", 2)]
+        case "pets":
+            names = ["Abyssinian_1", "great_pyrenees_2", "great_pyrenees_10", "Abyssinian_3"]
+            files = {f"oxford-iiit-pet/images/{name}.jpg": png(i) for i, name in enumerate(names)}
+            files["oxford-iiit-pet/annotations/trainval.txt"] = b"Abyssinian_1 1 1 1\ngreat_pyrenees_10 2 2 1\n"
+            files["oxford-iiit-pet/annotations/test.txt"] = b"# a comment\ngreat_pyrenees_2 2 2 1\nAbyssinian_3 1 1 1\n"
+            truth = [("train", "Abyssinian", 0), ("train", "great_pyrenees", 2)]
+            truth += [("test", "great_pyrenees", 1), ("test", "Abyssinian", 3)]
+            return files, "Oxford Pets: 2 train, 2 test images of 2 classes", truth
+    files = {f"flowers-102/jpg/image_0000{i}.jpg": png(i) for i in (1, 2, 3, 4)}
+    files["flowers-102/imagelabels.mat"] = matlab(
+        tmp_path, {"labels": np.array([[77, 5, 77, 5]], np.uint8)}, do_compression=form == "flowers-packed"
+    )
+    ids = {"trnid": np.array([[3, 4]], np.uint16), "valid": np.array([[1]], np.int32), "tstid": np.array([[2.0]])}
+    files["flowers-102/setid.mat"] = matlab(tmp_path, ids, do_compression=form == "flowers-packed")
+    truth = [("train", "77", 3), ("train", "5", 4), ("val", "77", 1), ("test", "5", 2)]
+    return files, "Oxford Flowers: 2 train, 1 val, 1 test images of 2 classes", truth
+
+
+@pytest.mark.parametrize(
+    ("form", "ending"),
+    [
+        ("tiny", ""),
+        ("tiny", ".zip"),
+        ("imagenet", ""),
+        ("imagenet", ".tar.gz"),
+        ("imagenet-ids", ""),
+        ("imagenet-kaggle", ".zip"),
+        ("pets", ""),
+        ("pets", ".tar"),
+        ("flowers", ""),
+        ("flowers-packed", ".zip"),
+    ],
+)
+def test_published_data_sets_are_recognised_by_looking(tmp_path, form, ending):
+    files, said, truth = published(form, tmp_path)
+    data = write_archive(tmp_path / f"set{ending}", files) if ending else write_folder(tmp_path / "here", files)
+    dataset = open_data(data)
+    assert dataset.notes[-1] == f"read as {said}"
+    pixels = Preprocess(resolution=(6, 6), crop_fraction=1.0)
+    assert content_of(data) == [(split, label, pixels.crop(png(i)).tobytes()) for split, label, i in truth]
+    assert not [finding for finding in examine(dataset) if finding.kind == "unreadable"]
+
+
+def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
+    files = {f"ILSVRC2012_val_{i:08d}.JPEG": b"x" for i in range(1, 1001)}
+    files[SYNSETS] = "".join(f"n{9999 - i}\n" for i in range(1000)).encode()
+    dataset = open_data(write_folder(tmp_path / "val", files))
+    assert dataset.labels[dataset.first.labels[0]] == "999"
+    assert dataset.notes == (
+        f"read as ImageNet's validation images with {SYNSETS}, classes numbered by their WordNet ids:"
+        " 1,000 val images of 1,000 classes",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"images.tar.gz": b"", "annotations.tar.gz": b""}, r"Unpack images.tar.gz there: tar xf images.tar.gz\."),
+        ({"imagelabels.mat": b"", "setid.mat": b"", "102flowers.tgz": b""}, r"Unpack 102flowers.tgz there"),
+        ({"imagelabels.mat": b"x", "setid.mat": b"", "jpg/1.jpg": b""}, r"as a MATLAB 5 file \(KeyError\)"),
+        (
+            {"images/a_1.jpg": b"", "annotations/trainval.txt": b"a_1\n", "annotations/test.txt": b""},
+            "must have 2 words",
+        ),
+        ({"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_2.JPEG 3"}, r"has no label of ILSVRC2012_val_1"),
+        ({"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"\xff"}, r"must be text in UTF-8"),
+        (
+            {"val/ILSVRC2012_val_1.JPEG": b"", "ILSVRC2012_validation_ground_truth.txt": b"490"},
+            r"whose numbers follow the development kit's own order",
+        ),
+        (
+            {"train/a/images/1.png": b"", "val/images/2.png": b"", "val/val_annotations.txt": b"2.png b\n"},
+            r"has a class that is not in train: b",
+        ),
+    ],
+)
+def test_a_published_set_that_is_incomplete_is_one_line(tmp_path, files, reason):
+    with pytest.raises(VitrailError, match=reason) as caught:
+        open_data(write_folder(tmp_path / "set", files))
+    assert "\n" not in str(caught.value)
+
+
+def test_matlab_files_with_bytes_changed_are_refused_or_numbers(tmp_path):
+    chance = random.Random(3)
+    whole = matlab(tmp_path, {"labels": np.arange(40)}, do_compression=True)
+    for _ in range(300):
+        mutated = bytearray(whole)
+        mutated[chance.randrange(120, len(mutated))] = chance.randrange(256)
+        with contextlib.suppress(DamagedError):
+            assert all(array.dtype.kind in "iuf" for array in read_matlab(bytes(mutated), "x.mat").values())
+
+
+def test_torchvisions_folder_of_mnist(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    header = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 1])
+    files = {
+        "train-images-idx3-ubyte": header + b"ab",
+        "train-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 2, 0, 1]),
+    }
+    write_folder(raw, files)
+    assert [len(open_data(place).first) for place in (tmp_path, tmp_path / "MNIST", raw)] == [2, 2, 2]

@@ -68,7 +68,8 @@ def test_help_and_error_are_made_of_the_descriptions(call):
         " Did you mean 'digits'?\n"
     )
     assert describe_sources() == (
-        "a folder of class folders (perhaps in train, val, test), CIFAR-10 or CIFAR-100 as distributed, a .zip, .tar or"
+        "a folder of class folders (perhaps in train, val, test), Oxford Flowers, Oxford Pets, ImageNet's validation"
+        " images with their list of labels, Tiny-ImageNet, CIFAR-10 or CIFAR-100 as distributed, a .zip, .tar or"
         " .tar.gz of such a folder, a folder of idx files, a .npz file of images and labels, a .csv file of image files"
         " and labels, digits, fashion-40 or fashion-mnist"
     )

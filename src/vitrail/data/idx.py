@@ -22,12 +22,22 @@ class IdxFolder(Source):
     description = "a folder of idx files"
 
     def recognises(self, data: str | Path) -> bool:
-        return is_folder(data) and any(_NAME.fullmatch(path.name) for path in Path(data).iterdir())
+        return _folder_of(data) is not None
 
     def open(self, data: str | Path) -> "Dataset":
         from vitrail.data.arrays import dataset_from_arrays
 
-        return dataset_from_arrays(read_idx_folder(Path(data)), str(data))
+        return dataset_from_arrays(read_idx_folder(_folder_of(data) or Path(data)), str(data))
+
+
+def _folder_of(data: str | Path) -> Path | None:
+    """The folder of the files: the given one or, as torchvision puts it, `raw` in it or in a folder in it."""
+    if not is_folder(data):
+        return None
+    for place in (Path(data), *sorted(Path(data).glob("raw")), *sorted(Path(data).glob("*/raw"))):
+        if place.is_dir() and any(_NAME.fullmatch(path.name) for path in place.iterdir()):
+            return place
+    return None
 
 
 def read_idx_folder(folder: Path) -> dict[str, "np.ndarray"]:

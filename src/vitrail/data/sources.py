@@ -13,6 +13,7 @@ from vitrail.data.files import is_file
 from vitrail.data.folders import ClassFolder
 from vitrail.data.idx import IdxFolder
 from vitrail.data.npz import NpzFile
+from vitrail.data.published import ImageNetValidation, OxfordFlowers, OxfordPets, TinyImageNet
 from vitrail.data.tables import CsvFile
 from vitrail.data.tree import Layout
 from vitrail.errors import DamagedError, UsageError, did_you_mean
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 # What a folder may be, on disk or in an archive: published data sets before any folder.
 LAYOUTS: tuple[Layout, ...] = (
     Cifar(),
+    TinyImageNet(),
+    ImageNetValidation(),
+    OxfordPets(),
+    OxfordFlowers(),
     ClassFolder(),
 )
 

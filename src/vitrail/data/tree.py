@@ -1,5 +1,6 @@
 """A tree of files, on disk or in an archive, as the sources of folders see it."""
 
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -77,9 +78,10 @@ class Folder(Tree):
         return subfolders(self.root / path)
 
     def files(self, path: str = "") -> list[str]:
-        place = self.root / path
-        names = sorted(entry.name for entry in place.iterdir() if entry.is_file()) if is_folder(place) else []
-        return [name for name in names if not name.startswith(".")]
+        if not is_folder(self.root / path):
+            return []
+        with os.scandir(self.root / path) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file())
 
     def images(self, path: str = "") -> list[str]:
         return list_images([self.root / path])

@@ -1,0 +1,183 @@
+"""Published data sets as they are distributed: folders of images with lists of labels beside them."""
+
+import csv
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+from vitrail.data.tree import Layout, Tree, is_image
+from vitrail.errors import DamagedError, UsageError
+
+if TYPE_CHECKING:
+    from vitrail.data.dataset import Dataset
+
+Pairs = list[tuple[str, str]]
+"""Image files and their classes."""
+
+_IMAGENET_CLASSES = 1000
+
+
+def _dataset(tree: Tree, files: dict[str, Pairs], note: str) -> "Dataset":
+    from vitrail.data.dataset import Dataset
+
+    labels = {label for pairs in files.values() for _, label in pairs}
+    if not labels:
+        raise DamagedError(path=tree.name, cause="has no labelled image")
+    counts = ", ".join(f"{len(pairs):,} {split}" for split, pairs in files.items())
+    made = Dataset.from_files(tree.name, files, labels, root=tree.name)
+    return dataclasses.replace(made, notes=(f"read as {note}: {counts} images of {len(labels):,} classes",))
+
+
+def _rows(tree: Tree, path: str, columns: int) -> list[list[str]]:
+    """The words of each line of a list; lines that begin with # are comments."""
+    rows = []
+    for number, line in enumerate(tree.text(path).splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < columns:
+            raise DamagedError(
+                f"Line {number} of {tree.full(path)!r} must have {columns} words, got {line[:100]!r}.",
+                path=tree.full(path),
+            )
+        rows.append(words)
+    return rows
+
+
+class TinyImageNet(Layout):
+    """`train/<class>/images/*`, `val/images/*` with `val/val_annotations.txt`; `test` has no labels."""
+
+    description = "Tiny-ImageNet"
+    _list = "val/val_annotations.txt"
+
+    def fits(self, tree: Tree) -> bool:
+        return tree.has(self._list) and bool(tree.folders("train")) and "images" in tree.folders("val")
+
+    def read(self, tree: Tree) -> "Dataset":
+        classes = sorted(tree.folders("train"))
+        training = [(file, name) for name in classes for file in tree.images(f"train/{name}")]
+        rows = _rows(tree, self._list, 2)
+        if strange := sorted({row[1] for row in rows} - set(classes)):
+            raise DamagedError(
+                path=tree.full(self._list), cause=f"has a class that is not in train: {', '.join(strange[:3])}"
+            )
+        validation = [(tree.image(f"val/images/{row[0]}"), row[1]) for row in rows]
+        unlabelled = len(tree.images("test")) if "test" in tree.folders() else 0
+        left = f" (its {unlabelled:,} test images have no labels)" if unlabelled else ""
+        return _dataset(tree, {"train": training, "val": validation}, f"Tiny-ImageNet{left}")
+
+
+class ImageNetValidation(Layout):
+    """`ILSVRC2012_val_*.JPEG` in one folder, and a list of their classes in it or beside it: `val.txt` (class numbers),
+    `LOC_val_solution.csv` or `imagenet_2012_validation_synset_labels.txt` (WordNet ids)."""
+
+    description = "ImageNet's validation images with their list of labels"
+    _numbers, _solution, _ids = "val.txt", "LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt"
+    _devkit = "ILSVRC2012_validation_ground_truth.txt"
+
+    def fits(self, tree: Tree) -> bool:
+        return self._list_in(tree) is not None and self._images_in(tree) is not None
+
+    def read(self, tree: Tree) -> "Dataset":
+        folder, listed = self._images_in(tree), self._list_in(tree)
+        within = f"{folder}/" if folder else ""
+        names = [name for name in tree.files(folder or "") if is_image(name)]
+        if listed == self._devkit:
+            raise UsageError(
+                f"Labels of ImageNet must be those of {self._numbers}, {self._solution} or {self._ids}, got only"
+                f" {self._devkit} in {tree.name!r}, whose numbers follow the development kit's own order."
+            )
+        if listed == self._numbers:
+            of = {row[0].rpartition("/")[2]: row[1] for row in _rows(tree, listed, 2)}
+        elif listed == self._solution:
+            lines = csv.reader(tree.text(listed).splitlines()[1:])
+            of = {f"{row[0]}.JPEG": row[1].split()[0] for row in lines if len(row) > 1 and row[1].split()}
+        else:
+            ids = [row[0] for row in _rows(tree, self._ids, 1)]
+            if len(ids) != len(names):
+                raise DamagedError(
+                    path=tree.full(self._ids),
+                    cause=f"must have a line for each of {len(names):,} images, got {len(ids):,}",
+                )
+            of = dict(zip(names, ids, strict=True))
+        if missing := [name for name in names if name not in of]:
+            raise DamagedError(path=tree.full(str(listed)), cause=f"has no label of {missing[0]}")
+        kinds = sorted({of[name] for name in names})
+        how = ""
+        if len(kinds) == _IMAGENET_CLASSES and kinds[0].startswith("n"):
+            numbers = {kind: str(number) for number, kind in enumerate(kinds)}
+            of, how = {name: numbers[of[name]] for name in names}, ", classes numbered by their WordNet ids"
+        pairs = [(tree.image(within + name), of[name]) for name in names]
+        return _dataset(tree, {"val": pairs}, f"ImageNet's validation images with {listed}{how}")
+
+    def _images_in(self, tree: Tree) -> str | None:
+        """The folder of images named as in ImageNet: the root, or one in it."""
+        for folder in ("", *tree.folders()):
+            if any(name.startswith("ILSVRC2012_val_") for name in tree.files(folder)):
+                return folder
+        return None
+
+    def _list_in(self, tree: Tree) -> str | None:
+        known = (self._numbers, self._solution, self._ids, self._devkit)
+        return next((name for name in known if tree.has(name)), None)
+
+
+class OxfordPets(Layout):
+    """`images/*.jpg` and `annotations/trainval.txt`, `annotations/test.txt`; breeds are in the names of images."""
+
+    description = "Oxford Pets"
+    _lists = {"train": "annotations/trainval.txt", "test": "annotations/test.txt"}  # noqa: RUF012
+
+    def fits(self, tree: Tree) -> bool:
+        if {"annotations.tar.gz", "images.tar.gz"} <= set(tree.files()):
+            return True
+        return "images" in tree.folders() and all(tree.has(path) for path in self._lists.values())
+
+    def read(self, tree: Tree) -> "Dataset":
+        _refuse_packed(tree, {"images": "images.tar.gz", "annotations": "annotations.tar.gz"}, "Oxford Pets")
+        files = {
+            split: [(tree.image(f"images/{row[0]}.jpg"), re.sub(r"_\d+$", "", row[0])) for row in _rows(tree, path, 2)]
+            for split, path in self._lists.items()
+        }
+        return _dataset(tree, files, "Oxford Pets")
+
+
+class OxfordFlowers(Layout):
+    """`jpg/image_*.jpg` with `imagelabels.mat` and `setid.mat`; classes are numbers from 1."""
+
+    description = "Oxford Flowers"
+    _splits = (("train", "trnid"), ("val", "valid"), ("test", "tstid"))
+
+    def fits(self, tree: Tree) -> bool:
+        return tree.has("imagelabels.mat") and tree.has("setid.mat")
+
+    def read(self, tree: Tree) -> "Dataset":
+        _refuse_packed(tree, {"jpg": "102flowers.tgz"}, "Oxford Flowers")
+        labels = self._numbers(tree, "imagelabels.mat", "labels")
+        files: dict[str, Pairs] = {}
+        for split, key in self._splits:
+            chosen = self._numbers(tree, "setid.mat", key)
+            if min(chosen) < 1 or max(chosen) > len(labels):
+                raise DamagedError(
+                    path=tree.full("setid.mat"), cause=f"must number images from 1 to {len(labels):,} in {key}"
+                )
+            files[split] = [(tree.image(f"jpg/image_{one:05d}.jpg"), str(labels[one - 1])) for one in chosen]
+        return _dataset(tree, files, "Oxford Flowers")
+
+    def _numbers(self, tree: Tree, path: str, key: str) -> list[int]:
+        from vitrail.data.matlab import read_matlab
+
+        found: Any = read_matlab(tree.read(path), tree.full(path)).get(key)
+        if found is None or not len(found):
+            raise DamagedError(path=tree.full(path), cause=f"must have numbers called {key}")
+        return [int(number) for number in found.tolist()]
+
+
+def _refuse_packed(tree: Tree, archives: dict[str, str], name: str) -> None:
+    """Refuse a folder whose archives are not unpacked yet, and say what to do."""
+    for folder, archive in archives.items():
+        if folder not in tree.folders():
+            raise UsageError(
+                f"{name} must have the folder {folder}, got {tree.name!r} without it. Unpack {archive} there: tar xf"
+                f" {archive}."
+            )
