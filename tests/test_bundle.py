@@ -185,8 +185,8 @@ def test_missing_extra_and_misshapen_tensors_are_named(copy):
 
 
 def test_a_newer_format_and_an_unknown_family_are_refused(copy):
-    rewrite(copy, "config.json", lambda fields: {**fields, "format": 2})
-    assert "has format 2; this vitrail reads up to 1. Upgrade vitrail." in refusal(copy)
+    rewrite(copy, "config.json", lambda fields: {**fields, "format": 3})
+    assert "has format 3; this vitrail reads up to 2. Upgrade vitrail." in refusal(copy)
     rewrite(copy, "config.json", lambda fields: {**fields, "format": 1, "family": "perceiver"})
     assert "Family must be one of vit, hybrid, resnet, mixer, lstm, igpt, mlp, got 'perceiver'" in refusal(copy)
 

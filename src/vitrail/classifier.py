@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 Named = list[dict[str, str | float]]
 Answer = tuple[Named, np.ndarray, str] | VitrailError
 """Predictions, features and, if asked for, the thumbnail of an image; or the error that prevented them."""
+
+
+class Wanted(NamedTuple):
+    """What of the scores predictions name; None stands for the bundle's default."""
+
+    top_k: int | None
+    threshold: float | None
 
 
 class Classifier:
@@ -65,15 +72,23 @@ class Classifier:
         self.labels = parts.labels or tuple(map(str, range(parts.config.classes)))
         self._names = parts.classifies
 
-    def predict(self, images: Iterable[ImageLike], *, top_k: int = 5, batch_size: int | None = None) -> list[Named]:
-        """For each image, the `top_k` most probable classes, best first: `[{"label": "cat", "score": 0.93}, ...]`.
-        The first image that cannot be read raises its error."""
+    def predict(
+        self,
+        images: Iterable[ImageLike],
+        *,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        batch_size: int | None = None,
+    ) -> list[Named]:
+        """For each image, the `top_k` most probable classes (default: 5), best first: `[{"label": "cat", "score":
+        0.93}, ...]`. Of a bundle that answers with several labels, all those with at least the `threshold` (default:
+        each label's own, stored in the bundle). The first image that cannot be read raises its error."""
         is_one = isinstance(images, np.ndarray) and images.ndim < 3
         if is_one or isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable):
             raise UsageError(f"Images must be a list, got one {type(images).__name__}. Put it in brackets.")
         self.parts.check_classifies()
         found = []
-        with contextlib.closing(self._answers(images, top_k, batch_size)) as answers:
+        with contextlib.closing(self._answers(images, Wanted(top_k, threshold), batch_size)) as answers:
             for answer in answers:
                 if isinstance(answer, VitrailError):
                     raise answer
@@ -85,7 +100,8 @@ class Classifier:
         files: Sequence[ImageLike] | np.ndarray,
         *,
         names: Iterable[str] | None = None,
-        top_k: int = 5,
+        top_k: int | None = None,
+        threshold: float | None = None,
         batch_size: int | None = None,
         features: bool = False,
         thumbnails: bool = False,
@@ -96,7 +112,7 @@ class Classifier:
         predictions. Images that are no files need `names`."""
         if not features:
             self.parts.check_classifies()
-        with contextlib.closing(self._answers(files, top_k, batch_size, thumbnails)) as answers:
+        with contextlib.closing(self._answers(files, Wanted(top_k, threshold), batch_size, thumbnails)) as answers:
             for file, answer in zip(files if names is None else names, answers, strict=True):
                 if isinstance(answer, VitrailError):
                     yield {"file": file, "error": str(answer)}
@@ -106,13 +122,15 @@ class Classifier:
                 yield {"file": file, "predictions": named, **asked}
 
     def _answers(
-        self, images: Iterable[ImageLike], top_k: int, batch_size: int | None, thumbnails: bool = False
+        self, images: Iterable[ImageLike], wanted: Wanted, batch_size: int | None, thumbnails: bool = False
     ) -> Generator[Answer]:
         """Yield for each image, in order, its predictions and features, or its error. Every thread decodes and
         classifies its own images, so that no core waits for another. If there are fewer images than threads, each image
         is computed with several threads.
         """
-        check_integer("top_k", top_k, low=1, high=10_000_000)
+        if wanted.top_k is not None:
+            check_integer("top_k", wanted.top_k, low=1, high=10_000_000)
+        self.parts.answer.check_threshold(wanted.threshold)
         size = batch_for(self.config) if batch_size is None else batch_size
         check_integer("batch_size", size, low=1, high=1_000_000)
         threads = self.threads or cores()
@@ -123,12 +141,14 @@ class Classifier:
             return
         rest = iter(lambda: list(islice(numbered, size)), [])
         with self._engine.running(threads // len(first)) as run:
-            jobs = (partial(self._answer, piece, run, top_k, thumbnails) for piece in chain(first, rest))
+            jobs = (partial(self._answer, piece, run, wanted, thumbnails) for piece in chain(first, rest))
             with contextlib.closing(prefetch(jobs, len(first), ahead=2 * len(first))) as done:
                 for answers in done:
                     yield from answers
 
-    def _answer(self, numbered: list[tuple[int, ImageLike]], run: Run, top_k: int, thumbnails: bool) -> list[Answer]:
+    def _answer(
+        self, numbered: list[tuple[int, ImageLike]], run: Run, wanted: Wanted, thumbnails: bool
+    ) -> list[Answer]:
         crops: list[np.ndarray | VitrailError] = []
         for number, image in numbered:
             try:
@@ -140,7 +160,7 @@ class Classifier:
         return [
             crop
             if isinstance(crop, VitrailError)
-            else self._name(*next(outputs), thumbnail(crop) if thumbnails else "", top_k)
+            else self._name(*next(outputs), thumbnail(crop) if thumbnails else "", wanted)
             for crop in crops
         ]
 
@@ -149,14 +169,13 @@ class Classifier:
         with self._decoding if isinstance(image, Image.Image) else contextlib.nullcontext():
             return self.preprocess.crop(image, name=f"image {number}")
 
-    def _name(self, logits_K: np.ndarray, row: np.ndarray, small: str, top_k: int) -> Answer:
+    def _name(self, logits_K: np.ndarray, row: np.ndarray, small: str, wanted: Wanted) -> Answer:
         if not np.isfinite(logits_K).all():
             return DamagedError(OVERFLOWS)
         if not self._names:
             return [], row, small
-        shares_K = np.exp(logits_K - logits_K.max())
-        scores_K = shares_K / shares_K.sum()
-        best = np.argsort(-logits_K, kind="stable")[:top_k]
+        scores_K = self.parts.answer.scores(logits_K)
+        best = self.parts.answer.chosen(scores_K, *wanted)
         return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row, small
 
 

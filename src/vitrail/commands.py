@@ -283,7 +283,8 @@ def train(
         str | None,
         arg(
             metavar="NAME",
-            help=f"Training objective: {', '.join(OBJECTIVES)}. masked needs a ViT, next-pixel an iGPT.",
+            help=f"Training objective: {', '.join(OBJECTIVES)}. multilabel needs DATA with several labels an image,"
+            " masked a ViT, next-pixel an iGPT.",
         ),
     ] = None,
     resolution: Annotated[
@@ -411,7 +412,7 @@ def evaluate(
     force: Annotated[bool, arg(help="Overwrite FILE and DIR.")] = False,
     json: Json = False,
 ) -> None:
-    """Evaluate a bundle on data: accuracy with its interval, top 5, calibration, each class."""
+    """Evaluate a bundle on data: accuracy with its interval, top 5, calibration, each class; of several labels, mAP."""
     settings: dict[str, Any] = {
         "layer": layer,
         "neighbours": neighbours,
@@ -470,6 +471,7 @@ def _evaluate_each(
         is_kept = against.lower().endswith(".npz")
         other = KeptAnswers.read(Path(against)) if is_kept else load(check_folder(against), device=device)
     loaded = load(bundle, device=device)
+    loaded.parts.check_one_class("--output, --page and --against")
     answered = answer_split(loaded, data, split, workers=workers)
     scores = answered.scores()
     if against is not None:
@@ -530,7 +532,18 @@ def predict(
         ),
     ],
     *,
-    top_k: Annotated[int, arg(metavar="K", help="Number of classes to show for each image.")] = 5,
+    top_k: Annotated[
+        int | None,
+        arg(metavar="K", help="Number of classes to show for each image (5); of several labels, the most to show."),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        arg(
+            metavar="T",
+            help="For a bundle that answers with several labels: show those with at least this probability; default:"
+            " each label's own, stored in BUNDLE.",
+        ),
+    ] = None,
     engine: Annotated[
         str,
         arg(
@@ -575,7 +588,8 @@ def predict(
 
     With --output or --page, the answers go there instead of to the terminal.
     """
-    check_integer("top_k", top_k, low=1, high=10_000_000)
+    if top_k is not None:
+        check_integer("top_k", top_k, low=1, high=10_000_000)
     from vitrail.classifier import Classifier, check_features_file, write_features
     from vitrail.engines.choose import check_engine, choose_engine
     from vitrail.storage import check_output
@@ -591,8 +605,12 @@ def predict(
     names = find_images(files, _lines_of_stdin()) if data is None else list(map(data.name_of, range(len(data))))
     images = names if data is None else data.images
     check_engine(engine)
+    parts = read_parts(bundle, weights=False)
+    parts.answer.check_threshold(threshold)
     if features is None or output is not None or page is not None or sort is not None:
-        read_parts(bundle, weights=False).check_classifies()
+        parts.check_classifies()
+    if output is not None or page is not None or sort is not None:
+        parts.check_one_class("--output, --page and --sort")
     engine = choose_engine(engine, bundle, len(names), threads, device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     is_shown = json or (output is None and page is None)
@@ -600,9 +618,11 @@ def predict(
     with contextlib.ExitStack() as stack:
         receivers: list[Callable[[dict[str, Any]], None]] = []
         if is_shown:
-            receivers.append(_printing(json, names, classifier.labels, goes_on=any((features, output, page))))
+            receivers.append(
+                _printing(json, names, classifier.labels, parts.answer.nothing, goes_on=any((features, output, page)))
+            )
         if output is not None:
-            best = min(top_k, len(classifier.labels))
+            best = min(top_k or 5, len(classifier.labels))
             receivers.append(stack.enter_context(open_table(output, best=best, force=force)).add)
         sheet = None
         if page is not None:
@@ -612,7 +632,7 @@ def predict(
 
         def answers() -> Iterator[dict[str, Any]]:
             asked = {"features": features is not None, "thumbnails": sheet is not None}
-            for answer in classifier.stream(images, names=names, top_k=top_k, **asked):
+            for answer in classifier.stream(images, names=names, top_k=top_k, threshold=threshold, **asked):
                 if "features" in answer:
                     found.append((answer["file"], answer.pop("features")))
                 if sheet is not None:
@@ -643,10 +663,10 @@ def predict(
 
 
 def _printing(
-    json: bool, names: Sequence[str], labels: Sequence[str], *, goes_on: bool
+    json: bool, names: Sequence[str], labels: Sequence[str], blank: str, *, goes_on: bool
 ) -> Callable[[dict[str, Any]], None]:
     """What prints an answer as soon as it is known. If its reader leaves (`| head`), other outputs may still be due."""
-    show = print_json if json else prediction_table(names, labels)
+    show = print_json if json else prediction_table(names, labels, blank=blank)
 
     def receive(answer: dict[str, Any]) -> None:
         try:

@@ -191,6 +191,8 @@ def print_scores(scores: dict[str, Any]) -> None:
         )
     if scores.get("penalty") is not None:
         rows.append(["penalty", f"{scores['penalty']:.3g}"])
+    if "map" in scores:
+        return _print_labels(scores, rows)
     low, high = scores["accuracy_interval"]
     rows += [
         ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
@@ -212,6 +214,28 @@ def print_scores(scores: dict[str, Any]) -> None:
     worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
     rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
     print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+    return None
+
+
+def _print_labels(scores: dict[str, Any], rows: list[list[str]]) -> None:
+    """The scores of several labels an image."""
+    rows += [
+        ["mAP", _share(scores["map"])],
+        ["F1 at the thresholds", _share(scores["f1"])],
+        ["all labels right", _share(scores["accuracy"])],
+    ]
+    print_table(None, rows)
+    sys.stdout.write("\n")
+    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
+    cells = [
+        [row["label"], f"{row['count']:,}", *(_share(row[key]) for key in ("average_precision", "precision", "recall"))]
+        for row in worst[:20]
+    ]
+    print_table(("label (worst first)", "images", "average precision", "precision", "recall"), cells)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
 
 
 def _mean_cells(row: dict[str, Any]) -> list[str]:
@@ -279,16 +303,23 @@ def _spoken_proof(proof: dict[str, Any]) -> str:
     )
 
 
-def prediction_table(paths: Sequence[str], labels: Sequence[str]) -> Callable[[dict[str, Any]], None]:
-    """Return a function that prints a row. Column widths follow from the names, so rows can be printed one by one."""
+def prediction_table(
+    paths: Sequence[str], labels: Sequence[str], *, blank: str = ""
+) -> Callable[[dict[str, Any]], None]:
+    """Return a function that prints a row; `blank` stands for no prediction, otherwise there is no row. Column
+    widths follow from the names, so rows can be printed one by one."""
     first = max(_columns(printable(path)) for path in paths)
     second = min(max(_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
     def show(answer: dict[str, Any]) -> None:
-        if answer.get("predictions") == []:  # features alone
+        if answer.get("predictions") == [] and not blank:  # features alone
             return
         words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = [f"error: {answer['error']}", ""] if "error" in answer else [words[0], ", ".join(words[1:])]
+        cells = (
+            [f"error: {answer['error']}", ""]
+            if "error" in answer
+            else ["".join(words[:1]) or blank, ", ".join(words[1:])]
+        )
         file, best, rest = map(printable, (answer["file"], *cells))
         gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
         sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")

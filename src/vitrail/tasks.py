@@ -213,19 +213,21 @@ class Evaluation:
     """Scores of a bundle on data."""
 
     accuracy: float
-    """Share of images whose class was predicted."""
+    """Share of images whose class was predicted; of several labels, of those with all labels right."""
     accuracy_interval: tuple[float, float]
     """Its 95 % interval (Wilson's)."""
     count: int
     """Number of images."""
-    top5: float
-    """Share of images whose class is among the five most probable."""
+    top5: float | None
+    """Share of images whose class is among the five most probable; None for several labels."""
     ece: float | None
     """Expected calibration error; None if the protocol has no probabilities."""
     split: str
     """Which images: test, val, held-out, all, ..."""
     scores: dict[str, Any]
     """All scores, as `vitrail evaluate --json` prints them: also `per_class`, `confusion` and `notes`."""
+    map: float | None = None
+    """Mean average precision, if the bundle answers with several labels."""
 
     @property
     def right(self) -> int:
@@ -233,6 +235,8 @@ class Evaluation:
         return round(self.accuracy * self.count)
 
     def __repr__(self) -> str:
+        if self.map is not None:
+            return f"Evaluation({self.split} mAP {self.map:.1%}, {self.count:,} images)"
         low, high = self.accuracy_interval
         calibration = "" if self.ece is None else f", calibration error {self.ece:.3f}"
         return (
@@ -294,7 +298,7 @@ def evaluate(
         device=device,
     )
     low, high = scores["accuracy_interval"]
-    kept = {name: scores[name] for name in ("accuracy", "count", "top5", "ece", "split")}
+    kept = {name: scores.get(name) for name in ("accuracy", "count", "top5", "ece", "split", "map")}
     return Evaluation(**kept, accuracy_interval=(low, high), scores=scores)
 
 
@@ -318,7 +322,8 @@ def predict(
     bundle: "str | Path | Bundle",
     images: "ImageLike | Iterable[ImageLike]",
     *,
-    top_k: int = 5,
+    top_k: int | None = None,
+    threshold: float | None = None,
     engine: str = "torch",
     threads: int | None = None,
     jpeg: Literal["exact", "double"] | None = None,
@@ -331,7 +336,9 @@ def predict(
         bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
         images       a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; or pixels (n, height,
                      width[, channels]), uint8; or a list of arrays, Pillow images, or files in bytes
-        top_k        number of classes in `classes`
+        top_k        number of classes in `classes` (5); of several labels, the most
+        threshold    for a bundle that answers with several labels: the least probability of those in `classes`;
+                     default: each label's own, stored in the bundle
         engine       torch, onnx (a bundle on disk), or auto, the faster by measurement
         threads      number of threads that decode and compute; by default every core
         jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the
@@ -342,7 +349,8 @@ def predict(
         >>> len(answers), answers[2].file, len(answers[2].classes), 0 < answers[2].score < 1
         (3, 'image 2', 2, True)
     """
-    check_integer("top_k", top_k, low=1, high=10_000_000)
+    if top_k is not None:
+        check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)
     from vitrail.classifier import Classifier
     from vitrail.engines.choose import choose_engine
@@ -351,7 +359,7 @@ def predict(
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     found: list[Prediction] = []
     meter = Meter(len(chosen), "images")
-    for answer in classifier.stream(chosen, names=names, top_k=top_k):
+    for answer in classifier.stream(chosen, names=names, top_k=top_k, threshold=threshold):
         classes = tuple((one["label"], one["score"]) for one in answer.get("predictions", ()))
         label, score = classes[0] if classes else (None, None)
         found.append(

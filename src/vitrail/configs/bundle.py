@@ -12,7 +12,10 @@ from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError,
 from vitrail.extensions import Registry
 from vitrail.storage import MANIFEST, read_json, verify
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format. Format 1 is still written where it says everything: what answers with one class."""
+ANSWER = "answer.json"
+"""In format 2: what the logits answer."""
 FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "provenance.json", "README.md")
 
 EMBEDDED = ("fashion",)
@@ -64,7 +67,7 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if version > FORMAT:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
-    for name in (MANIFEST, *FILES):
+    for name in (MANIFEST, *FILES, *([ANSWER] if version > 1 else [])):
         if not (folder / name).is_file():
             raise DamagedError(path=folder / name, cause="is missing or not a file", advice="Restore it from a copy.")
     verify(folder, ("config.json",))

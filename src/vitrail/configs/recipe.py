@@ -25,6 +25,7 @@ OBJECTIVES: Registry[Any] = Registry(
     {
         "classify": "vitrail.training.objectives.classify:Classify",
         "masked": "vitrail.training.objectives.masked:MaskedPatches",
+        "multilabel": "vitrail.training.objectives.multilabel:Multilabel",
         "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
     },
     base="vitrail.training.objectives.base:Objective",
@@ -49,8 +50,8 @@ class Recipe(Settings):
     title: ClassVar[str] = "Recipe"
 
     objective: str = "classify"
-    """Classification, the paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another
-    package."""
+    """Classification into one class or (multilabel) several labels an image, the paper's masked patches (ViT),
+    next-pixel prediction (iGPT), or an objective of another package."""
     epochs: int | None = None
     """Number of passes over the training images."""
     steps: int | None = None

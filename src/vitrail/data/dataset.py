@@ -18,12 +18,14 @@ SPLITS = ("train", "val", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Images with their class indices."""
+    """Images with their classes."""
 
     name: str
     images: Sequence[str] | np.ndarray
     """Paths of files, or pixels in memory: uint8 (n, height, width, channels)."""
     labels: np.ndarray
+    """Class indices (n); or, if images have several labels, 1 for each label of an image and 0 for others: uint8
+    (n, classes)."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,26 +98,38 @@ class Dataset:
     def from_files(
         cls,
         name: str,
-        files: Mapping[str, Sequence[tuple[str, str]]],
+        files: Mapping[str, Sequence[tuple[str, str | tuple[str, ...]]]],
         labels: Iterable[str],
         *,
         folders: dict[str, dict[str, str]] | None = None,
         root: str,
     ) -> Self:
-        """A data set of image files, with path and class of each for every split. `labels` are all classes, also those
-        without images."""
+        """A data set of image files, with path and class (or all labels, as a tuple) of each for every split. `labels`
+        are all classes, also those without images."""
         table = tuple(sorted(labels))
         index_of = {label: index for index, label in enumerate(table)}
         splits = {
             split: Split(
                 split,
                 [path for path, _ in files[split]],
-                np.array([index_of[label] for _, label in files[split]], np.int64),
+                _indices([label for _, label in files[split]], index_of),
             )
             for split in (*SPLITS, "all")
             if split in files
         }
         return cls(name, table, splits, folders or {}, root=root)
+
+    @property
+    def several(self) -> bool:
+        """Whether images have several labels."""
+        return self.first.labels.ndim == 2
+
+    def check_one_label(self, what: str) -> None:
+        """Refuse data with several labels an image for what needs one class for each."""
+        if self.several:
+            raise UsageError(
+                f"{what} must have data with one class for each image, got several labels in {self.name!r}."
+            )
 
     @property
     def first(self) -> Split:
@@ -131,6 +145,8 @@ class Dataset:
             raise UsageError(f"Data to train on must have a train split, got only {', '.join(self.splits)}.")
         self._check_classes(training)
         validation = self.splits.get("val")
+        if per_class is not None:
+            self.check_one_label("Training on some images of each class")
         held_out = sample_held_out(training.labels, 0.0 if validation is not None else holdout, seed)
         if held_out.any():
             validation = training.take(np.flatnonzero(held_out), "held-out")
@@ -164,8 +180,13 @@ class Dataset:
 
     def missing(self, split: Split) -> list[str]:
         """Classes without an image in the split."""
-        counts = np.bincount(split.labels, minlength=len(self.labels))
-        return [self.labels[index] for index in np.flatnonzero(counts == 0)]
+        return [self.labels[index] for index in np.flatnonzero(self.counts(split) == 0)]
+
+    def counts(self, split: Split) -> np.ndarray:
+        """How many images of the split each class has."""
+        if split.labels.ndim == 2:
+            return split.labels.sum(axis=0, dtype=np.int64)
+        return np.bincount(split.labels, minlength=len(self.labels))
 
     def _check_classes(self, training: Split) -> None:
         if len(self.labels) < 2:
@@ -188,10 +209,27 @@ def _size(path: str) -> int:
         return -1
 
 
+def _indices(labels: Sequence[str | tuple[str, ...]], index_of: Mapping[str, int]) -> np.ndarray:
+    """Labels as `Split` has them."""
+    if not any(isinstance(label, tuple) for label in labels):
+        return np.array([index_of[label] for label in labels if isinstance(label, str)], np.int64)
+    table = np.zeros((len(labels), len(index_of)), np.uint8)
+    for row, some in zip(table, labels, strict=True):
+        row[[index_of[label] for label in some]] = 1
+    return table
+
+
 def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """True for held-out samples: the share of each class, rounded, at least one but never all."""
+    """True for held-out samples: the share of each class, rounded, at least one but never all. Of samples with several
+    labels, the share of all of them, but never all of one label."""
     held_out = np.zeros(len(labels), bool)
     keys = chance.bits(seed, np.arange(len(labels)), stream="held out")
+    if labels.ndim == 2:
+        left, wanted = labels.sum(axis=0, dtype=np.int64), max(round(share * len(labels)), 1) if share else 0
+        for index in np.argsort(keys, kind="stable"):
+            if wanted and (left > labels[index]).all(where=labels[index] > 0):
+                held_out[index], wanted, left = True, wanted - 1, left - labels[index]
+        return held_out
     for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):
         wanted = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
         held_out[members[: min(wanted, len(members) - 1)]] = True

@@ -50,7 +50,8 @@ class _Seen:
 
     name: str
     split: str
-    label: int
+    label: int | tuple[int, ...]
+    """Its class; of several labels, 1 for each that it has."""
     digest: bytes
     format: str
     mode: str
@@ -60,7 +61,7 @@ class _Seen:
 
 def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
     """All findings, errors first."""
-    findings = [*_classes(dataset), *_unused_files(dataset)]
+    findings = [*_classes(dataset), *_unlabelled(dataset), *_unused_files(dataset)]
     seen: list[_Seen] = []
     for split in dataset.splits.values():
         if (pixels := split.in_memory) is not None:
@@ -68,7 +69,7 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
         else:
             jobs = (
                 functools.partial(_look, path, split.name, label)
-                for path, label in zip(split.images, split.labels.tolist(), strict=True)
+                for path, label in zip(split.images, _hashable(split.labels), strict=True)
             )
             results = list(prefetch(jobs, workers, ahead=32))
             seen += [result for result in results if isinstance(result, _Seen)]
@@ -104,7 +105,7 @@ def _some(files: list[str]) -> str:
 
 
 def _classes(dataset: Dataset) -> Iterator[Finding]:
-    counts = {name: np.bincount(split.labels, minlength=len(dataset.labels)) for name, split in dataset.splits.items()}
+    counts = {name: dataset.counts(split) for name, split in dataset.splits.items()}
     reported = set()
     if len(dataset.labels) < 2:
         yield Finding("single-class", "error", (), f"there is only one class, {dataset.labels[0]!r}")
@@ -154,7 +155,23 @@ def _unused_files(dataset: Dataset) -> Iterator[Finding]:
         yield Finding("ignored-file", "warning", tuple(sorted(strangers)), f"{len(strangers):,} {are} not used")
 
 
-def _look(path: str, split: str, label: int) -> _Seen | Finding:
+def _hashable(labels: np.ndarray) -> list[Any]:
+    return [tuple(row) for row in labels.tolist()] if labels.ndim == 2 else labels.tolist()
+
+
+def _unlabelled(dataset: Dataset) -> Iterator[Finding]:
+    """Images without any label, where images have several."""
+    if not dataset.several:
+        return
+    files = [
+        split.name_of(index) for split in dataset.splits.values() for index in np.flatnonzero(~split.labels.any(axis=1))
+    ]
+    if files:
+        have = "image has" if len(files) == 1 else "images have"
+        yield Finding("unlabelled", "warning", tuple(files), f"{len(files):,} {have} no label")
+
+
+def _look(path: str, split: str, label: int | tuple[int, ...]) -> _Seen | Finding:
     try:
         content = read_file(path)
         form, mode, size = identify(content, name=path)

@@ -90,8 +90,11 @@ class ImageNetValidation(Layout):
         if listed == self._numbers:
             of = {row[0].rpartition("/")[2]: row[1] for row in _rows(tree, listed, 2)}
         elif listed == self._solution:
-            lines = csv.reader(tree.text(listed).splitlines()[1:])
-            of = {f"{row[0]}.JPEG": row[1].split()[0] for row in lines if len(row) > 1 and row[1].split()}
+            try:
+                rows = list(csv.reader(tree.text(listed).splitlines()[1:]))
+            except csv.Error as error:
+                raise DamagedError(path=tree.full(listed), cause=f"cannot be read as CSV ({error})") from None
+            of = {f"{row[0]}.JPEG": row[1].split()[0] for row in rows if len(row) > 1 and row[1].split()}
         else:
             ids = [row[0] for row in _rows(tree, self._ids, 1)]
             if len(ids) != len(names):

@@ -1,6 +1,7 @@
 """A table of image files and their classes."""
 
 import csv
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ _FILE_COLUMNS = ("file", "path", "filename", "image")
 
 
 class CsvFile(Source):
-    """Lines of `file,label` or `file,label,split`, with or without a header; files are relative to the CSV's folder."""
+    """Lines of `file,label` or `file,label,split`, with or without a header; files are relative to the CSV's folder.
+    With the header `file,labels`, images have any number of labels, separated by semicolons."""
 
     description = "a .csv file of image files and labels"
 
@@ -26,17 +28,25 @@ class CsvFile(Source):
         from vitrail.data.dataset import Dataset
 
         path = Path(data)
-        files: dict[str, list[tuple[str, str]]] = {}
+        files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
         for split, file, label in _read_lines(path):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
             raise DamagedError(path=path, cause="must name a split in every line or in none")
-        labels = {label for pairs in files.values() for _, label in pairs}
-        return Dataset.from_files(str(path), files, labels, root=str(path.parent))
+        every = [label for pairs in files.values() for _, label in pairs]
+        labels = {one for label in every for one in ((label,) if isinstance(label, str) else label)}
+        if not labels:
+            raise DamagedError(path=path, cause="has no label in any line")
+        dataset = Dataset.from_files(str(path), files, labels, root=str(path.parent))
+        if not dataset.several:
+            return dataset
+        mean = sum(map(len, every)) / len(every)
+        note = f"read as images with several labels: {mean:.2g} of {len(labels):,} on average"
+        return dataclasses.replace(dataset, notes=(note,))
 
 
-def _read_lines(path: Path) -> list[tuple[str, str, str]]:
-    """The split, file and label of every line; the split is `all` if there is none."""
+def _read_lines(path: Path) -> list[tuple[str, str, str | tuple[str, ...]]]:
+    """The split, file and label (or labels) of every line; the split is `all` if there is none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file, strict=True), 1) if any(row)]
@@ -44,18 +54,22 @@ def _read_lines(path: Path) -> list[tuple[str, str, str]]:
         raise DamagedError(path=path, cause=f"cannot be read as CSV ({error})") from None
     columns = {"file": 0, "label": 1, "split": 2}
     header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
-    if "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
+    several = "labels" in header and "label" not in header
+    if several or "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
         named = {("file" if name in _FILE_COLUMNS else name): place for place, name in enumerate(header)}
-        if not {"file", "label"} <= named.keys():
-            raise UsageError(f"CSV header must have file and label, got {', '.join(header)} in {str(path)!r}.")
-        columns = {"file": named["file"], "label": named["label"], "split": named.get("split", len(header))}
+        what = "labels" if several else "label"
+        if not {"file", what} <= named.keys():
+            raise UsageError(
+                f"CSV header must have file and label (or labels), got {', '.join(header)} in {str(path)!r}."
+            )
+        columns = {"file": named["file"], "label": named[what], "split": named.get("split", len(header))}
         rows = rows[1:]
     if not rows:
         raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
     lines = []
     for number, row in rows:
         cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
-        if not cells["file"] or not cells["label"]:
+        if not cells["file"] or (not cells["label"] and not several):
             raise DamagedError(
                 f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}.",
                 path=path,
@@ -66,5 +80,6 @@ def _read_lines(path: Path) -> list[tuple[str, str, str]]:
                 f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}.",
                 path=path,
             )
-        lines.append((split, cells["file"], cells["label"]))
+        labels = tuple(dict.fromkeys(filter(None, map(str.strip, cells["label"].split(";")))))
+        lines.append((split, cells["file"], labels if several else cells["label"]))
     return lines

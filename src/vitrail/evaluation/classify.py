@@ -5,13 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.data.loader import Loader
 from vitrail.models.base import AnyModel
+from vitrail.weights.answers import ONE_CLASS
 
 
 class Answers(NamedTuple):
-    """Probabilities (n, classes) for the images with these indices, and the true classes."""
+    """Probabilities (n, classes) for the images with these indices, and the true classes or labels."""
 
     indices: np.ndarray
     labels: np.ndarray
@@ -26,9 +28,15 @@ class Answers(NamedTuple):
 
 
 @torch.inference_mode()
-def answer(model: AnyModel, loader: Loader, *, meter: Callable[[int], None] | None = None) -> Answers:
-    """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `meter` is told
-    how many images are done."""
+def answer(
+    model: AnyModel,
+    loader: Loader,
+    probabilities: Callable[[Tensor], Tensor] = ONE_CLASS.probabilities,
+    *,
+    meter: Callable[[int], None] | None = None,
+) -> Answers:
+    """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `probabilities`
+    makes them of logits; `meter` is told how many images are done."""
     was_training = model.training
     model.eval()
     weight = next(model.parameters())
@@ -41,10 +49,11 @@ def answer(model: AnyModel, loader: Loader, *, meter: Callable[[int], None] | No
         if not len(batch.labels):
             continue
         images = loader.preprocess.scale(batch.pixels.to(weight.device)).to(weight.dtype)
-        probabilities = model(images).float().softmax(-1).cpu().numpy()
+        given = probabilities(model(images).float()).cpu().numpy()
         is_good = batch.weights.numpy() > 0
-        found.append((batch.indices[is_good], batch.labels.numpy()[is_good], probabilities[is_good]))
+        found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
     model.train(was_training)
     if not found:
-        return Answers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, model.config.classes), np.float32))
+        labels = loader.split.labels[:0]
+        return Answers(np.zeros(0, np.int64), labels, np.zeros((0, model.config.classes), np.float32))
     return Answers(*(np.concatenate(parts) for parts in zip(*found, strict=True)))

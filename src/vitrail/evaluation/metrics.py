@@ -53,6 +53,71 @@ def score(
     }
 
 
+def average_precision(scores: np.ndarray, truth: np.ndarray) -> float | None:
+    """Mean precision over the recalls at which the threshold passes a score (n), as scikit-learn defines it: images
+    with equal scores are taken together. None if no image has the label."""
+    order = np.argsort(-scores, kind="stable")
+    found = np.cumsum(truth[order] > 0)
+    if not len(found) or not found[-1]:
+        return None
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # of equal scores
+    precision, recall = found[last] / (last + 1), found[last] / found[-1]
+    return float((np.diff(recall, prepend=0.0) * precision).sum())
+
+
+def score_labels(
+    scores: np.ndarray, labels: np.ndarray, names: tuple[str, ...], thresholds: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """All scores of `vitrail evaluate` for images with several labels, from the scores and the true labels, both
+    (n, classes). What needs `thresholds` is left out without them."""
+    rows: list[dict[str, Any]] = []
+    for index, name in enumerate(names):
+        found = average_precision(scores[:, index], labels[:, index])
+        rows.append({"label": name, "count": int(labels[:, index].sum()), "average_precision": found})
+    known = [row["average_precision"] for row in rows if row["average_precision"] is not None]
+    result: dict[str, Any] = {
+        "count": len(scores),
+        "map": float(np.mean(known)) if known else None,
+        "average_precision": {row["label"]: row["average_precision"] for row in rows},
+    }
+    if thresholds is not None:
+        given = scores >= np.asarray(thresholds)
+        right = (given & (labels > 0)).sum(axis=0)
+        said, are = given.sum(axis=0), labels.sum(axis=0, dtype=np.int64)
+        exact = int((given == (labels > 0)).all(axis=1).sum())  # scikit-learn calls this share accuracy, too
+        for index, row in enumerate(rows):
+            row |= {
+                "threshold": float(thresholds[index]),
+                "precision": float(right[index] / said[index]) if said[index] else None,
+                "recall": float(right[index] / are[index]) if are[index] else None,
+            }
+        result |= {
+            "f1": float(2 * right.sum() / max(said.sum() + are.sum(), 1)),
+            "accuracy": exact / max(len(scores), 1),
+            "accuracy_interval": list(wilson(exact, len(scores))) if len(scores) else None,
+        }
+    return result | {"per_class": rows}
+
+
+def best_thresholds(scores: np.ndarray, labels: np.ndarray) -> tuple[float, ...]:
+    """For each label the threshold between two scores where F1 is best, the middle one of equally good ones; 0.5 for a
+    label that no image has, or all have."""
+    found = []
+    for column, truth in zip(scores.T.astype(np.float64), labels.T > 0, strict=True):
+        order = np.argsort(-column, kind="stable")
+        right = np.cumsum(truth[order])
+        if not len(right) or not right[-1] or right[-1] == len(right):
+            found.append(0.5)
+            continue
+        last = np.append(np.flatnonzero(np.diff(column[order])), len(order) - 1)
+        f1 = 2 * right[last] / (last + 1 + right[-1])
+        best = np.flatnonzero(f1 == f1.max())
+        at = last[best[len(best) // 2]]
+        below = column[order][at + 1] if at + 1 < len(order) else 0.0
+        found.append(float((column[order][at] + below) / 2))
+    return tuple(found)
+
+
 def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion."""
     share = right / total

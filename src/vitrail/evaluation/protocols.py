@@ -15,10 +15,11 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import mean_interval, score
+from vitrail.evaluation.metrics import mean_interval, score, score_labels
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_integer
+from vitrail.weights.answers import SeveralLabels
 from vitrail.weights.bundle import Bundle, open_bundle
 from vitrail.weights.parts import OVERFLOWS
 
@@ -83,9 +84,14 @@ class Answered(NamedTuple):
     """Predictions of the images, with the model's classes."""
     about: dict[str, Any]
     """Description of the data and of how classes were matched, as JSON."""
+    thresholds: tuple[float, ...] | None = None
+    """Of a bundle that answers with several labels."""
 
     def scores(self) -> dict[str, Any]:
         """All scores, as `evaluate --json` prints them."""
+        if self.thresholds is not None:
+            found = score_labels(self.answers.probabilities, self.answers.labels, self.names, self.thresholds)
+            return {**self.about, **found}
         return {**self.about, **score(self.answers.probabilities, self.answers.labels, self.names)}
 
 
@@ -101,7 +107,11 @@ def answer_split(bundle: Bundle, data: AnyData, split: str | None, *, batch: int
     own = dataset.for_evaluation(split)
     classes = bundle.model.config.classes
     place, how = match_labels(bundle.labels, classes, dataset.labels)
-    chosen = dataclasses.replace(own, labels=place[own.labels])
+    thresholds = bundle.answer.thresholds if isinstance(bundle.answer, SeveralLabels) else None
+    if thresholds is None:
+        dataset.check_one_label("A bundle that answers with one class")
+    labels = _placed(own.labels, place, classes, several=thresholds is not None)
+    chosen = dataclasses.replace(own, labels=labels)
     names = bundle.labels or tuple(map(str, range(classes)))
     notes = [*dataset.notes]
     if how == "as class numbers" and bundle.labels is not None:
@@ -113,12 +123,25 @@ def answer_split(bundle: Bundle, data: AnyData, split: str | None, *, batch: int
     answers: Answers = answer(
         bundle.model,
         Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers),
+        bundle.answer.probabilities,
         meter=Meter(len(chosen), "images"),
     )
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
     about = {"protocol": "classify", "data": dataset.name, "split": chosen.name, "labels_matched": how, "notes": notes}
-    return Answered(dataset, own, place, names, answers, about)
+    return Answered(dataset, own, place, names, answers, about, thresholds)
+
+
+def _placed(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
+    """The data's labels as the bundle numbers them; one class for each image is a single label, if it has several."""
+    if not several:
+        return place[labels]
+    table = np.zeros((len(labels), classes), np.uint8)
+    if labels.ndim == 2:
+        table[:, place] = labels
+    else:
+        table[np.arange(len(labels)), place[labels]] = 1
+    return table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +180,7 @@ def read_examples(
     loaded = open_bundle(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
     dataset = open_data(data)
+    dataset.check_one_label("Judging features")
     training, judged = divide(dataset, split, seed)
     features, asked = store.of(training), store.of(judged)
     about = {

@@ -207,17 +207,22 @@ def ridge(
 
 
 def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tuple[Linear, np.ndarray]:
-    """The few-shot classifier as a head for cross-entropy, and its leave-one-out scores (n, K).
+    """The few-shot classifier as a head for cross-entropy (sigmoid, if labels are several for each image: (n, K)), and
+    its leave-one-out scores (n, K).
 
     Least squares gives scores around 1 and -1, not logits. All scores are multiplied by the factor that minimises the
     cross-entropy of the leave-one-out scores, which does not change predictions.
     """
-    targets = np.where(np.asarray(labels)[:, None] == np.arange(classes), 1.0, -1.0)
+    known = np.asarray(labels)
+    several = known.ndim == 2
+    targets = np.where(known > 0 if several else known[:, None] == np.arange(classes), 1.0, -1.0)
     system = Ridge(features, targets)
     penalty = system.choose()
     scores = torch.from_numpy(targets - system.left_out(penalty))
-    truth = torch.from_numpy(np.asarray(labels, np.int64))
-    scale = min(_SCALES, key=lambda scale: float(torch.nn.functional.cross_entropy(scores * scale, truth)))
+    truth = torch.from_numpy(known.astype(np.float64 if several else np.int64))
+    losses = torch.nn.functional
+    loss = losses.binary_cross_entropy_with_logits if several else losses.cross_entropy
+    scale = min(_SCALES, key=lambda scale: float(loss(scores * scale, truth)))
     found = system.solve(penalty)
     return Linear(found.weight * scale, found.bias * scale), scores.numpy() * scale
 

@@ -15,6 +15,7 @@ from vitrail.errors import UsageError
 from vitrail.models.base import AnyModel
 from vitrail.models.look import evaluating
 from vitrail.settings import Pair
+from vitrail.weights.answers import ONE_CLASS, Answer
 
 _BATCH = 32
 _SIDE, _MOST = 14, 24  # cells a side: usually, and at most
@@ -52,25 +53,36 @@ def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
 
 
 @torch.inference_mode()
-def ask(model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int) -> np.ndarray:
+def ask(
+    model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int, answer: Answer = ONE_CLASS
+) -> np.ndarray:
     """Probabilities (K) of a class for an image without the cells of each row of `gone_KN`."""
     answers = []
     with evaluating(model):
         for start in range(0, len(gone_KN), _BATCH):
             images = fill(image_CHW, gone_KN[start : start + _BATCH], grid)
-            answers.append(model(images).float().softmax(-1)[:, label].cpu().numpy())
+            answers.append(answer.probabilities(model(images).float())[:, label].cpu().numpy())
     return np.concatenate(answers)
 
 
-def occlusion(model: AnyModel, image_CHW: Tensor, label: int, grid: Pair) -> np.ndarray:
+def occlusion(model: AnyModel, image_CHW: Tensor, label: int, grid: Pair, answer: Answer = ONE_CLASS) -> np.ndarray:
     """Occlusion map (h, w): how much the class's probability falls without each cell."""
     count = grid[0] * grid[1]
     gone = torch.cat([torch.zeros(1, count), torch.eye(count)]).to(image_CHW.device)
-    answers = ask(model, image_CHW, gone, grid, label)
+    answers = ask(model, image_CHW, gone, grid, label, answer)
     return (answers[0] - answers[1:]).reshape(grid)
 
 
-def faith(model: AnyModel, image_CHW: Tensor, label: int, order_map: np.ndarray, grid: Pair, steps: int = 20) -> Faith:
+def faith(
+    model: AnyModel,
+    image_CHW: Tensor,
+    label: int,
+    order_map: np.ndarray,
+    grid: Pair,
+    steps: int = 20,
+    *,
+    answer: Answer = ONE_CLASS,
+) -> Faith:
     """Deletion and insertion (arXiv 1806.07421) of a map (h, w) on cells."""
     order = np.argsort(-order_map.ravel(), kind="stable")
     count = len(order)
@@ -78,7 +90,7 @@ def faith(model: AnyModel, image_CHW: Tensor, label: int, order_map: np.ndarray,
     rank[order] = np.arange(count)
     taken = np.round(np.linspace(0, count, min(steps, count) + 1)).astype(np.int64)
     deleted = torch.from_numpy(rank[None] < taken[:, None]).to(image_CHW.device)
-    both = ask(model, image_CHW, torch.cat([deleted, ~deleted]), grid, label)
+    both = ask(model, image_CHW, torch.cat([deleted, ~deleted]), grid, label, answer)
     deletion, insertion = np.split(both, 2)
     return Faith(_area(taken / count, deletion), _area(taken / count, insertion))
 
@@ -92,6 +104,7 @@ def patch_drop(
     shares: Sequence[float],
     draws: int = 5,
     seed: int = 0,
+    answer: Answer = ONE_CLASS,
 ) -> np.ndarray:
     """The class's probability (shares, draws) without random shares of the cells, `draws` times each (arXiv
     2105.10497)."""
@@ -103,7 +116,7 @@ def patch_drop(
             gone = torch.zeros(count)
             gone[torch.randperm(count, generator=generator)[: round(share * count)]] = 1
             rows.append(gone)
-    answers = ask(model, image_CHW, torch.stack(rows).to(image_CHW.device), grid, label)
+    answers = ask(model, image_CHW, torch.stack(rows).to(image_CHW.device), grid, label, answer)
     return answers.reshape(len(shares), draws)
 
 

@@ -92,6 +92,7 @@ class Images:
 def prepare(dataset: Dataset, seed: int = 0) -> Images:
     """Divide a data set, and bring its images to one size."""
     notes = []
+    dataset.check_one_label("A comparison")
     splits = dict(dataset.splits)
     training = splits.get("train", splits.get("all"))
     if training is None:

@@ -99,9 +99,10 @@ def profile(
     seconds = None if budget is None else parse_budget(budget)
     opened = {name: load(path) for name, path in _names(bundles).items()}
     dataset = open_data(data)
+    dataset.check_one_label("A profile")
     places = {}
     for name, bundle in opened.items():
-        bundle.parts.check_classifies()
+        bundle.parts.check_one_class("A profile")
         places[name], how = match_labels(bundle.labels, bundle.model.config.classes, dataset.labels)
         if how == "as class numbers" and bundle.labels is not None:
             tell(f"note: classes of {name} are matched by number, because their names differ")

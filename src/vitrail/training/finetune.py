@@ -19,7 +19,7 @@ from vitrail.data.sources import AnyData
 from vitrail.errors import UsageError
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import wilson
+from vitrail.evaluation.metrics import score_labels, wilson
 from vitrail.evaluation.transfer import Linear, ridge_head
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
@@ -51,7 +51,9 @@ def finetune(
 ) -> Result:
     """Fine-tune a bundle, which stays as it is, on DATA. Only notes and progress are printed, unless `quiet`."""
     if not OBJECTIVES[recipe.objective].classifies:
-        raise UsageError(f"Fine-tuning must have an objective that learns classes (classify), got {recipe.objective}.")
+        raise UsageError(
+            f"Fine-tuning must have an objective that learns classes (classify, multilabel), got {recipe.objective}."
+        )
     if recipe.head_bias:
         raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
     loaded = open_bundle(bundle)
@@ -67,11 +69,8 @@ def finetune(
         probe, damaged = None, {}
         if recipe.head == "probe" and given.is_new and not model.head.weight.any():
             probe = learn_head(model, preprocess, given, recipe, damaged, workers=options.workers)
-            low, high = probe["interval"]
             notes += (
-                f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, is right on"
-                f" {probe['accuracy']:.1%} of {probe['count']:,} training images, each left out in turn (95 %"
-                f" interval {low:.1%} to {high:.1%})",
+                f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, {_spoken_probe(probe)}",
             )
         known = _known_of(loaded)
         manifest = bundle_key(bundle)
@@ -167,7 +166,7 @@ def learn_head(
     *,
     workers: int,
 ) -> dict[str, Any]:
-    """Fit the model's head by least squares on its features; returns its leave-one-out accuracy.
+    """Fit the model's head by least squares on its features; returns its leave-one-out accuracy, or mAP.
 
     Each rank computes the features of its part of the images; the first one solves. Unreadable images are added to
     `damaged`.
@@ -184,23 +183,30 @@ def learn_head(
         part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)
     parts = ranks.gather(part)
 
-    def solve() -> tuple[Linear, int, int]:
+    def solve() -> tuple[Linear, dict[str, Any]]:
         features = np.concatenate([part for part in parts if part is not None])
         labels = training.labels[np.concatenate(shares)]
         known = np.isfinite(features).all(axis=1)
         linear, left_out = ridge_head(features[known], labels[known], classes=model.config.classes)
-        return linear, int((left_out.argmax(axis=1) == labels[known]).sum()), int(known.sum())
+        count = int(known.sum())
+        if labels.ndim == 2:
+            return linear, {"map": score_labels(left_out, labels[known], given.dataset.labels)["map"], "count": count}
+        right = int((left_out.argmax(axis=1) == labels[known]).sum())
+        return linear, {"accuracy": right / count, "interval": wilson(right, count), "count": count}
 
-    linear, right, count = ranks.first_does(solve)
+    linear, found = ranks.first_does(solve)
     with torch.no_grad():
         model.head.weight.copy_(torch.from_numpy(linear.weight.T))
         model.head.bias.copy_(torch.from_numpy(linear.bias))
-    return {
-        "accuracy": right / count,
-        "interval": wilson(right, count),
-        "count": count,
-        "seconds": round(time.monotonic() - began, 2),
-    }
+    return {**found, "seconds": round(time.monotonic() - began, 2)}
+
+
+def _spoken_probe(probe: dict[str, Any]) -> str:
+    on = f"{probe['count']:,} training images, each left out in turn"
+    if "map" in probe:
+        return f"has mAP {probe['map']:.1%} on {on}"
+    low, high = probe["interval"]
+    return f"is right on {probe['accuracy']:.1%} of {on} (95 % interval {low:.1%} to {high:.1%})"
 
 
 def _spoken(pair: Pair) -> str:

@@ -132,6 +132,7 @@ def run(
         if options.threads:
             torch.set_num_threads(options.threads)
         dataset = open_data(data)
+        _check_labels(recipe, dataset)
         training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed, per_class=recipe.per_class)
         if recipe.patience is not None and held_out is None:
             raise UsageError(
@@ -209,8 +210,10 @@ def run(
         scores = None
         if judgement is not None and split is not None:
             scores = {"split": split.name, **judgement.scores, **fitted}
+        answer = trainer.kept_objective.answer(trainer.watch, ranks)
         bundle = Bundle(
             model=trainer.kept.eval(),
+            answer=answer,
             preprocess=trainer.preprocess,
             labels=dataset.labels if trainer.objective.classifies else None,
             provenance=_provenance(trainer, begin, dataset, agreed["data"], choice, scores, command, is_best=is_best),
@@ -241,6 +244,21 @@ def run(
 def _goes_on(trainer: Trainer) -> str:
     where = f"after step {trainer.step} of {trainer.total}"
     return f"going on {where}" if trainer.stopped is None else f"ended {where} by {trainer.stopped}: it does not go on"
+
+
+def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse several labels an image for an objective of one class, and the other way round."""
+    objective = OBJECTIVES[recipe.objective]
+    if dataset.several and objective.classifies and not objective.several:
+        raise UsageError(
+            f"Objective must be multilabel for data with several labels an image, got {recipe.objective}. Use --set"
+            " objective=multilabel."
+        )
+    if objective.several and not dataset.several:
+        raise UsageError(
+            f"Objective {recipe.objective} must have data with several labels an image (a .csv file with the header"
+            f" file,labels), got one class for each in {dataset.name!r}."
+        )
 
 
 def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | None]:
@@ -351,7 +369,13 @@ def _snapshots(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Callabl
     def write() -> None:
         labels = dataset.labels if trainer.objective.classifies else None
         provenance = {"objective": trainer.recipe.objective, "steps": trainer.step, "vitrail": __version__}
-        bundle = Bundle(model=trainer.kept, preprocess=trainer.preprocess, labels=labels, provenance=provenance)
+        bundle = Bundle(
+            model=trainer.kept,
+            preprocess=trainer.preprocess,
+            labels=labels,
+            provenance=provenance,
+            answer=trainer.kept_objective.answer(None, trainer.ranks),
+        )
         save(bundle, folder.path / "snapshots" / f"step-{trainer.step:09d}", force=True)
 
     return write

@@ -1,10 +1,11 @@
-"""The bundle, format 1: a folder with everything that is needed to use a model, and nothing that can run code.
+"""The bundle, formats 1 and 2: a folder with everything that is needed to use a model, and nothing that can run code.
 
 config.json         format, family, and every setting of the model
 model.safetensors   its tensors, and no metadata: equal weights are equal bytes
 preprocess.json     what happens to pixels before the model sees them
 labels.json         the name of each class, or null
 provenance.json     provenance: data, scores, licences, versions
+answer.json         format 2: what the logits answer, if not one class (`weights.answers`)
 README.md           the model card
 manifest.json       SHA-256 of every file above
 """
@@ -24,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.bundle import FORMAT, check_folder
+from vitrail.configs.bundle import ANSWER, FORMAT, check_folder
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
@@ -32,6 +33,7 @@ from vitrail.models.create import build
 from vitrail.models.device import find_device
 from vitrail.settings import counted
 from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
+from vitrail.weights.answers import ONE_CLASS, Answer
 from vitrail.weights.parts import Parts, read_parts
 
 _MEASURED = ("scores", "proofs")
@@ -78,6 +80,8 @@ class Bundle:
     """The name of each class, in the order of the logits."""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Where the model comes from; anything that JSON can hold."""
+    answer: Answer = ONE_CLASS
+    """What the logits answer: one class, or several labels with their thresholds."""
     measured: Measured | None = dataclasses.field(default=None, repr=False, compare=False)
     """What the provenance's scores were measured on; by default, this model as it is now."""
 
@@ -96,7 +100,11 @@ class Bundle:
     def parts(self) -> Parts:
         """Everything but the weights."""
         return Parts(
-            config=self.model.config, preprocess=self.preprocess, labels=self.labels, provenance=self.provenance
+            config=self.model.config,
+            preprocess=self.preprocess,
+            labels=self.labels,
+            provenance=self.provenance,
+            answer=self.answer,
         )
 
     def fingerprint(self) -> str:
@@ -138,10 +146,12 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
     with atomic_folder(Path(path), force=force) as folder:
         extensions = {"extensions": config.extensions} if config.extensions else {}
-        document = {"format": FORMAT, **extensions, **config.to_document()}
+        document = {"format": 1 if bundle.answer == ONE_CLASS else FORMAT, **extensions, **config.to_document()}
         write_json(folder / "config.json", document)
         write_json(folder / "preprocess.json", parts.preprocess.to_json())
         write_json(folder / "labels.json", parts.labels)
+        if bundle.answer != ONE_CLASS:
+            write_json(folder / ANSWER, bundle.answer.to_json())
         save_tensors(tensors, folder / "model.safetensors")
         provenance = parts.provenance
         if bundle.measured is not None and not bundle.measured.is_of(config, folder / "model.safetensors"):
@@ -215,6 +225,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         preprocess=parts.preprocess,
         labels=parts.labels,
         provenance=parts.provenance,
+        answer=parts.answer,
         measured=Measured(_claims(parts.provenance), model.config, recorded),
     )
 

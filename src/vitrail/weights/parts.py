@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.configs.base import ModelConfig
-from vitrail.configs.bundle import FILES, check_folder, read_config
+from vitrail.configs.bundle import ANSWER, FILES, check_folder, read_config
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
-from vitrail.storage import read_json, verify
+from vitrail.storage import MANIFEST, read_json, verify
+from vitrail.weights.answers import ONE_CLASS, Answer, answer_from_json
 
 OVERFLOWS = (
     "Output of a model must be finite, got NaN or infinity: its weights are too large. Train or convert it again."
@@ -26,6 +27,8 @@ class Parts:
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    answer: Answer = ONE_CLASS
+    """What the logits answer."""
 
     def __post_init__(self) -> None:
         if self.preprocess.resolution != self.config.resolution:
@@ -39,6 +42,7 @@ class Parts:
             )
         if self.labels is not None:
             object.__setattr__(self, "labels", _checked_labels(self.labels, self.config.classes))
+        self.answer.check(self.config.classes)
         check_provenance(self.provenance)
 
     def check_computable(self) -> None:
@@ -55,6 +59,12 @@ class Parts:
     def _objective(self) -> str:
         return self.provenance.get("objective", "classify")
 
+    def check_one_class(self, what: str) -> None:
+        """Refuse a model that does not answer with one class, for what needs one."""
+        self.check_classifies()
+        if self.answer != ONE_CLASS:
+            raise UsageError(f"{what} must have a bundle that answers with one class, got one of several labels.")
+
     def check_classifies(self) -> None:
         """Refuse a model that does not classify."""
         if self.classifies:
@@ -69,6 +79,14 @@ class Parts:
             " Judge its features by `vitrail evaluate` with --protocol knn, probe or fewshot, or write them by `vitrail"
             " predict` with --features."
         )
+
+
+def read_answer(folder: Path) -> Answer:
+    """What the logits of a bundle answer: as `answer.json` says, or one class without it (format 1)."""
+    if ANSWER not in read_json(folder / MANIFEST)["files"] and not (folder / ANSWER).exists():
+        return ONE_CLASS
+    verify(folder, [ANSWER])
+    return answer_from_json(read_json(folder / ANSWER))
 
 
 def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
@@ -88,6 +106,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
             labels=None if labels is None else tuple(labels),
             provenance=provenance,
+            answer=read_answer(folder),
         )
     except UsageError as error:
         raise DamagedError(path=folder, cause=f"is not a valid bundle: {error}") from None

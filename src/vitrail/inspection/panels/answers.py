@@ -27,7 +27,7 @@ class Answers(Panel):
         return self.context.why_no_prediction()
 
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
-        best = seen.logits[0].float().softmax(-1).sort(descending=True)
+        best = self.context.bundle.answer.probabilities(seen.logits[0].float()).sort(descending=True)
         labels = self.context.bundle.labels or tuple(map(str, range(len(best.values))))
         top = zip(best.values[:_TOP].tolist(), best.indices[:_TOP].tolist(), strict=True)
         self.predictions[number] = [{"label": labels[index], "score": score} for score, index in top]

@@ -1,5 +1,6 @@
 """Evidence: how the prediction changes when parts of the image are removed, and whether the maps predict that."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,19 +40,21 @@ class Evidence(Panel):
 
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
         model, seed, grid = self.context.model, self.context.seed + number, evidence_grid(self.context.model)
-        shares = seen.logits[0].float().softmax(-1)
+        answer = self.context.bundle.answer
+        shares = answer.probabilities(seen.logits[0].float())
         label = int(seen.logits[0].argmax())
         self._probability[number] = float(shares[label])
-        worth = occlusion(model, image_CHW, label, grid)
+        worth = occlusion(model, image_CHW, label, grid, answer)
         of_model = {} if self.context.layout is None else maps(model, image_CHW[None], seen)
         judged = {name: to_cells(values[0], grid) for name, values in of_model.items()} | {"occlusion": worth}
-        scores = {name: faith(model, image_CHW, label, values, grid)._asdict() for name, values in judged.items()}
+        judge = functools.partial(faith, model, image_CHW, label, grid=grid, answer=answer)
+        scores = {name: judge(values)._asdict() for name, values in judged.items()}
         generator = np.random.default_rng(seed)
-        random = np.array([faith(model, image_CHW, label, generator.random(grid), grid) for _ in range(DRAWS)])
+        random = np.array([judge(generator.random(grid)) for _ in range(DRAWS)])
         # In a random order, deletion and insertion are draws of the same thing.
         mean, deviation = float(random.mean()), float(random.std(ddof=1))
         scores["random"] = {"deletion": mean, "insertion": mean, "deviation": deviation}
-        dropped = patch_drop(model, image_CHW, label, grid, shares=DROPPED, draws=DRAWS, seed=seed)
+        dropped = patch_drop(model, image_CHW, label, grid, shares=DROPPED, draws=DRAWS, seed=seed, answer=answer)
         self.found[number] = {
             "class": label,
             "grid": list(grid),

@@ -15,6 +15,7 @@ from vitrail.models.look import evaluating
 from vitrail.pages.page import Html, Line, chart, data_image, escape, figure
 from vitrail.pages.words import words_beside
 from vitrail.settings import Pair
+from vitrail.weights.answers import ONE_CLASS, Answer
 
 _NUMBERS = 6  # of each step are printed
 
@@ -72,7 +73,7 @@ class Walk(Panel):
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
         self.steps[number] = walk(self.context.model, seen, self._patch)
         if self.context.why_no_prediction() is None:
-            self.path[number] = class_path(self.context.model, seen)
+            self.path[number] = class_path(self.context.model, seen, self.context.bundle.answer)
 
     def image_numbers(self, number: int) -> dict[str, Any]:
         return {
@@ -214,7 +215,7 @@ def _state(
 
 
 @torch.no_grad()
-def class_path(model: AnyModel, seen: Seen) -> list[dict[str, float]]:
+def class_path(model: AnyModel, seen: Seen, answer: Answer = ONE_CLASS) -> list[dict[str, float]]:
     """The prediction for the first image if each layer were the last: the probability of the final prediction, the most
     probable class, and the cosine similarity of the head's input with that of the last layer."""
     final = seen.steps["pooled"][:1].float()
@@ -223,7 +224,7 @@ def class_path(model: AnyModel, seen: Seen) -> list[dict[str, float]]:
     with evaluating(model):
         for layer in sorted(seen.layers):
             early = Seen(frozenset(), with_attention=False)
-            shares = model.read(seen.steps[f"blocks.{layer}"][:1], early).float().softmax(-1)[0]
+            shares = answer.probabilities(model.read(seen.steps[f"blocks.{layer}"][:1], early).float())[0]
             cosine = torch.nn.functional.cosine_similarity(early.steps["pooled"].float(), final)
             path.append(
                 {

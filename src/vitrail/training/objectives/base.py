@@ -19,6 +19,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Role, decays
 from vitrail.training.objectives.judgement import Judgement, judge_classifier
 from vitrail.training.ranks import Ranks
+from vitrail.weights.answers import ONE_CLASS, Answer
 
 
 class Task(NamedTuple):
@@ -49,6 +50,8 @@ class Objective(nn.Module):
     """Required output of the model: DATA's classes, pixels, or features (no head)."""
     classifies: ClassVar[bool] = False
     """Whether the model's output is logits of DATA's classes: then the bundle has their names and can classify."""
+    several: ClassVar[bool] = False
+    """Whether it learns several labels an image, and not one class."""
     watched: ClassVar[str] = "accuracy"
     """The metric of `evaluate`, between 0 and 1, that is shown during training."""
     watched_name: ClassVar[str] = "accuracy"
@@ -128,6 +131,11 @@ class Objective(nn.Module):
         if not self.classifies or loader.split.labels.ndim != 1:
             return None
         return judge_classifier(self.model, self.labels, loader, ranks)
+
+    def answer(self, loader: Loader | None, ranks: Ranks) -> Answer:
+        """What the logits of the bundle answer. It may depend on held-out images, if there are any; all ranks take
+        part."""
+        return ONE_CLASS
 
     def illustrate(self, images_BCHW: Tensor) -> Illustration:
         """Rows of images that show the model's output for some images."""

@@ -19,7 +19,7 @@ class Classify(Objective):
         super().__init__(model, task)
         if not model.config.classifies:
             raise UsageError(
-                f"Objective classify must have a model that predicts classes, got one that predicts"
+                f"Objective {task.recipe.objective} must have a model that predicts classes, got one that predicts"
                 f" {model.config.predicts}."
             )
         self.loss, self.smoothing = task.recipe.loss, task.recipe.label_smoothing

@@ -90,7 +90,9 @@ def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, r
         f" {low:.1%} to {high:.1%})",
         summary=(
             (
-                word("accuracy-on", count=scores["count"], split=_split(name), low=f"{low:.1%}", high=f"{high:.1%}"),
+                word(
+                    "accuracy-on", count=scores["count"], split=spoken_split(name), low=f"{low:.1%}", high=f"{high:.1%}"
+                ),
                 f"{scores['accuracy']:.1%}",
             ),
             # Of five classes or fewer, the five most probable are all.
@@ -105,7 +107,7 @@ def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, r
     )
 
 
-def _split(name: str) -> Html:
+def spoken_split(name: str) -> Html:
     """The name of a split, in both languages."""
     return word(f"split-{name}") if f"split-{name}" in WORDS else escape(name)
 

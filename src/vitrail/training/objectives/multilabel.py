@@ -1,0 +1,120 @@
+"""Multi-label classification: any number of labels an image, by sigmoid cross-entropy.
+
+Labels of a batch are (B, K) here: 1 for each label of an image, 0 for others.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.data.loader import Loader
+from vitrail.evaluation.classify import Answers, answer
+from vitrail.evaluation.metrics import best_thresholds, score_labels
+from vitrail.pages.page import Html, Range, figure, ranges, table
+from vitrail.pages.words import word as say_in
+from vitrail.pages.words import words_beside
+from vitrail.training.objectives.base import at_least_single
+from vitrail.training.objectives.classify import Classify
+from vitrail.training.objectives.judgement import Judgement, spoken_split
+from vitrail.training.ranks import Ranks
+from vitrail.weights.answers import Answer, SeveralLabels
+
+WORDS = words_beside(__file__)
+_SHOWN = 30  # labels in the figure
+_LISTED = 1000
+
+
+def word(name: str, tag: str = "span", **fields: Any) -> Html:
+    """A sentence of the final evaluation, in both languages."""
+    return say_in(name, tag, words=WORDS, **fields)
+
+
+class Multilabel(Classify):
+    """Sigmoid cross-entropy for each label."""
+
+    several = True
+    watched, watched_name = "map", "mAP"
+
+    def _loss(self, logits_BK: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
+        wanted_BK = labels_B.to(logits_BK.dtype) * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(logits_BK, wanted_BK, reduction="none").sum(1)
+
+    def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        logits_BK = at_least_single(self.model(images_BCHW))
+        return {"loss": self._loss(logits_BK, labels_B, 0.0)}
+
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks) -> dict[str, Any]:
+        """Loss and mean average precision, which is no mean over images."""
+        mine: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for images, labels, weights in batches:
+            logits_BK = at_least_single(self.model(images))
+            losses_B = self._loss(logits_BK, labels, 0.0)
+            is_good = weights.numpy() > 0
+            mine.append(tuple(part.detach().cpu().numpy()[is_good] for part in (losses_B, labels, logits_BK)))
+        parts = [part for some in ranks.gather(mine) for part in some]
+        if not parts:
+            return {"loss": 0.0, "map": 0.0, "count": 0}
+        losses, labels, logits = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        found = score_labels(logits, labels, self.labels)["map"]
+        return {"loss": float(losses.mean()), "map": found or 0.0, "count": len(losses)}
+
+    def goodness(self, found: dict[str, Any]) -> float:
+        return found["map"]
+
+    def answer(self, loader: Loader | None, ranks: Ranks) -> Answer:
+        """Several labels; the threshold of each has the best F1 on the held-out images, or is 0.5 without them."""
+        even = SeveralLabels(thresholds=(0.5,) * len(self.labels))
+        if loader is None:
+            return even
+        answers = Answers.join(ranks.gather(answer(self.model, loader, torch.sigmoid)))
+        return SeveralLabels(thresholds=best_thresholds(answers.probabilities, answers.labels))
+
+    def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
+        answers = Answers.join(ranks.gather(answer(self.model, loader, torch.sigmoid)))
+        if not ranks.is_first:
+            return None
+        scores, name = score_labels(answers.probabilities, answers.labels, self.labels), loader.split.name
+        found = "-" if scores["map"] is None else f"{scores['map']:.1%}"
+        return Labelling(
+            scores={"count": scores["count"], "map": scores["map"]},
+            sentence=f"{name} mAP {found} ({scores['count']:,} images, {len(self.labels):,} labels)",
+            summary=((word("map-on", count=scores["count"], split=spoken_split(name)), found),),
+            full=scores,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labelling(Judgement):
+    """Final evaluation of a model of several labels."""
+
+    full: dict[str, Any]
+    """All scores (see `evaluation.metrics.score_labels`)."""
+
+    def sections(self) -> str:
+        """The average precision of each label, worst first."""
+        known = sorted(
+            (row for row in self.full["per_class"] if row["count"]), key=lambda row: row["average_precision"]
+        )
+        if not known:
+            return ""
+        drawn = [
+            Range(row["label"], *[100 * row["average_precision"]] * 3)  # no interval is known
+            for row in known[:_SHOWN]
+        ]
+        title = word(
+            "from-to" if len(known) > 1 else "one",
+            low=f"{known[0]['average_precision']:.1%}",
+            worst=known[0]["label"],
+            high=f"{known[-1]['average_precision']:.1%}",
+            best=known[-1]["label"],
+        )
+        note = word("note", shown=len(drawn), classes=len(known), count=self.full["count"])
+        picture = figure(title, note, ranges(drawn, word("axis", "tspan"), ends=(-2, 102)))
+        rows = [[r["label"], f"{r['count']:,}", f"{r['average_precision']:.1%}"] for r in known[:_LISTED]]
+        listed = table([word(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
+        return f"<h2>{word('title')}</h2>{picture}<details><summary>{word('list')}</summary>{listed}</details>"
