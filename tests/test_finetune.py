@@ -362,7 +362,7 @@ def test_a_damaged_image_is_named_even_if_nothing_is_trained(tmp_path):
 
 def test_what_a_run_must_not_change(tmp_path):
     for recipe, words in (
-        (Recipe(steps=1, objective="masked"), r"an objective that learns classes \(classify\), got masked"),
+        (Recipe(steps=1, objective="masked"), r"an objective that learns classes \(classify, multilabel\), got masked"),
         (Recipe(steps=1, model={"width": 32}), "got model.width"),
         (Recipe(steps=1, head_bias=-5.0), "head_bias 0"),
     ):
