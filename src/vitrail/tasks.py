@@ -298,7 +298,7 @@ def evaluate(
         device=device,
     )
     low, high = scores["accuracy_interval"]
-    kept = {name: scores.get(name) for name in ("accuracy", "count", "top5", "ece", "split", "map")}
+    kept: dict[str, Any] = {name: scores.get(name) for name in ("accuracy", "count", "top5", "ece", "split", "map")}
     return Evaluation(**kept, accuracy_interval=(low, high), scores=scores)
 
 
