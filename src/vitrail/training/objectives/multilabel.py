@@ -117,4 +117,5 @@ class Labelling(Judgement):
         picture = figure(title, note, ranges(drawn, word("axis", "tspan"), ends=(-2, 102)))
         rows = [[r["label"], f"{r['count']:,}", f"{r['average_precision']:.1%}"] for r in known[:_LISTED]]
         listed = table([word(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
-        return f"<h2>{word('title')}</h2>{picture}<details><summary>{word('list')}</summary>{listed}</details>"
+        every = f"<details><summary>{word('list')}</summary>{listed}</details>"
+        return f'<h2>{word("title")}</h2><div class="panes">{picture}</div>{every}'
