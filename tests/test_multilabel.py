@@ -244,3 +244,10 @@ def test_a_threshold_too_few_is_refused(run):
     for wrong in ((2,), "x", ("a",), (float("nan"),)):
         with pytest.raises(UsageError, match="Thresholds must be"):
             SeveralLabels(thresholds=wrong)
+
+
+def test_another_format_keeps_what_it_answers_and_warns(run, call, tmp_path):
+    there = call("convert", str(run.folder / "bundle"), str(tmp_path / "timm"), "--to", "timm", "--no-verify")
+    assert "note: timm does not know that the logits answer with several labels: use a sigmoid\n" in there.stderr
+    assert call("convert", str(tmp_path / "timm"), str(tmp_path / "back"), "--no-verify").returncode == 0
+    assert vitrail.load(tmp_path / "back").answer == vitrail.load(run.folder / "bundle").answer

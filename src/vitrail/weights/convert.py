@@ -24,6 +24,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.settings import Pair
 from vitrail.storage import atomic_folder, check_output, checksum, read_document, verify, write_json, write_text
+from vitrail.weights.answers import ONE_CLASS, answer_from_json
 from vitrail.weights.bundle import Bundle, load, not_finite, save
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.guesses import distinct, notes_of
@@ -228,7 +229,11 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
     if stated is not None:
         provenance = stated.provenance
     bundle = Bundle(
-        model=_fill(config, tensors), preprocess=preprocess, labels=told.labels or reading.labels, provenance=provenance
+        model=_fill(config, tensors),
+        preprocess=preprocess,
+        labels=told.labels or reading.labels,
+        provenance=provenance,
+        answer=reading.answer,
     )
     open_peer = functools.partial(vocabulary.open_source, config, checkpoint)
     return Foreign(
@@ -295,7 +300,8 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
     try:
         config = read_model(stated["config"])
         labels = None if stated["labels"] is None else tuple(stated["labels"])
-        reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels)
+        answer = answer_from_json(stated["answer"]) if "answer" in stated else ONE_CLASS
+        reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels, answer=answer)
         return Stated(reading, dict(stated["provenance"])), None
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise DamagedError(
@@ -345,6 +351,8 @@ def _write(
     notes on what it computes slightly differently."""
     config = bundle.model.config
     notes = target.check(bundle)
+    if bundle.answer != ONE_CLASS:
+        notes = [*notes, f"{target.name} does not know that the logits answer with several labels: use a sigmoid"]
     theirs = split_tensors(target.entries(config), bundle.model.state_dict())
     with atomic_folder(destination, force=force) as folder:
         target.write(theirs, folder / target.file)
@@ -360,6 +368,7 @@ def _write(
                 "config": config.to_document(),
                 "preprocess": bundle.preprocess.to_json(),
                 "labels": bundle.labels,
+                **({} if bundle.answer == ONE_CLASS else {"answer": bundle.answer.to_json()}),
                 "provenance": bundle.provenance,
                 "proof": proof,
             },

@@ -25,7 +25,6 @@ from vitrail.weights.layout import CARD, DOCUMENTS, PICKLES, choose_weights, rea
 from vitrail.weights.vocabulary import Checkpoint
 
 
-
 def read_checkpoint(path: Path) -> Checkpoint:
     """The tensors at `path` (a file, or a folder as libraries write it), and the JSON documents beside them."""
     try:

@@ -18,6 +18,7 @@ from vitrail.configs.base import ModelConfig
 from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import build
+from vitrail.weights.answers import ONE_CLASS, Answer
 from vitrail.weights.bundle import Bundle, save_tensors
 from vitrail.weights.proof import Forward, Unverified
 
@@ -96,6 +97,8 @@ class Reading:
     """The same for the preprocessing, unless the user states it."""
     left_out: frozenset[str] = frozenset()
     """Tensors that the model does not use: they are listed and ignored."""
+    answer: Answer = ONE_CLASS
+    """What the logits answer."""
 
 
 class Vocabulary(abc.ABC):
