@@ -537,6 +537,6 @@ def test_a_question_without_results_cannot_tell(tmp_path):
     lab = Lab(DIGITS, ("vit", "resnet", "mixer"), (300, 1000), 3, 1000)
     question = Data("data", lab)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
-    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell", "reported"}
+    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
     assert "Nothing was run" in question.html({})

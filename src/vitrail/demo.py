@@ -77,8 +77,9 @@ def _compare(output: Path) -> None:
         _print(f"left out: {error}")
         return
     for claim in found["claims"]:
-        _print(f"{claim['id']:>5}  {claim['verdict']:12}  {claim['rule']}")
+        _print(f"{claim['id']:>5}  {claim['verdict']:12}  {claim['claim']}")
     _print(f"report: {output / 'index.html'}")
+    _print(f"more:   vitrail compare digits --output {output} --budget 5m")
 
 
 def _show(bundle: Bundle, split: Split, figure: Path) -> None:

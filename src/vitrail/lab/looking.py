@@ -1,5 +1,6 @@
 """Cells that look at a trained model, or at the same model untrained, and what questions read of them."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ class Readings(Accuracies):
         self._alike = alike
         self.noise = self._pool()
         self.cut_off = {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return -math.inf, math.inf
 
     def _noise_of(self, name: Any) -> SeedNoise:
         kind = self._alike(name)

@@ -170,6 +170,7 @@ def _entry(lab: Lab, question: Question, one: Verdict, level: float) -> dict[str
     return {
         "id": one.claim,
         "question": question.name,
+        "claim": question.words[one.claim]["en"],
         "verdict": one.state(level),
         "value": one.estimate.value if one.estimate is not None else one.holds,
         "interval": list(one.estimate.interval(level)) if is_known and one.estimate is not None else None,

@@ -90,7 +90,7 @@ class Verdict:
     def state(self, level: float) -> State:
         """The verdict, at the level that Holm's rule leaves for it."""
         if self.kind == "reported":
-            return "reported"
+            return "reported" if self.words else "cannot tell"
         if self.kind == "exact":
             return "cannot tell" if self.holds is None else ("true" if self.holds else "false")
         if self.deciding is None or self.doubt is not None:
@@ -196,7 +196,8 @@ class Accuracies:
 
     def estimate(self, name: Any) -> Estimate:
         """The accuracy of a variant."""
-        return self._judged(accuracy(self.right[name], self._noise_of(name)), name)
+        found = accuracy(self.right[name], self._noise_of(name))
+        return self._judged(found._replace(bounds=self.bounds), name)
 
     def difference(self, one: Any, other: Any) -> Estimate | None:
         """Of two variants, on the same images; None if one of them was not run."""
@@ -217,6 +218,11 @@ class Accuracies:
 
     def _judged(self, found: Estimate, *names: Any) -> Estimate:
         return found._replace(is_cut_off=not self.cut_off.isdisjoint(names))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which all numbers lie."""
+        return 0.0, 1.0
 
     def _noise_of(self, name: Any) -> SeedNoise:
         return self.noise

@@ -30,11 +30,13 @@ class Estimate(NamedTuple):
     """The same number from the first half of the seeds, and from the second; empty for one seed."""
     is_cut_off: bool = False
     """Whether the learning rates that were tried end before the best one of a model behind it."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """What the truth cannot lie beyond: 0 and 1 of an accuracy."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """The interval that misses the truth with probability `level`."""
         reach = t_quantile(1 - level / 2, self.freedom) * self.error
-        return self.value - reach, self.value + reach
+        return max(self.value - reach, self.bounds[0]), min(self.value + reach, self.bounds[1])
 
     @property
     def p_value(self) -> float:
