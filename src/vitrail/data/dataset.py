@@ -55,8 +55,8 @@ class Split:
         return digest.hexdigest()
 
     def keys(self, root: str) -> np.ndarray:
-        """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its bytes. The same
-        image has the same one in a copy of the data."""
+        """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its bytes. The
+        same image has the same one in a copy of the data."""
         if (pixels := self.in_memory) is not None:
             contents = (np.ascontiguousarray(one).tobytes() for one in pixels)
         else:
