@@ -244,6 +244,26 @@ def test_an_interrupted_run_says_how_to_go_on(live, tmp_path, error, said):
     assert said in page
 
 
+@pytest.mark.parametrize("command", ["", "vitrail.train(data, 'ViT-Pico/2', output=\"it's\")"])
+def test_an_interrupted_run_of_python_says_how_to_go_on(live, tmp_path, command):
+    live._command = command
+    live.update()
+    with contextlib.suppress(MemoryError), live:
+        raise MemoryError
+    page = (tmp_path / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in page
+    assert "<pre>resume=True</pre>" in page
+
+
+def test_arrays_have_no_name_in_commands(tmp_path, few):
+    arrays = (few.splits["train"].images, few.splits["train"].labels)
+    train(arrays, "ViT-Pico/2", tmp_path / "run", Recipe(steps=1, batch=10, objective="masked"), ALONE, quiet=True)
+    page = (tmp_path / "run" / "report.html").read_text()
+    section = html.unescape(page.partition('<div class="next">')[2].partition("</div>")[0])
+    assert "array(" not in section
+    assert f"evaluate {tmp_path}/run/bundle photos --protocol knn" in section
+
+
 def test_curves_of_several_runs_share_a_chart():
     runs = [
         Curve("one", [10, 20], [1.0, 2.0], [0.5, 0.25], 0),
