@@ -20,6 +20,7 @@ from vitrail.configs.recipe import Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
+from vitrail.runs.run import read_run
 from vitrail.training.checkpoint import load_newest, steps_of
 from vitrail.training.loop import Trainer
 from vitrail.training.run import train
@@ -224,11 +225,49 @@ def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):
     assert "LayerNorm" not in repr(seen[0])
 
 
+@pytest.mark.parametrize("score", [0.5, math.nan])
+def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, score):
+    scripted((score,) * 8)
+    recipe, seen = RECIPE.replace(epochs=2, patience=None), []
+
+    def fail(step):
+        seen.append(step.held_out)
+        if step.step == 4:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(few, tmp_path / "run", recipe, callback=fail)
+    run(few, tmp_path / "run", recipe, resumes=True, callback=lambda step: seen.append(step.held_out))
+    assert len(seen) == 6
+    assert repr(seen[4]) == repr(seen[3]) == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_path, monkeypatch):
+    recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
+    monkeypatch.setattr(Trainer, "save", lambda *_, **__: None)
+
+    def fail(step):
+        if step.step == 10:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(few, tmp_path / "run", recipe, callback=fail)
+    monkeypatch.undo()
+    steps = RECIPE.replace(epochs=None, steps=2, patience=None)  # it may be another run now
+    again = run(few, tmp_path / "run", steps, resumes=True)
+    assert [event["step"] for event in events(tmp_path / "run", "step")] == [3, 6, 9, 10, 2]
+    assert [event["step"] for event in again.history if event["event"] == "step"] == [2]
+    assert [event["event"] for event in again.history].count("start") == 1
+    assert "callback-failed" not in (event["event"] for event in again.history)
+    assert read_run(tmp_path / "run").step == 2
+
+
 def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
     output = tmp_path / "run"
     recipe = RECIPE.replace(patience=None)
     result = run(few, output, recipe, callback=lambda step: np.bool_(step.step == 5))
     assert result.bundle.provenance["stopped"] == "by callback, of 24 steps"
+    assert read_run(output).step == 5
     assert events(output, "stop") == [{"event": "stop", "step": 5, "reason": "callback", "best": 3}]
     assert [event["step"] for event in events(output, "evaluate")] == [3, 5]
     assert steps_of(output / "checkpoints") == [3, 5]
