@@ -16,7 +16,7 @@ import vitrail
 from test_bundle import FIXTURE
 from vitrail.answers.formats import Parquet, check_table, open_table
 from vitrail.answers.kept import KeptAnswers
-from vitrail.answers.paired import Paired, sign_test
+from vitrail.answers.paired import Paired, holm, sign_test
 from vitrail.answers.spool import in_order
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import find_split, open_data
@@ -67,6 +67,11 @@ def test_a_comparison_is_a_sentence():
     assert Paired(0, 0, 3, 3).p_value == 1
     one, other = np.array([1, 1, 0, 0, 1], bool), np.array([1, 0, 1, 0, 0], bool)
     assert Paired.of(one, other) == (2, 1, 1, 5)
+
+
+def test_holm_is_strictest_with_the_smallest():
+    levels = holm({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
+    assert levels == pytest.approx({"a": 0.0125, "b": 0.05 / 3, "c": 0.05 / 3, "d": 0.05 / 3})
 
 
 # Tables
