@@ -97,6 +97,17 @@ def test_its_numbers_are_those_of_the_run(run):
     assert curve_of(events, "evaluate", "accuracy").seconds == [event["seconds"] for event in evaluated]
     assert page.count('class="by-seconds"') == page.count('class="by-step"') == 4
     assert f"{evaluated[-1]['accuracy']:.1%} at the end" in page
+    final = events[-2]
+    assert final["training_accuracy"] != final["accuracy"]
+    (shown,) = re.findall(r"<b>([\d.]+%)</b><span[^>]*>accuracy on training", page)
+    assert shown == f"{final['training_accuracy']:.1%}"
+
+
+def test_the_best_evaluation_is_the_highest(live):
+    for step, accuracy in ((3, 0.25), (6, 0.75), (9, 0.5)):
+        live._log.write("evaluate", step=step, seconds=1.0, loss=1.0, accuracy=accuracy, count=8)
+    live.update()
+    assert "n = 8; best 75.0% at step 6" in text_of((live._folder / "report.html").read_text())
 
 
 def test_words_are_those_of_the_field_and_two_classes_have_no_top_5(run):
