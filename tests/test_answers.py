@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -427,6 +428,20 @@ def test_files_are_the_same_in_a_copy_of_the_data(tmp_path):
     changed = kept_of([str(tmp_path / "there" / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / "there"))
     with pytest.raises(UsageError, match="1 in common"):
         one.against(changed)
+
+
+def test_files_in_archives_are_told_apart_by_their_contents(tmp_path):
+    keys = []
+    for name, level in (("one", 0), ("other", 255), ("copy", 0)):
+        folder = tmp_path / name / "data"
+        for label in "ab":
+            (folder / label).mkdir(parents=True)
+            Image.fromarray(np.full((4, 4), level, np.uint8)).save(folder / label / "x.bmp")
+        shutil.make_archive(str(folder), "zip", folder)
+        dataset = open_data(f"{folder}.zip")
+        keys.append(dataset.first.keys(dataset.root).tolist())
+    assert not set(keys[0]) & set(keys[1])
+    assert keys[0] == keys[2]
 
 
 def test_a_class_that_the_data_do_not_have_is_wrong():

@@ -4,14 +4,13 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from vitrail import chance
 from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.images.decode import size_and_time
+from vitrail.images.decode import read_file, size_and_time
 from vitrail.settings import check_number
 
 SPLITS = ("train", "val", "test")
@@ -221,8 +220,8 @@ def _indices(labels: Sequence[str | tuple[str, ...]], index_of: Mapping[str, int
 def _bytes(path: str) -> bytes:
     """The contents of a file; none if it is gone since the model answered, which is no reason to lose the answers."""
     try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError):
+        return read_file(path)
+    except (DamagedError, UsageError):
         return b""
 
 
