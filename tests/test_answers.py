@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -16,7 +17,7 @@ import vitrail
 from test_bundle import FIXTURE
 from vitrail.answers.formats import Parquet, check_table, open_table
 from vitrail.answers.kept import KeptAnswers
-from vitrail.answers.paired import Paired, sign_test
+from vitrail.answers.paired import Paired, holm, sign_test
 from vitrail.answers.spool import in_order
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import find_split, open_data
@@ -67,6 +68,11 @@ def test_a_comparison_is_a_sentence():
     assert Paired(0, 0, 3, 3).p_value == 1
     one, other = np.array([1, 1, 0, 0, 1], bool), np.array([1, 0, 1, 0, 0], bool)
     assert Paired.of(one, other) == (2, 1, 1, 5)
+
+
+def test_holm_is_strictest_with_the_smallest():
+    levels = holm({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
+    assert levels == pytest.approx({"a": 0.0125, "b": 0.05 / 3, "c": 0.05 / 3, "d": 0.05 / 3})
 
 
 # Tables
@@ -418,10 +424,24 @@ def test_files_are_the_same_in_a_copy_of_the_data(tmp_path):
         for place in ("here", "there")
     )
     assert one.against(other) == (0, 0, 1, 2)
-    (tmp_path / "there" / "x.png").write_bytes(b"longer")
+    (tmp_path / "there" / "x.png").write_bytes(b"2")  # of the same size, as BMP files of one shape are
     changed = kept_of([str(tmp_path / "there" / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / "there"))
     with pytest.raises(UsageError, match="1 in common"):
         one.against(changed)
+
+
+def test_files_in_archives_are_told_apart_by_their_contents(tmp_path):
+    keys = []
+    for name, level in (("one", 0), ("other", 255), ("copy", 0)):
+        folder = tmp_path / name / "data"
+        for label in "ab":
+            (folder / label).mkdir(parents=True)
+            Image.fromarray(np.full((4, 4), level, np.uint8)).save(folder / label / "x.bmp")
+        shutil.make_archive(str(folder), "zip", folder)
+        dataset = open_data(f"{folder}.zip")
+        keys.append(dataset.first.keys(dataset.root).tolist())
+    assert not set(keys[0]) & set(keys[1])
+    assert keys[0] == keys[2]
 
 
 def test_a_class_that_the_data_do_not_have_is_wrong():

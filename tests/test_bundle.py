@@ -379,6 +379,26 @@ def test_a_new_head_in_place_takes_the_scores_away(tmp_path, scored):
     assert "scores" not in vitrail.load(tmp_path / "new").provenance
 
 
+def test_scores_are_of_the_preprocessing_and_the_labels_that_they_were_measured_with(scored):
+    other = dataclasses.replace(scored.preprocess, mean=(0.1,) * scored.preprocess.channels)
+    assert dataclasses.replace(scored, preprocess=other).provenance == {"seed": 1}
+    named = dataclasses.replace(scored, labels=("left", "right", "none")[: scored.model.config.classes])
+    assert named.provenance == {"seed": 1}
+    assert dataclasses.replace(scored, preprocess=dataclasses.replace(scored.preprocess)).provenance["scores"]
+    fashion = vitrail.load("fashion")
+    assert "scores" not in dataclasses.replace(fashion, labels=fashion.labels[::-1]).provenance
+
+
+def test_scores_of_a_run_leave_with_its_weights(tmp_path):
+    result = vitrail.train("digits", "ViT-Pico/2", steps=1, quiet=True)
+    vitrail.save(result.bundle, tmp_path / "as-it-is")
+    assert vitrail.load(tmp_path / "as-it-is").provenance["scores"] == result.bundle.provenance["scores"]
+    with torch.no_grad():
+        result.bundle.model.norm.bias += 1
+    vitrail.save(result.bundle, tmp_path / "changed")
+    assert "scores" not in vitrail.load(tmp_path / "changed").provenance
+
+
 def test_a_failing_write_keeps_what_was_there(tmp_path):
     vitrail.save(make(), tmp_path / "one")
 

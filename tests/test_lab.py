@@ -42,7 +42,6 @@ from vitrail.lab.statistics import (
     difference,
     extrapolated_crossover,
     fit_power_law,
-    holm,
     pool,
     sample_efficiency,
     spread_of,
@@ -163,11 +162,6 @@ def test_estimates_combine_as_welch_does():
     assert together.p_value == pytest.approx(expected.pvalue, rel=1e-9)
     assert together.freedom == pytest.approx(expected.df, rel=1e-9)
     assert together.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
-
-
-def test_holm_is_strictest_with_the_smallest():
-    levels = holm({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
-    assert levels == pytest.approx({"a": 0.0125, "b": 0.05 / 3, "c": 0.05 / 3, "d": 0.05 / 3})
 
 
 def test_seed_noise_is_pooled():

@@ -98,7 +98,7 @@ def test_every_field_of_a_state_is_checked():
     good = STATE
     recipe = Recipe.from_json(good["recipe"]).to_json()  # with the defaults of settings that are newer
     model = read_model(good["model"]).to_document()
-    newer = {"left_out": 0, "start": None, "losses": [], "waited": 0, "stopped": None}
+    newer = {"left_out": 0, "latest": None, "start": None, "losses": [], "waited": 0, "stopped": None}
     assert check_state(good) == {**good, "recipe": recipe, "model": model, **newer}
     strange = (None, "x", -5, 10**9 + 1, 1.5, True, [], {}, [1], {"a": 1}, float("nan"), "x" * 99)
     best = good["best"]
@@ -125,11 +125,15 @@ def test_every_field_of_a_state_is_checked():
 def test_fields_that_are_newer_than_version_0_1_are_checked_too():
     start = {"score": 0.5, "loss": 1.0, "accuracy": 0.5, "count": 8}
     known = ({"start": start}, {"start": {"count": 0}}, {"losses": [0.5, None]}, {"left_out": 33})
+    known += ({"latest": start}, {"latest": {**start, "score": None, "loss": None}})
     for fine in (*known, {"waited": 3, "stopped": "patience"}, {"stopped": "callback"}):
         assert check_state({**STATE, **fine}).items() >= fine.items()
     forged = [{"left_out": value} for value in (None, "x", -1, 34, 1.5, True)]
     forged += [{"start": value} for value in ("x", 3, True, [], {}, {"count": 3}, {**start, "accuracy": 1.5})]
     forged += [{"start": {**start, name: value}} for name in start for value in (None, "x", True, float("nan"))]
+    forged += [{"latest": value} for value in ("x", 3, True, [], {}, {"count": 0}, {**start, "accuracy": 1.5})]
+    forged += [{"latest": {**start, name: value}} for name in start for value in ("x", True, float("nan"))]
+    forged += [{"latest": {**start, "count": None}}]
     forged += [{"losses": value} for value in (None, 3, {}, "x", ["x"], [float("nan")], [[]], [True])]
     forged += [{"waited": value} for value in (None, "x", -1, 34, 1.5, True)]
     forged += [{"stopped": value} for value in ("x", "", 0, True, [], {}, ["patience"])]

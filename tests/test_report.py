@@ -97,6 +97,17 @@ def test_its_numbers_are_those_of_the_run(run):
     assert curve_of(events, "evaluate", "accuracy").seconds == [event["seconds"] for event in evaluated]
     assert page.count('class="by-seconds"') == page.count('class="by-step"') == 4
     assert f"{evaluated[-1]['accuracy']:.1%} at the end" in page
+    final = events[-2]
+    assert final["training_accuracy"] != final["accuracy"]
+    (shown,) = re.findall(r"<b>([\d.]+%)</b><span[^>]*>accuracy on training", page)
+    assert shown == f"{final['training_accuracy']:.1%}"
+
+
+def test_the_best_evaluation_is_the_highest(live):
+    for step, accuracy in ((3, 0.25), (6, 0.75), (9, 0.5)):
+        live._log.write("evaluate", step=step, seconds=1.0, loss=1.0, accuracy=accuracy, count=8)
+    live.update()
+    assert "n = 8; best 75.0% at step 6" in text_of((live._folder / "report.html").read_text())
 
 
 def test_words_are_those_of_the_field_and_two_classes_have_no_top_5(run):
@@ -242,6 +253,26 @@ def test_an_interrupted_run_says_how_to_go_on(live, tmp_path, error, said):
     assert "Interrupted after step 5 of 20" in page
     assert "<pre>vitrail train digits --output &#x27;a b&#x27; --resume auto</pre>" in page
     assert said in page
+
+
+@pytest.mark.parametrize("command", ["", "vitrail.train(data, 'ViT-Pico/2', output=\"it's\")"])
+def test_an_interrupted_run_of_python_says_how_to_go_on(live, tmp_path, command):
+    live._command = command
+    live.update()
+    with contextlib.suppress(MemoryError), live:
+        raise MemoryError
+    page = (tmp_path / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in page
+    assert "<pre>resume=True</pre>" in page
+
+
+def test_arrays_have_no_name_in_commands(tmp_path, few):
+    arrays = (few.splits["train"].images, few.splits["train"].labels)
+    train(arrays, "ViT-Pico/2", tmp_path / "run", Recipe(steps=1, batch=10, objective="masked"), ALONE, quiet=True)
+    page = (tmp_path / "run" / "report.html").read_text()
+    section = html.unescape(page.partition('<div class="next">')[2].partition("</div>")[0])
+    assert "array(" not in section
+    assert f"evaluate {tmp_path}/run/bundle photos --protocol knn" in section
 
 
 def test_curves_of_several_runs_share_a_chart():

@@ -15,11 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import vitrail
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
+from vitrail.runs.run import read_run
 from vitrail.training.checkpoint import load_newest, steps_of
 from vitrail.training.loop import Trainer
 from vitrail.training.run import train
@@ -53,48 +55,56 @@ def weights(output):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Held-out scores by epoch, whatever the model answers."""
+    """Held-out scores by epoch, whatever the model answers. Returns the weights that were evaluated, by step."""
 
     def script(scores):
+        evaluated = {}
+
         def examine(self):
+            evaluated[self.step] = {name: tensor.clone() for name, tensor in self.kept.state_dict().items()}
             score = scores[self.step // self.loader.steps - 1]
             return {"score": score, "loss": 1.0, "accuracy": score, "count": 10}
 
         monkeypatch.setattr(Trainer, "examine", examine)
+        return evaluated
 
     return script
 
 
 @pytest.mark.parametrize(
-    ("scores", "patience", "steps", "best"),
+    ("scores", "patience", "average", "steps", "best"),
     [
-        ((0.1, 0.5, 0.4, 0.5, 0.9, 0.9, 0.9, 0.9), 2, 12, 6),  # a tie is not better
-        ((0.1, 0.5, 0.4, 0.6, 0.3, 0.2, 0.1, 0.9), 3, 21, 12),  # a better one starts the count again
-        ((0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0), 7, 24, 3),  # over at the last step: nothing was stopped
-        ((0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.7, 0.7), 9, 24, 12),  # never over, and still the best is kept
-        ((math.nan,) * 8, 1, 3, None),
+        ((0.1, 0.5, 0.4, 0.5, 0.9, 0.9, 0.9, 0.9), 2, 0.9, 12, 6),  # a tie is not better
+        ((0.1, 0.5, 0.4, 0.6, 0.3, 0.2, 0.1, 0.9), 3, 0.0, 21, 12),  # a better one starts the count again
+        ((0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0), 7, 0.0, 24, 3),  # over at the last step: nothing was stopped
+        ((0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.7, 0.7), 9, 0.9, 24, 12),  # never over, and still the best is kept
+        ((math.nan,) * 8, 1, 0.0, 3, None),
     ],
 )
-def test_patience_counts_evaluations_and_keeps_the_best_weights(few, tmp_path, scripted, scores, patience, steps, best):
-    scripted(scores)
+def test_patience_counts_evaluations_and_keeps_the_best_weights(
+    few, tmp_path, scripted, scores, patience, average, steps, best
+):
+    evaluated = scripted(scores)
     seen, rates = {}, []
 
     def remember(step):
         rates.append(step.learning_rate)
         seen[step.step] = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
 
-    recipe = RECIPE.replace(patience=patience, average=0.0)
+    recipe = RECIPE.replace(patience=patience, average=average)
     result = run(few, tmp_path / "run", recipe, callback=remember)
     provenance = result.bundle.provenance
     assert (provenance["steps"], len(seen)) == (steps, steps)
-    expected = seen[steps if best is None else best]
+    expected = (evaluated if average else seen)[steps if best is None else best]
     for name, tensor in load_file(tmp_path / "run" / "bundle" / "model.safetensors").items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
     is_early = steps < 24
     stops = events(tmp_path / "run", "stop")
     assert stops == ([{"event": "stop", "step": steps, "reason": "patience", "best": best}] if is_early else [])
     assert provenance.get("stopped") == ("by patience, of 24 steps" if is_early else None)
-    assert provenance["weights"] == ("last" if best is None else f"best on the held-out images, of step {best}")
+    of_average = " (running average, decay 0.9)" if average else ""
+    kept = "last" if best is None else f"best on the held-out images, of step {best}{of_average}"
+    assert provenance["weights"] == kept
     # The schedule is that of the whole length: the rate is far from its end.
     assert (rates[-1] > 0.1 * max(rates)) == (steps < 20)
 
@@ -118,6 +128,13 @@ def test_fine_tuning_chooses_between_the_head_by_least_squares_and_the_best_weig
     (choice,), seen = events(tmp_path / "run", "choice"), events(tmp_path / "run", "evaluate")
     assert choice["tuned"] == max(one["accuracy"] for one in seen if one["step"])
     assert len(seen) < 7
+
+
+def test_the_head_by_least_squares_is_compared_with_the_best_weights_and_not_the_last(few, tmp_path, scripted):
+    scripted((0.6, 0.3, 0.4))  # the last also before the first step
+    vitrail.finetune("fashion", few, recipe="auto", epochs=3, patience=1, output=tmp_path / "run", quiet=True)
+    (choice,) = events(tmp_path / "run", "choice")
+    assert [choice[name] for name in ("kept", "start", "tuned")] == ["tuned", 0.4, 0.6]
 
 
 KILLED = """
@@ -224,11 +241,49 @@ def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):
     assert "LayerNorm" not in repr(seen[0])
 
 
+@pytest.mark.parametrize("score", [0.5, math.nan])
+def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, score):
+    scripted((score,) * 8)
+    recipe, seen = RECIPE.replace(epochs=2, patience=None), []
+
+    def fail(step):
+        seen.append(step.held_out)
+        if step.step == 4:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(few, tmp_path / "run", recipe, callback=fail)
+    run(few, tmp_path / "run", recipe, resumes=True, callback=lambda step: seen.append(step.held_out))
+    assert len(seen) == 6
+    assert repr(seen[4]) == repr(seen[3]) == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_path, monkeypatch):
+    recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
+    monkeypatch.setattr(Trainer, "save", lambda *_, **__: None)
+
+    def fail(step):
+        if step.step == 10:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(few, tmp_path / "run", recipe, callback=fail)
+    monkeypatch.undo()
+    steps = RECIPE.replace(epochs=None, steps=2, patience=None)  # it may be another run now
+    again = run(few, tmp_path / "run", steps, resumes=True)
+    assert [event["step"] for event in events(tmp_path / "run", "step")] == [3, 6, 9, 10, 2]
+    assert [event["step"] for event in again.history if event["event"] == "step"] == [2]
+    assert [event["event"] for event in again.history].count("start") == 1
+    assert "callback-failed" not in (event["event"] for event in again.history)
+    assert read_run(tmp_path / "run").step == 2
+
+
 def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
     output = tmp_path / "run"
     recipe = RECIPE.replace(patience=None)
     result = run(few, output, recipe, callback=lambda step: np.bool_(step.step == 5))
     assert result.bundle.provenance["stopped"] == "by callback, of 24 steps"
+    assert read_run(output).step == 5
     assert events(output, "stop") == [{"event": "stop", "step": 5, "reason": "callback", "best": 3}]
     assert [event["step"] for event in events(output, "evaluate")] == [3, 5]
     assert steps_of(output / "checkpoints") == [3, 5]

@@ -187,6 +187,11 @@ def test_an_lstm_puts_its_tokens_where_they_were_read():
     assert differs.tolist() == [[False] * 4, [True, True, True, False], [True] * 4, [True] * 4]
     before, after = (model.layer_tokens(one)[0] for one in (images, changed))
     assert (before != after).any(dim=2)[0].tolist() == [False] * 5 + [True] * 11
+    # A snake is its own inverse; a random order is not.
+    model = redraw(create("LSTM-Nano/7", order="random", order_seed=1, depth=1)).eval()
+    assert model.order.tolist()[9:] == [6, 15, 12, 2, 7, 10, 1]
+    before, after = (model.feature_maps(one)[0] for one in (images, changed))
+    assert (before != after).any(dim=1)[0].flatten().nonzero().flatten().tolist() == [1, 2, 6, 7, 10, 12, 15]
 
 
 def test_features_follow_the_mode_and_looking_does_not_change_the_model():

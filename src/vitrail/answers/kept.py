@@ -1,6 +1,6 @@
 """`answers.npz`: what a model answered to each image of a data set, kept to compare it with other models later.
 
-images      a key of each image: of its pixels, or of its file's name within the data and its size
+images      a key of each image: of its pixels, or of its file's name within the data and the file's bytes
 truth       its class
 answers     the class that the model chose; -1 for one that the data do not have
 scores      the model's probability of its answer, and
@@ -63,7 +63,7 @@ class KeptAnswers:
             data=dataset.name,
             split=split.name,
             labels=dataset.labels,
-            images=split.keys(dataset.root)[indices],
+            images=split.take(indices).keys(dataset.root),
             truth=truth.astype(np.int32),
             answers=back[said].astype(np.int32),
             scores=probabilities[rows, said].astype(np.float32),

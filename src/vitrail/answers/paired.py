@@ -5,6 +5,7 @@ others is as likely right by one model as by the other: a fair coin.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -76,3 +77,18 @@ def sign_test(one: int, other: int) -> float:
         if term < 1e-17 * total:
             break
     return min(2 * total * math.exp(largest - thrown * math.log(2)), 1.0)
+
+
+def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, float]:
+    """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
+
+    The smallest p-value is judged most strictly; from the first that is not below its level on, that level stays.
+    """
+    levels: dict[str, float] = {}
+    current, stopped = 0.0, False
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if not stopped:
+            current = level / (len(p_values) - rank)
+            stopped = not p_values[name] < current
+        levels[name] = current
+    return levels

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail import chance
 from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.images.decode import size_and_time
+from vitrail.images.decode import read_file, size_and_time
 from vitrail.settings import check_number
 
 SPLITS = ("train", "val", "test")
@@ -54,14 +54,12 @@ class Split:
         return digest.hexdigest()
 
     def keys(self, root: str) -> np.ndarray:
-        """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its size. The same
-        image has the same one in a copy of the data."""
+        """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its bytes. The
+        same image has the same one in a copy of the data."""
         if (pixels := self.in_memory) is not None:
             contents = (np.ascontiguousarray(one).tobytes() for one in pixels)
         else:
-            contents = (
-                f"{os.path.relpath(path, root)}\0{_size(path)}".encode(errors="surrogateescape") for path in self.images
-            )
+            contents = (os.fsencode(os.path.relpath(path, root)) + b"\0" + _bytes(path) for path in self.images)
         digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
         return np.frombuffer(digests, "<u8")
 
@@ -217,6 +215,14 @@ def _indices(labels: Sequence[str | tuple[str, ...]], index_of: Mapping[str, int
     for row, some in zip(table, labels, strict=True):
         row[[index_of[label] for label in some]] = 1
     return table
+
+
+def _bytes(path: str) -> bytes:
+    """The contents of a file; none if it is gone since the model answered, which is no reason to lose the answers."""
+    try:
+        return read_file(path)
+    except (DamagedError, UsageError):
+        return b""
 
 
 def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:

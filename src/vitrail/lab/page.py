@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitrail.answers.paired import holm
 from vitrail.lab.plan import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
-from vitrail.lab.statistics import Estimate, holm
+from vitrail.lab.statistics import Estimate
 from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
 from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
 from vitrail.pages.words import word as say_in

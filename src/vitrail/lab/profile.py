@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.answers.paired import holm
 from vitrail.console import Say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
@@ -22,7 +23,7 @@ from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import calibration_bins, wilson
 from vitrail.lab import changes, inside
 from vitrail.lab.plan import parse_budget
-from vitrail.lab.statistics import Estimate, holm
+from vitrail.lab.statistics import Estimate
 from vitrail.models.create import build
 from vitrail.settings import Pair
 from vitrail.weights.bundle import Bundle, load

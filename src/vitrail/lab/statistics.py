@@ -5,7 +5,7 @@ easier for one of them. Both variances are estimated and added.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -150,21 +150,6 @@ def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
     """The mean of a number that was measured under several seeds."""
     error = math.sqrt(noise.variance / len(values)) if noise.freedom else math.nan
     return Estimate(float(np.mean(values)), error, noise.freedom, halves=half_means(np.asarray(values)))
-
-
-def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, float]:
-    """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
-
-    The smallest p-value is judged most strictly; from the first that is not below its level on, that level stays.
-    """
-    levels: dict[str, float] = {}
-    current, stopped = 0.0, False
-    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        if not stopped:
-            current = level / (len(p_values) - rank)
-            stopped = not p_values[name] < current
-        levels[name] = current
-    return levels
 
 
 class PowerLaw(NamedTuple):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.answers.kept import NAME as ANSWERS
-from vitrail.answers.paired import Paired
-from vitrail.lab.statistics import holm
+from vitrail.answers.paired import Paired, holm
 from vitrail.runs.run import Run, find_runs, read_run, short_names
 
 _BESIDE_THE_RESULT = ("workers", "keep", "cache", "cache_gigabytes", "checkpoint_seconds", "snapshots", "gradients")

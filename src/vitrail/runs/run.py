@@ -55,7 +55,7 @@ class Run:
     @property
     def step(self) -> int:
         """The last step that it recorded."""
-        return max((event["step"] for event in of_kind(self.events, "step")), default=0)
+        return max((event["step"] for event in self.events if is_number(event.get("step"))), default=0)
 
     @property
     def seconds(self) -> float | None:

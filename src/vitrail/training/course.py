@@ -11,8 +11,8 @@ Events = Sequence[dict[str, Any]]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; of steps that were repeated after a kill, the later ones. Incomplete and invalid
-    lines are left out."""
+    """The lines of metrics.jsonl; of steps that were repeated after a kill, the later ones, and of a run that began
+    anew after one, those since. Incomplete and invalid lines are left out."""
     kept: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
@@ -21,6 +21,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             continue
         if not _is_event(event):
             continue
+        if event["event"] == "start":  # it was killed before its first checkpoint, and all steps will be repeated
+            kept.clear()
         if event["event"] == "resume" and is_number(event.get("step")):  # steps after it will be repeated
             kept = {key: one for key, one in kept.items() if len(key) == 1 or one["step"] <= event["step"]}
         key = (event["event"], event["step"]) if event["event"] in ("step", "evaluate") else (number,)

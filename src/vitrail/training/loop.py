@@ -132,16 +132,16 @@ class Trainer:
         total = checkpoint.state["total"]
         if self.planned is not None and total != self.planned:
             raise DamagedError(f"total must be {self.planned}, got {total}.")
-        for owner in ("best", "start"):
+        for owner in ("best", "latest", "start"):
             numbers = checkpoint.state[owner]
             if numbers is None or "score" not in numbers:
                 continue
             try:
-                score = self.objective.goodness(numbers)
-                self.objective.describe(numbers)
+                score = self.objective.goodness(known := _with_nan(numbers))
+                self.objective.describe(known)
             except KeyError as missing:
                 raise DamagedError(f"{owner} must have {missing}, got none.") from None
-            if numbers["score"] != score:
+            if numbers["score"] != (score if math.isfinite(score) else None):
                 raise DamagedError(f"score of the {owner} must be {score}, got {numbers['score']}.")
         self._make_room(checkpoint)
         found, expected = checkpoint.arrays, self._tensors()
@@ -168,6 +168,7 @@ class Trainer:
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
         self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
         self.start, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
+        self.latest = None if state["latest"] is None else _with_nan(state["latest"])
         # They are sums over all ranks.
         parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
         self._losses.extend(parts)
@@ -554,6 +555,7 @@ class Trainer:
             "step": self.step,
             "total": self.total,
             "best": self.best,
+            "latest": None if self.latest is None else _with_null(self.latest),
             "damaged": self.damaged,
             "left_out": self.left_out,
             "seconds": round(self.spent, 1),
@@ -604,6 +606,16 @@ class Trainer:
         trained = self.loader.split
         if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
             raise DamagedError(f"No image of {trained.name} can be read: {next(iter(self.damaged.values()))}")
+
+
+def _with_null(found: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation for JSON, which has no word for numbers that are not finite."""
+    return {name: number if math.isfinite(number) else None for name, number in found.items()}
+
+
+def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
+    """The same, back from JSON."""
+    return {name: math.nan if number is None else number for name, number in found.items()}
 
 
 def _last(checkpoints: Path) -> str:

@@ -134,9 +134,9 @@ def _now() -> str:
 
 def _resumed(command: str) -> str:
     """The command that goes on with an interrupted run; in Python, the argument."""
+    if not command.startswith("vitrail "):  # nothing, or a call that no shell could take apart
+        return "resume=True"
     words = [one for one in shlex.split(command) if one != "--force"]  # it would begin anew
-    if words[:1] != ["vitrail"]:
-        return "resumes=True"
     return shlex.join(words if "--resume" in words else [*words, "--resume", "auto"])
 
 

@@ -187,7 +187,7 @@ def run(
             notes += [note] if note else []
 
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
-        typed = None if isinstance(data, Dataset) else str(data)
+        typed = str(data) if isinstance(data, str | Path) else None
         report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
         with Stop().watching() as stop:
             for note in (*dataset.notes, *begin.notes, *notes, *changes):

@@ -1,7 +1,7 @@
 """Validation of a checkpoint's `state.json`: a valid checksum does not mean that the values are valid.
 
 step total seconds losses                   progress; the losses of the last steps, null for skipped ones
-best start                                  the best evaluation, and the one before the first step
+best latest start                           the best evaluation, the latest one, and the one before the first step
 damaged left_out                            damaged images, skipped steps
 waited stopped                              evaluations since the best one; what ended the run early
 bundle seed model preprocess recipe data    settings that a resumed run must have
@@ -23,7 +23,7 @@ ENDINGS = get_args(Ending)
 """What can end a run before its last step for good: a resumed run does not go on."""
 
 # Fields that older versions did not write, and what was meant then.
-_NEWER: dict[str, Any] = {"left_out": 0, "start": None, "losses": [], "waited": 0, "stopped": None}
+_NEWER: dict[str, Any] = {"left_out": 0, "latest": None, "start": None, "losses": [], "waited": 0, "stopped": None}
 
 
 def filled(state: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"Stopped must be null or one of {', '.join(ENDINGS)}, got {state['stopped']!r}.")
     check_number("seconds", state["seconds"], low=0, below=1e12)
     _check_best(state["best"], state["step"])
+    _check_latest(state["latest"])
     _check_start(state["start"])
     if not isinstance(state["losses"], list):
         raise UsageError(f"Losses must be a list, got {state['losses']!r}.")
@@ -91,13 +92,23 @@ def _check_best(best: object, step: int) -> None:
     _check_numbers("best", best)
 
 
+def _check_latest(latest: object) -> None:
+    """Null before the first evaluation. Numbers of an evaluation that were not finite are null."""
+    if latest is not None:
+        found = _check_evaluation("latest", latest)
+        _check_numbers("latest", {name: value for name, value in found.items() if value is not None or name == "count"})
+
+
 def _check_start(start: object) -> None:
     """Null if the run does not choose between two models at the end; a count of 0 if there are no held-out images."""
-    if start in (None, {"count": 0}):
-        return
-    if not isinstance(start, dict) or not {"score", "loss", "count"} <= start.keys():
-        raise UsageError(f"Start must be null or have score, loss and count, got {start!r}.")
-    _check_numbers("start", start)
+    if start not in (None, {"count": 0}):
+        _check_numbers("start", _check_evaluation("start", start))
+
+
+def _check_evaluation(owner: str, found: object) -> dict[str, Any]:
+    if not isinstance(found, dict) or not {"score", "loss", "count"} <= found.keys():
+        raise UsageError(f"{spoken(owner)} must be null or have score, loss and count, got {found!r}.")
+    return found
 
 
 def _check_numbers(owner: str, found: dict[str, Any]) -> None:

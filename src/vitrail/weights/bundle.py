@@ -46,12 +46,21 @@ class Measured(NamedTuple):
     """Its scores, and its proofs of equality with another library."""
     config: ModelConfig
     """Configuration of the model, this very object: a new head or another model has another one."""
-    weights: str = ""
-    """SHA-256 of its model.safetensors; empty if it was not loaded from one."""
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None
+    weights: str
+    """SHA-256 of the model.safetensors that it was loaded from, otherwise the bundle's fingerprint; empty without
+    claims."""
 
-    def is_of(self, config: ModelConfig, weights: Path) -> bool:
-        """Whether the model with these weights is the one that was measured, as far as is known."""
-        return self.config is config and (not self.claims or not self.weights or checksum(weights) == self.weights)
+    def fits(self, bundle: "Bundle") -> bool:
+        """Whether the parts of a bundle are those that were measured, whatever its weights are now."""
+        known = (self.preprocess, self.labels)
+        return self.config is bundle.model.config and known == (bundle.preprocess, bundle.labels)
+
+    def is_of(self, bundle: "Bundle", weights: Path) -> bool:
+        """Whether a bundle, whose weights are in this file, is the one that was measured."""
+        is_same = not self.claims or self.weights in (checksum(weights), bundle.fingerprint())
+        return is_same and self.fits(bundle)
 
     def forget(self, provenance: dict[str, Any]) -> dict[str, Any]:
         """The provenance without these claims. Others of the same names stay: whoever made them answers for them."""
@@ -65,7 +74,7 @@ class Bundle:
     """A model with its preprocessing, labels and provenance, which are checked against each other.
 
     To change a part, make another bundle with `dataclasses.replace`: the preprocessing and the resize rule stay, and
-    scores and proofs of another model leave the provenance.
+    scores and proofs of another model, preprocessing or list of labels leave the provenance.
 
         >>> bundle = vitrail.load("fashion")
         >>> bundle.model.reset_classifier(2)
@@ -90,11 +99,14 @@ class Bundle:
             kinds = f"{type(self.model).__name__} and {type(self.preprocess).__name__}"
             raise UsageError(f"Bundle must have a model from vitrail.create and a vitrail.Preprocess, got {kinds}.")
         object.__setattr__(self, "labels", self.parts.labels)
-        if self.measured is not None and self.measured.config is not self.model.config:
+        if self.measured is not None and not self.measured.fits(self):
             object.__setattr__(self, "provenance", self.measured.forget(self.provenance))
             object.__setattr__(self, "measured", None)
         if self.measured is None:
-            object.__setattr__(self, "measured", Measured(_claims(self.provenance), self.model.config))
+            claims = _claims(self.provenance)
+            weights = self.fingerprint() if claims else ""
+            measured = Measured(claims, self.model.config, self.preprocess, self.labels, weights)
+            object.__setattr__(self, "measured", measured)
 
     @property
     def parts(self) -> Parts:
@@ -121,8 +133,8 @@ class Bundle:
 def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     """Write `bundle` to the folder `path`, atomically. An existing path is refused unless `force`.
 
-    All parts are checked again, because the model may have changed since the bundle was made. Scores and proofs that
-    were loaded with other weights are left out.
+    All parts are checked again, because the model may have changed since the bundle was made. Scores and proofs of
+    other weights are left out.
 
         >>> vitrail.save(vitrail.load("fashion"), "copy")
         >>> vitrail.load("copy").labels[:2]
@@ -154,7 +166,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
             write_json(folder / ANSWER, bundle.answer.to_json())
         save_tensors(tensors, folder / "model.safetensors")
         provenance = parts.provenance
-        if bundle.measured is not None and not bundle.measured.is_of(config, folder / "model.safetensors"):
+        if bundle.measured is not None and not bundle.measured.is_of(bundle, folder / "model.safetensors"):
             provenance = bundle.measured.forget(provenance)
         write_json(folder / "provenance.json", provenance)
         (folder / "README.md").write_text(model_card(config, provenance), encoding="utf-8")
@@ -226,7 +238,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         labels=parts.labels,
         provenance=parts.provenance,
         answer=parts.answer,
-        measured=Measured(_claims(parts.provenance), model.config, recorded),
+        measured=Measured(_claims(parts.provenance), model.config, parts.preprocess, parts.labels, recorded),
     )
 
 
