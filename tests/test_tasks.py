@@ -1,5 +1,6 @@
 """`vitrail.train`, `finetune`, `evaluate`, `predict`: the commands as functions."""
 
+import copy
 import dataclasses
 import importlib.util
 import inspect
@@ -243,6 +244,47 @@ def test_a_bundle_in_memory_stays_as_it_is_and_counts_as_its_file(digits, tmp_pa
     vitrail.finetune(trained.bundle, digits, resume=True, **frozen)
     with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
         vitrail.finetune(tuned.bundle, digits, resume=True, **frozen)
+
+
+@pytest.mark.parametrize("function", [vitrail.predict, vitrail.evaluate])
+def test_every_module_keeps_its_mode(digits, trained, function):
+    model = copy.deepcopy(trained.bundle.model).train()
+    model.norm.eval()  # frozen by hand
+    bundle = dataclasses.replace(trained.bundle, model=model)
+    given = digits[0] if function is vitrail.predict else digits
+    modes = [module.training for module in model.modules()]
+    seen = []
+    model.blocks[0].register_forward_hook(lambda block, *_: seen.append(block.training))
+    function(bundle, given)
+    assert [module.training for module in model.modules()] == modes
+    assert seen
+    assert not any(seen)
+
+    def fail(*_):
+        raise RuntimeError("a batch that fails")
+
+    model.blocks[0].register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="a batch that fails"):
+        function(bundle, given)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_a_run_leaves_the_seed_and_the_threads_of_the_process(digits, tmp_path):
+    before = torch.get_num_threads()
+    state = torch.get_rng_state()
+    vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", threads=before + 1, **QUICK)
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", resume=True, **QUICK)  # with the threads it began with
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="no more"):
+        vitrail.train(digits, "ViT-Pico/2", threads=before + 1, callback=_fail, **QUICK)
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def _fail(_):
+    raise RuntimeError("no more")
 
 
 def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
