@@ -269,6 +269,48 @@ def test_every_module_keeps_its_mode(digits, trained, function):
     assert [module.training for module in model.modules()] == modes
 
 
+def test_integers_of_numpy_are_integers(digits, tmp_path, trained):
+    three = np.int64(3)
+    model = vitrail.create("ViT-Pico/2", classes=three, resolution=(np.int32(8), np.uint8(12)), channels=np.int64(1))
+    assert (model.config.classes, model.config.resolution) == (3, (8, 12))
+    json.dumps(model.config.to_document())
+    model.reset_classifier(np.int64(2))
+    assert type(model.config.classes) is int
+    model.head = torch.nn.Linear(model.head_width, three)
+    assert (model.config.classes, type(model.config.classes)) == (3, int)
+    assert vitrail.Preprocess(resolution=np.int64(8)).resolution == (8, 8)
+    assert vitrail.create("ResNet-Pico", layers=np.array([1, 1, 1]).tolist(), classes=three).config.classes == 3
+    words = {"steps": np.int64(2), "batch": np.int64(16), "workers": np.int64(0), "seed": np.int64(4)}
+    words |= {"resolution": np.int64(8), "settings": {"model.depth": np.int64(2), "per_class": np.int32(5)}}
+    result = vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", **words)
+    assert (result.steps, result.bundle.model.config.depth) == (2, 2)
+    plain = {"steps": 2, "batch": 16, "workers": 0, "seed": 4, "settings": {"model.depth": 2, "per_class": 5}}
+    same = vitrail.train(digits, "ViT-Pico/2", **plain)
+    assert all(torch.equal(one, other) for one, other in zip(*map(_values, (result, same)), strict=True))
+    found = vitrail.evaluate(
+        trained.bundle,
+        digits,
+        "val",
+        protocol="fewshot",
+        shots=np.array([1, 2]),
+        seeds=np.int64(2),
+        cache=tmp_path,
+        layer=np.int64(-1),
+    )
+    json.dumps(found.scores)
+    assert [row["shots"] for row in found.scores["shots"]] == [1, 2]
+    found = vitrail.evaluate(trained.bundle, digits, protocol="knn", neighbours=np.int64(3), cache=tmp_path)
+    assert json.loads(json.dumps(found.scores))["neighbours"] == 3
+    assert len(vitrail.predict(trained.bundle, digits[0][:1], top_k=np.int64(2))[0].classes) == 2
+    for wrong in (True, np.True_, 3.0, np.float64(3), "3", None):
+        with pytest.raises(UsageError, match="Classes must be an integer"):
+            vitrail.create("ViT-Pico/2", classes=wrong)
+
+
+def _values(result):
+    return weights(result.bundle).values()
+
+
 def test_a_run_leaves_the_seed_and_the_threads_of_the_process(digits, tmp_path):
     before = torch.get_num_threads()
     state = torch.get_rng_state()

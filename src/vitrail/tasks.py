@@ -21,7 +21,7 @@ from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_reci
 from vitrail.console import Meter, in_notebook
 from vitrail.data.files import find_images
 from vitrail.errors import UsageError, did_you_mean
-from vitrail.settings import check_integer, spoken
+from vitrail.settings import as_integer, check_integer, spoken
 
 if TYPE_CHECKING:
     from vitrail.data.sources import AnyData
@@ -350,7 +350,7 @@ def predict(
         (3, 'image 2', 2, True)
     """
     if top_k is not None:
-        check_integer("top_k", top_k, low=1, high=10_000_000)
+        top_k = check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)
     from vitrail.classifier import Classifier
     from vitrail.engines.choose import choose_engine
@@ -409,9 +409,8 @@ def _change(
 
 
 def _as_pair(resolution: object) -> tuple[int, int]:
-    match resolution:
-        case int():
-            return resolution, resolution
+    sides = resolution if isinstance(resolution, list | tuple) else (resolution, resolution)
+    match [as_integer(side) for side in sides]:
         case int() as height, int() as width:
             return height, width
     raise UsageError(f"Resolution must be an integer or a pair (height, width), got {resolution!r}.")

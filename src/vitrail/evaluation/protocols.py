@@ -198,7 +198,7 @@ def read_examples(
 
 def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
     """Training images and test images, which never overlap."""
-    check_integer("seed", seed, low=0, high=2**63 - 1)
+    seed = check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
         if split not in (None, "val", "validation"):
             raise UsageError(
@@ -219,6 +219,7 @@ def knn(examples: Examples, *, neighbours: int | None = None, temperature: float
     """All scores of a vote of the nearest training images, by default 20 or all if there are fewer."""
     e = examples
     neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
+    neighbours = check_integer("neighbours", neighbours, low=1, high=len(e.features))
     shares = neighbour_votes(
         e.features, e.labels, e.asked, classes=e.classes, neighbours=neighbours, temperature=temperature
     )
@@ -252,13 +253,14 @@ def fewshot(
     interval (Student's, over the choices). The other scores are those of the last row, with all images.
     """
     e = examples
-    check_integer("seeds", seeds, low=1, high=1000)
+    seeds = check_integer("seeds", seeds, low=1, high=1000)
     counts = np.bincount(e.labels, minlength=e.classes)
     notes = list(e.about["notes"])
-    for number in shots or ():
-        check_integer("shots", number, low=1, high=int(counts.max()))
+    given = {
+        check_integer("shots", number, low=1, high=int(counts.max())) for number in (() if shots is None else shots)
+    }
     rows = []
-    for number in sorted(set(shots or SHOTS)):
+    for number in sorted(given or set(SHOTS)):
         if number > counts.max():
             notes.append(f"{number} shots are left out: no class has more than {counts.max():,} training images")
             continue
