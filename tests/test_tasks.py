@@ -354,7 +354,16 @@ def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
     mixed = [folder / "0.png", digits[0][1], Image.open(folder / "2.png"), (folder / "0.png").read_bytes()]
     assert [one.label for one in vitrail.predict(trained.bundle, mixed)] == [found[n].label for n in (0, 1, 2, 0)]
     assert repr(arrays[0]).startswith("Prediction(file='image 0', label=")
+    paths = [str(folder / f"{number}.png") for number in range(3)]
+    for several in (np.array(paths), np.array([*map(Path, paths)], object)):
+        assert [one.label for one in vitrail.predict(trained.bundle, several)] == [one.label for one in found[:3]]
+    assert vitrail.predict(trained.bundle, torch.from_numpy(digits[0][:3]), top_k=2) == arrays
+    assert vitrail.predict(trained.bundle, digits[0][:3, ..., 0], top_k=2) == arrays
     for images, words in (
+        *((digits[0].astype(kind), f"uint8 .* got {kind} ") for kind in ("float32", "int64", "bool", "uint16")),
+        (torch.from_numpy(digits[0]).float(), "images must be uint8 .* got float32 of shape \\(80, 8, 8, 1\\)"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "images must have channels last, got shape \\(2, 3, 8, 8\\)"),
+        (np.zeros((2, 3, 8, 12), np.uint8), "uint8 of shape .* got uint8 of shape \\(3, 8, 12\\)"),
         ([], "Images must be given"),
         (digits[0][0], "got one array of shape \\(8, 8, 1\\). Put it in brackets"),
         ("nowhere.png", "Image must be a file or folder that exists"),

@@ -335,7 +335,8 @@ def predict(
 
         bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
         images       a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; or pixels (n, height,
-                     width[, channels]), uint8; or a list of arrays, Pillow images, or files in bytes
+                     width[, channels]), uint8, an array or a tensor; or a list of arrays, Pillow images, or files in
+                     bytes
         top_k        number of classes in `classes` (5); of several labels, the most
         threshold    for a bundle that answers with several labels: the least probability of those in `classes`;
                      default: each label's own, stored in the bundle
@@ -357,6 +358,8 @@ def predict(
 
     engine = choose_engine(engine, bundle, len(chosen), threads, device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
+    if hasattr(images, "shape") and not isinstance(chosen[0], str):  # what is wrong with one of its images is with all
+        classifier.preprocess.read(chosen[0])
     found: list[Prediction] = []
     meter = Meter(len(chosen), "images")
     for answer in classifier.stream(chosen, names=names, top_k=top_k, threshold=threshold):
@@ -371,9 +374,14 @@ def predict(
 
 def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
     """All images, with folders and patterns replaced by their files, and the name of each."""
-    shape = getattr(images, "shape", None)
-    if shape is not None and (len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4))):
-        raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
+    if (shape := getattr(images, "shape", None)) is not None:
+        from vitrail.data.arrays import are_paths, pixels_in_memory
+
+        if not are_paths(images):
+            if len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+                raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
+            pixels = pixels_in_memory(images)
+            return list(pixels), [f"image {number}" for number in range(len(pixels))]
     is_one = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
     chosen: list[Any] = []
     names: list[str] = []
