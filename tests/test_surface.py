@@ -358,6 +358,13 @@ def test_the_reference_lists_the_public_names(page):
     assert {name for name in listed if importlib.util.find_spec(f"vitrail.{name}") is None} == set(vitrail.__all__)
 
 
+@pytest.mark.parametrize("settings", [{"dropout": 0.3}, {"drop_path": 0.5}])
+def test_in_training_the_tokens_are_those_that_the_head_read(settings):
+    model = vitrail.create("ViT-Nano/7", pool="cls", **settings).train()
+    seen = model.observe(torch.randn(8, 1, 28, 28), [-1])
+    assert torch.equal(model.norm(seen.steps["blocks.3"][:, 0]), seen.steps["pooled"])
+
+
 METHODS = ["reset_classifier", "features", "layer_tokens", "feature_maps"]
 DOCUMENTED = {
     **{f"vitrail.{name}": getattr(vitrail, name) for name in vitrail.__all__},

@@ -191,11 +191,11 @@ def test_data_that_is_none(data, words):
         ({"learning_rate": 1}, "Did you mean 'lr'"),
         ({"num_workers": 1}, "Did you mean 'workers'"),
         ({"clip": 1.0}, r"settings=\{'clip': 1.0\}"),
-        ({"lr": 0.1, "settings": {"learning_rate": 1}}, "Learning rate must be given once, got --lr and --set"),
+        ({"lr": 0.1, "settings": {"learning_rate": 1}}, "must be given once, got lr and the setting learning_rate."),
         ({"settings": {"clop": 1}}, "Setting 'clop' is not one of a recipe's"),
         ({"settings": "clip"}, "Setting must be KEY=VALUE"),
-        ({"steps": 1, "epochs": 2}, "Length must be one of"),
-        ({"recipe": Recipe()}, "Length must be given"),
+        ({"steps": 1, "epochs": 2}, "Length must be one of epochs, steps and minutes, got"),
+        ({"recipe": Recipe()}, "Length must be given: epochs, steps or minutes."),
         ({"recipe": "large"}, "Recipe must be one of"),
         ({"steps": 1, "resolution": "8x8"}, "Resolution must be an integer or a pair"),
         ({"steps": 1, "resume": True}, "Resume must come with an output"),
@@ -211,6 +211,35 @@ def test_words_that_are_wrong(digits, given, words):
     ):
         with pytest.raises(UsageError, match=words):
             run()
+
+
+def test_a_model_that_exists_is_for_finetune(digits):
+    with pytest.raises(UsageError, match=r"got ViT. A model that exists is trained by vitrail.finetune\(") as raised:
+        vitrail.train(digits, vitrail.create("ViT-Pico/2"), steps=1)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"protocol": "kn"}, "Protocol must be one of classify, knn, probe, fewshot, got 'kn'. Did you mean 'knn'"),
+        ({"protocol": None}, "Protocol must be one of .* got None"),
+        ({"shots": [5]}, "Shots must come with protocol fewshot, got classify."),
+    ],
+)
+def test_protocols_that_are_wrong(digits, given, words):
+    with pytest.raises(UsageError, match=words):
+        vitrail.evaluate("fashion", digits, **given)
+
+
+@pytest.mark.parametrize("head", [torch.nn.Linear(48, 10, bias=False), torch.nn.Sequential(torch.nn.Linear(48, 10))])
+@pytest.mark.parametrize("classes", [10, 2])
+def test_a_head_that_no_bundle_can_hold_is_not_finetuned(digits, trained, head, classes):
+    model = copy.deepcopy(trained.bundle.model)
+    bundle = dataclasses.replace(trained.bundle, model=model)
+    model.head = head
+    with pytest.raises(UsageError, match=r"Head must be nn.Linear\(48, classes\)"):
+        vitrail.finetune(bundle, (digits[0], digits[1] % classes), **QUICK)
 
 
 def test_what_is_no_bundle(digits):

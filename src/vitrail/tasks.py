@@ -123,6 +123,11 @@ def train(
         height, width = _as_pair(resolution)
         sides = height if height == width else [height, width]
         chosen = chosen.replace(model={**chosen.model, "resolution": sides})
+    if not isinstance(model, str):
+        raise UsageError(
+            f"Model must be a name that `vitrail models` lists, got {type(model).__name__}. A model that exists is"
+            " trained by vitrail.finetune(vitrail.Bundle(model=model, preprocess=...), data)."
+        )
     zoo.find(model)
     with _folder_of(output, resume=resume, chosen=chosen_options) as folder:
         from vitrail.training.run import train as run
@@ -411,8 +416,8 @@ def _change(
     changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
     for key, _ in changes:
         if key in given or lengths.get(key) is not None:
-            flag = "lr" if key == "learning_rate" else key.replace("_", "-")
-            raise UsageError(f"{spoken(key)} must be given once, got --{flag} and --set {key}.")
+            word = "lr" if key == "learning_rate" else key
+            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
     return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
 
 

@@ -175,11 +175,11 @@ class Recipe(Settings):
         """The recipe with another length: the one that is given replaces the recipe's."""
         given = {"epochs": epochs, "steps": steps, "minutes": minutes}
         if sum(value is not None for value in given.values()) > 1:
-            raise UsageError("Length must be one of --epochs, --steps and --minutes, got more than one.")
+            raise UsageError("Length must be one of epochs, steps and minutes, got more than one.")
         if all(value is None for value in given.values()):
             given = {name: getattr(self, name) for name in given}
         if sum(value is not None for value in given.values()) != 1:
-            raise UsageError("Length must be given: --epochs, --steps or --minutes.")
+            raise UsageError("Length must be given: epochs, steps or minutes.")
         return self.replace(**given)
 
     def check_length(self) -> None:

@@ -11,14 +11,14 @@ from vitrail.console import Meter
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import AnyData, open_data
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import mean_interval, score, score_labels
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
-from vitrail.settings import check_integer
+from vitrail.settings import check_integer, spoken
 from vitrail.weights.answers import SeveralLabels
 from vitrail.weights.bundle import Bundle, open_bundle
 from vitrail.weights.parts import OVERFLOWS
@@ -62,11 +62,14 @@ def evaluate(
 
 def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are given, not None; one that the protocol does not have is refused."""
+    if protocol not in [*_SETTINGS]:
+        near = did_you_mean(str(protocol), [*_SETTINGS])
+        raise UsageError(f"Protocol must be one of {', '.join(_SETTINGS)}, got {protocol!r}.{near}")
     given = {name: value for name, value in settings.items() if value is not None}
     for name in given:
         if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _READING):
             fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
-            raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
+            raise UsageError(f"{spoken(name)} must come with protocol {' or '.join(fitting)}, got {protocol}.")
     return given
 
 

@@ -276,7 +276,7 @@ def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | No
         return steps, None
     return 0, (
         f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {least}, the head by least"
-        " squares is kept as it is (more --minutes, or a lower --resolution, change that)"
+        " squares is kept as it is (more minutes, or a lower resolution, change that)"
     )
 
 
