@@ -182,9 +182,13 @@ WRONG = [
     ([*TRAIN, "--set", "clip=1", "--set", "batch=8"], 2, "--set must be given once, with all of its values"),
     ([*TRAIN, "--set", "clip=1", "clip=2"], 2, "Setting 'clip' must be given once, got it twice."),
     ([*TRAIN, "--lr", "0.1", "--set", "learning_rate=0.1"], 2, "given once, got --lr and --set learning_rate."),
-    ([*TRAIN, "--batch", "8", "--set", "batch=8"], 2, "Batch must be given once, got --batch and --set batch."),
+    ([*TRAIN, "--batch", "8", "--set", "batch=8"], 2, "Batch must be given once, got batch and the setting batch."),
     (["finetune", FIXTURE, "digits", "--output", "x", "--batch", "8", "--set", "batch=8"], 2, "got --batch and --set"),
-    ([*TRAIN, "--epochs", "1", "--set", "epochs=2"], 2, "Epochs must be given once, got --epochs and --set epochs."),
+    (
+        [*TRAIN, "--epochs", "1", "--set", "epochs=2"],
+        2,
+        "Epochs must be given once, got epochs and the setting epochs.",
+    ),
     (["recipes", "smal"], 2, "Did you mean 'small'?"),
     (["recipes", "nowhere.toml"], 2, "or a .toml file that exists, got 'nowhere.toml'"),
 ]

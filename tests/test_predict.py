@@ -744,7 +744,7 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     done = call(*words)
     assert done.returncode == 2
     assert "must have a model that predicts classes, got one that predicts features" in done.stderr
-    assert "--protocol knn, probe or fewshot" in done.stderr
+    assert "with protocol knn, probe or fewshot" in done.stderr
     done = call(*words, "--features", tmp_path / "features.npz", "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [

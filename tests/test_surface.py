@@ -28,8 +28,11 @@ from vitrail.configs.base import FAMILIES
 from vitrail.configs.zoo import MODELS, find
 from vitrail.errors import UsageError
 from vitrail.lab.exact import redraw
-from vitrail.models.base import Model
+from vitrail.models.base import Model, Seen
 from vitrail.models.create import build, create
+from vitrail.tasks import Evaluation, Prediction
+from vitrail.training.callback import Step
+from vitrail.training.run import Result
 
 ROOT = Path(__file__).resolve().parents[1]
 slow = pytest.mark.slow
@@ -361,6 +364,20 @@ def test_the_public_names_are_few_and_no_modules():
 def test_the_reference_lists_the_public_names(page):
     listed = re.findall(r"`vitrail\.(\w+)[`(.]", (ROOT / page).read_text(encoding="utf-8"))
     assert {name for name in listed if importlib.util.find_spec(f"vitrail.{name}") is None} == set(vitrail.__all__)
+
+
+@pytest.mark.parametrize("page", ["docs/api.md", "docs/api.ko.md"])
+def test_the_reference_says_where_the_classes_of_results_are(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for kind in (Result, Evaluation, Prediction, Seen, Step):
+        assert f"`{kind.__module__}.{kind.__name__}`" in text
+
+
+@pytest.mark.parametrize("settings", [{"dropout": 0.3}, {"drop_path": 0.5}])
+def test_in_training_the_tokens_are_those_that_the_head_read(settings):
+    model = vitrail.create("ViT-Nano/7", pool="cls", **settings).train()
+    seen = model.observe(torch.randn(8, 1, 28, 28), [-1])
+    assert torch.equal(model.norm(seen.steps["blocks.3"][:, 0]), seen.steps["pooled"])
 
 
 METHODS = ["reset_classifier", "features", "layer_tokens", "feature_maps"]

@@ -1,5 +1,6 @@
 """`vitrail.train`, `finetune`, `evaluate`, `predict`: the commands as functions."""
 
+import copy
 import dataclasses
 import importlib.util
 import inspect
@@ -190,11 +191,11 @@ def test_data_that_is_none(data, words):
         ({"learning_rate": 1}, "Did you mean 'lr'"),
         ({"num_workers": 1}, "Did you mean 'workers'"),
         ({"clip": 1.0}, r"settings=\{'clip': 1.0\}"),
-        ({"lr": 0.1, "settings": {"learning_rate": 1}}, "Learning rate must be given once, got --lr and --set"),
+        ({"lr": 0.1, "settings": {"learning_rate": 1}}, "must be given once, got lr and the setting learning_rate."),
         ({"settings": {"clop": 1}}, "Setting 'clop' is not one of a recipe's"),
         ({"settings": "clip"}, "Setting must be KEY=VALUE"),
-        ({"steps": 1, "epochs": 2}, "Length must be one of"),
-        ({"recipe": Recipe()}, "Length must be given"),
+        ({"steps": 1, "epochs": 2}, "Length must be one of epochs, steps and minutes, got"),
+        ({"recipe": Recipe()}, "Length must be given: epochs, steps or minutes."),
         ({"recipe": "large"}, "Recipe must be one of"),
         ({"steps": 1, "resolution": "8x8"}, "Resolution must be an integer or a pair"),
         ({"steps": 1, "resume": True}, "Resume must come with an output"),
@@ -210,6 +211,35 @@ def test_words_that_are_wrong(digits, given, words):
     ):
         with pytest.raises(UsageError, match=words):
             run()
+
+
+def test_a_model_that_exists_is_for_finetune(digits):
+    with pytest.raises(UsageError, match=r"got ViT. A model that exists is trained by vitrail.finetune\(") as raised:
+        vitrail.train(digits, vitrail.create("ViT-Pico/2"), steps=1)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"protocol": "kn"}, "Protocol must be one of classify, knn, probe, fewshot, got 'kn'. Did you mean 'knn'"),
+        ({"protocol": None}, "Protocol must be one of .* got None"),
+        ({"shots": [5]}, "Shots must come with protocol fewshot, got classify."),
+    ],
+)
+def test_protocols_that_are_wrong(digits, given, words):
+    with pytest.raises(UsageError, match=words):
+        vitrail.evaluate("fashion", digits, **given)
+
+
+@pytest.mark.parametrize("head", [torch.nn.Linear(48, 10, bias=False), torch.nn.Sequential(torch.nn.Linear(48, 10))])
+@pytest.mark.parametrize("classes", [10, 2])
+def test_a_head_that_no_bundle_can_hold_is_not_finetuned(digits, trained, head, classes):
+    model = copy.deepcopy(trained.bundle.model)
+    bundle = dataclasses.replace(trained.bundle, model=model)
+    model.head = head
+    with pytest.raises(UsageError, match=r"Head must be nn.Linear\(48, classes\)"):
+        vitrail.finetune(bundle, (digits[0], digits[1] % classes), **QUICK)
 
 
 def test_what_is_no_bundle(digits):
@@ -245,6 +275,89 @@ def test_a_bundle_in_memory_stays_as_it_is_and_counts_as_its_file(digits, tmp_pa
         vitrail.finetune(tuned.bundle, digits, resume=True, **frozen)
 
 
+@pytest.mark.parametrize("function", [vitrail.predict, vitrail.evaluate])
+def test_every_module_keeps_its_mode(digits, trained, function):
+    model = copy.deepcopy(trained.bundle.model).train()
+    model.norm.eval()  # frozen by hand
+    bundle = dataclasses.replace(trained.bundle, model=model)
+    given = digits[0] if function is vitrail.predict else digits
+    modes = [module.training for module in model.modules()]
+    seen = []
+    model.blocks[0].register_forward_hook(lambda block, *_: seen.append(block.training))
+    function(bundle, given)
+    assert [module.training for module in model.modules()] == modes
+    assert seen
+    assert not any(seen)
+
+    def fail(*_):
+        raise RuntimeError("a batch that fails")
+
+    model.blocks[0].register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="a batch that fails"):
+        function(bundle, given)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_integers_of_numpy_are_integers(digits, tmp_path, trained):
+    three = np.int64(3)
+    model = vitrail.create("ViT-Pico/2", classes=three, resolution=(np.int32(8), np.uint8(12)), channels=np.int64(1))
+    assert (model.config.classes, model.config.resolution) == (3, (8, 12))
+    json.dumps(model.config.to_document())
+    model.reset_classifier(np.int64(2))
+    assert type(model.config.classes) is int
+    model.head = torch.nn.Linear(model.head_width, three)
+    assert (model.config.classes, type(model.config.classes)) == (3, int)
+    assert vitrail.Preprocess(resolution=np.int64(8)).resolution == (8, 8)
+    assert vitrail.create("ResNet-Pico", layers=np.array([1, 1, 1]).tolist(), classes=three).config.classes == 3
+    words = {"steps": np.int64(2), "batch": np.int64(16), "workers": np.int64(0), "seed": np.int64(4)}
+    words |= {"resolution": np.int64(8), "settings": {"model.depth": np.int64(2), "per_class": np.int32(5)}}
+    result = vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", **words)
+    assert (result.steps, result.bundle.model.config.depth) == (2, 2)
+    plain = {"steps": 2, "batch": 16, "workers": 0, "seed": 4, "settings": {"model.depth": 2, "per_class": 5}}
+    same = vitrail.train(digits, "ViT-Pico/2", **plain)
+    assert all(torch.equal(one, other) for one, other in zip(*map(_values, (result, same)), strict=True))
+    found = vitrail.evaluate(
+        trained.bundle,
+        digits,
+        "val",
+        protocol="fewshot",
+        shots=np.array([1, 2]),
+        seeds=np.int64(2),
+        cache=tmp_path,
+        layer=np.int64(-1),
+    )
+    json.dumps(found.scores)
+    assert [row["shots"] for row in found.scores["shots"]] == [1, 2]
+    found = vitrail.evaluate(trained.bundle, digits, protocol="knn", neighbours=np.int64(3), cache=tmp_path)
+    assert json.loads(json.dumps(found.scores))["neighbours"] == 3
+    assert len(vitrail.predict(trained.bundle, digits[0][:1], top_k=np.int64(2))[0].classes) == 2
+    for wrong in (True, np.True_, 3.0, np.float64(3), "3", None):
+        with pytest.raises(UsageError, match="Classes must be an integer"):
+            vitrail.create("ViT-Pico/2", classes=wrong)
+
+
+def _values(result):
+    return weights(result.bundle).values()
+
+
+def test_a_run_leaves_the_seed_and_the_threads_of_the_process(digits, tmp_path):
+    before = torch.get_num_threads()
+    state = torch.get_rng_state()
+    vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", threads=before + 1, **QUICK)
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", resume=True, **QUICK)  # with the threads it began with
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="no more"):
+        vitrail.train(digits, "ViT-Pico/2", threads=before + 1, callback=_fail, **QUICK)
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def _fail(_):
+    raise RuntimeError("no more")
+
+
 def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
     vitrail.save(trained.bundle, tmp_path / "bundle")
     folder = tmp_path / "images"
@@ -270,7 +383,16 @@ def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
     mixed = [folder / "0.png", digits[0][1], Image.open(folder / "2.png"), (folder / "0.png").read_bytes()]
     assert [one.label for one in vitrail.predict(trained.bundle, mixed)] == [found[n].label for n in (0, 1, 2, 0)]
     assert repr(arrays[0]).startswith("Prediction(file='image 0', label=")
+    paths = [str(folder / f"{number}.png") for number in range(3)]
+    for several in (np.array(paths), np.array([*map(Path, paths)], object)):
+        assert [one.label for one in vitrail.predict(trained.bundle, several)] == [one.label for one in found[:3]]
+    assert vitrail.predict(trained.bundle, torch.from_numpy(digits[0][:3]), top_k=2) == arrays
+    assert vitrail.predict(trained.bundle, digits[0][:3, ..., 0], top_k=2) == arrays
     for images, words in (
+        *((digits[0].astype(kind), f"uint8 .* got {kind} ") for kind in ("float32", "int64", "bool", "uint16")),
+        (torch.from_numpy(digits[0]).float(), "images must be uint8 .* got float32 of shape \\(80, 8, 8, 1\\)"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "images must have channels last, got shape \\(2, 3, 8, 8\\)"),
+        (np.zeros((2, 3, 8, 12), np.uint8), "uint8 of shape .* got uint8 of shape \\(3, 8, 12\\)"),
         ([], "Images must be given"),
         (digits[0][0], "got one array of shape \\(8, 8, 1\\). Put it in brackets"),
         ("nowhere.png", "Image must be a file or folder that exists"),

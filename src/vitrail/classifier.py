@@ -61,7 +61,7 @@ class Classifier:
         device: str | None = None,
     ) -> None:
         if threads is not None:
-            check_integer("threads", threads, low=1, high=4096)
+            threads = check_integer("threads", threads, low=1, high=4096)
         self.threads = threads
         self._engine = ENGINES[engine].open(bundle, device)
         self._decoding = Lock()

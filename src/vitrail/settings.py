@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import operator
 import textwrap
 import types
 import typing
@@ -81,12 +82,14 @@ class Settings:
     def _set_pair(self, name: str, *, low: int, high: int) -> None:
         """Check that the field holds two integers; a single one stands for both."""
         value = getattr(self, name)
-        sides = (value, value) if isinstance(value, int) else value
+        sides = value if as_integer(value) is None else (value, value)
         if not isinstance(sides, list | tuple) or len(sides) != 2:
             raise UsageError(f"{spoken(name)} must be an integer or a pair [height, width], got {value!r}.")
-        for side in sides:
-            check_integer(name, side, low=low, high=high)
-        object.__setattr__(self, name, tuple(sides))
+        object.__setattr__(self, name, tuple(check_integer(name, side, low=low, high=high) for side in sides))
+
+    def _set_integer(self, name: str, *, low: int, high: int) -> None:
+        """Check that the field holds an integer, and hold it as Python's own."""
+        object.__setattr__(self, name, check_integer(name, getattr(self, name), low=low, high=high))
 
     def _check_choices(self, names: Iterable[str]) -> None:
         """Check that the named fields hold a value of their `Literal` type."""
@@ -106,10 +109,21 @@ class Settings:
                 raise UsageError(f"{spoken(name)} must be true or false, got {getattr(self, name)!r}.")
 
 
-def check_integer(name: str, value: object, *, low: int, high: int) -> None:
-    """Check that `value` is an integer between `low` and `high`, both included."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+def check_integer(name: str, value: Any, *, low: int, high: int) -> int:
+    """Check that `value` is an integer between `low` and `high`, both included. Returns it as Python's own: NumPy's
+    cannot be written as JSON."""
+    number = as_integer(value)
+    if number is None or not low <= number <= high:
         raise UsageError(f"{spoken(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
+    return number
+
+
+def as_integer(value: Any) -> int | None:
+    """Python's own integer of this value, if it is an integer of Python, NumPy or torch; None if not."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_number(name: str, value: object, *, low: float, below: float) -> None:

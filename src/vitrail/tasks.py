@@ -21,7 +21,7 @@ from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_reci
 from vitrail.console import Meter, in_notebook
 from vitrail.data.files import find_images
 from vitrail.errors import UsageError, did_you_mean
-from vitrail.settings import check_integer, spoken
+from vitrail.settings import as_integer, check_integer, spoken
 
 if TYPE_CHECKING:
     from vitrail.data.sources import AnyData
@@ -123,6 +123,11 @@ def train(
         height, width = _as_pair(resolution)
         sides = height if height == width else [height, width]
         chosen = chosen.replace(model={**chosen.model, "resolution": sides})
+    if not isinstance(model, str):
+        raise UsageError(
+            f"Model must be a name that `vitrail models` lists, got {type(model).__name__}. A model that exists is"
+            " trained by vitrail.finetune(vitrail.Bundle(model=model, preprocess=...), data)."
+        )
     zoo.find(model)
     with _folder_of(output, resume=resume, chosen=chosen_options) as folder:
         from vitrail.training.run import train as run
@@ -335,7 +340,8 @@ def predict(
 
         bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
         images       a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; or pixels (n, height,
-                     width[, channels]), uint8; or a list of arrays, Pillow images, or files in bytes
+                     width[, channels]), uint8, an array or a tensor; or a list of arrays, Pillow images, or files in
+                     bytes
         top_k        number of classes in `classes` (5); of several labels, the most
         threshold    for a bundle that answers with several labels: the least probability of those in `classes`;
                      default: each label's own, stored in the bundle
@@ -350,13 +356,15 @@ def predict(
         (3, 'image 2', 2, True)
     """
     if top_k is not None:
-        check_integer("top_k", top_k, low=1, high=10_000_000)
+        top_k = check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)
     from vitrail.classifier import Classifier
     from vitrail.engines.choose import choose_engine
 
     engine = choose_engine(engine, bundle, len(chosen), threads, device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
+    if hasattr(images, "shape") and not isinstance(chosen[0], str):  # what is wrong with one of its images is with all
+        classifier.preprocess.read(chosen[0])
     found: list[Prediction] = []
     meter = Meter(len(chosen), "images")
     for answer in classifier.stream(chosen, names=names, top_k=top_k, threshold=threshold):
@@ -371,9 +379,14 @@ def predict(
 
 def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
     """All images, with folders and patterns replaced by their files, and the name of each."""
-    shape = getattr(images, "shape", None)
-    if shape is not None and (len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4))):
-        raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
+    if (shape := getattr(images, "shape", None)) is not None:
+        from vitrail.data.arrays import are_paths, pixels_in_memory
+
+        if not are_paths(images):
+            if len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+                raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
+            pixels = pixels_in_memory(images)
+            return list(pixels), [f"image {number}" for number in range(len(pixels))]
     is_one = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
     chosen: list[Any] = []
     names: list[str] = []
@@ -403,15 +416,14 @@ def _change(
     changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
     for key, _ in changes:
         if key in given or lengths.get(key) is not None:
-            flag = "lr" if key == "learning_rate" else key.replace("_", "-")
-            raise UsageError(f"{spoken(key)} must be given once, got --{flag} and --set {key}.")
+            word = "lr" if key == "learning_rate" else key
+            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
     return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
 
 
 def _as_pair(resolution: object) -> tuple[int, int]:
-    match resolution:
-        case int():
-            return resolution, resolution
+    sides = resolution if isinstance(resolution, list | tuple) else (resolution, resolution)
+    match [as_integer(side) for side in sides]:
         case int() as height, int() as width:
             return height, width
     raise UsageError(f"Resolution must be an integer or a pair (height, width), got {resolution!r}.")

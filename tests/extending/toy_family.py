@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from vitrail.configs.base import ModelConfig
-from vitrail.settings import Pair, check_integer
+from vitrail.settings import Pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class CoarseConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("cells", self.cells, low=1, high=64)
-        check_integer("width", self.width, low=1, high=4096)
+        self._set_integer("cells", low=1, high=64)
+        self._set_integer("width", low=1, high=4096)
 
     @property
     def parameters(self) -> int:

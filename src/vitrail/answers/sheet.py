@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from vitrail.answers.formats import Row
 from vitrail.answers.spool import Order, Spool
 from vitrail.errors import VitrailError
 from vitrail.pages.page import Html, escape, numbers, page
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
-from vitrail.pages.words import word as say_in
+from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
 from vitrail.storage import atomic_folder, write_text
 
 ON_PAGE = 200
@@ -28,10 +26,8 @@ _PREVIEWED, _PREVIEWS = 600, 12  # images of the overview altogether, and of one
 
 WORDS = words_beside(__file__)
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of these pages, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of these pages, in both languages."""
 
 
 def link(file: str, text: Html) -> Html:

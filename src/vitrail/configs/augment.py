@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from vitrail.errors import UsageError
-from vitrail.settings import Settings, check_integer, check_share
+from vitrail.settings import Settings, check_share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ class Augment(Settings):
 
     def __post_init__(self) -> None:
         self._check_choices(("crop", "flip", "operations"))
-        check_integer("padding", self.padding, low=0, high=1024)
-        check_integer("randaugment", self.randaugment, low=0, high=16)
-        check_integer("magnitude", self.magnitude, low=0, high=30)
-        check_integer("fill", self.fill, low=0, high=255)
+        self._set_integer("padding", low=0, high=1024)
+        self._set_integer("randaugment", low=0, high=16)
+        self._set_integer("magnitude", low=0, high=30)
+        self._set_integer("fill", low=0, high=255)
         for name, high in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5), ("erasing", 1)):
             check_share(name, getattr(self, name), high)
         for name in ("mixup", "cutmix"):

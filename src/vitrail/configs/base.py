@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.errors import UsageError
 from vitrail.extensions import Registry
-from vitrail.settings import Pair, Settings, check_integer, jsonable
+from vitrail.settings import Pair, Settings, jsonable
 
 INFO_KEYS = (
     "name",
@@ -88,8 +88,8 @@ class ModelConfig(Settings):
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise UsageError(f"Name must be a printable text, got {self.name!r}.")
         self._set_pair("resolution", low=1, high=65_536)
-        check_integer("classes", self.classes, low=0, high=10_000_000)
-        check_integer("channels", self.channels, low=1, high=4096)
+        self._set_integer("classes", low=0, high=10_000_000)
+        self._set_integer("channels", low=1, high=4096)
         height, width = self.resolution
         if height * width * self.channels > _MOST_NUMBERS:
             raise UsageError(

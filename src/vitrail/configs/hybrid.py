@@ -73,12 +73,11 @@ class HybridConfig(ViTConfig):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or len(numbers) > 8:
                 raise UsageError(f"Stem layers and strides must be up to 8 integers, got {numbers!r}.")
-            object.__setattr__(self, name, tuple(numbers))
             # Units of a ResNet's stage are as few as ResNetConfig's; the others are channels and strides.
             high = 200 if name == "stem_layers" and self.stem == "resnet" else 4096
-            for number in numbers:
-                check_integer(name, number, low=1, high=high)
-        check_integer("stem_base", self.stem_base, low=1, high=4096)
+            whole = tuple(check_integer(name, number, low=1, high=high) for number in numbers)
+            object.__setattr__(self, name, whole)
+        self._set_integer("stem_base", low=1, high=4096)
         if self.stem == "resnet" and self.stem_base % 32:
             raise UsageError(f"Stem base must be a multiple of the 32 groups of GroupNorm, got {self.stem_base}.")
         if self.stem == "resnet" and self.stem_strides:

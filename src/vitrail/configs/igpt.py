@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitrail.configs.base import ModelConfig, Output, Table
 from vitrail.errors import UsageError
-from vitrail.settings import Pair, check_integer, check_number
+from vitrail.settings import Pair, check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class IGPTConfig(ModelConfig):
         super().__post_init__()
         self._check_choices(("output",))
         self._check_flags(("causal", "bias"))
-        check_integer("palette", self.palette, low=2, high=1_048_576)
-        check_integer("width", self.width, low=1, high=65_536)
-        check_integer("depth", self.depth, low=1, high=1000)
-        check_integer("heads", self.heads, low=1, high=4096)
-        check_integer("mlp", self.mlp, low=1, high=1_048_576)
+        self._set_integer("palette", low=2, high=1_048_576)
+        self._set_integer("width", low=1, high=65_536)
+        self._set_integer("depth", low=1, high=1000)
+        self._set_integer("heads", low=1, high=4096)
+        self._set_integer("mlp", low=1, high=1_048_576)
         check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
         check_number("dropout", self.dropout, low=0, below=1)
         if self.width % self.heads:

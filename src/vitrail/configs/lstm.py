@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
-from vitrail.settings import check_integer, check_number
+from vitrail.settings import check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class LSTMConfig(PatchedConfig):
         super().__post_init__()
         self._check_choices(("order",))
         self._check_flags(("bidirectional",))
-        check_integer("width", self.width, low=1, high=65_536)
-        check_integer("hidden", self.hidden, low=1, high=65_536)
-        check_integer("depth", self.depth, low=1, high=100)
-        check_integer("order_seed", self.order_seed, low=0, high=2**63 - 1)
+        self._set_integer("width", low=1, high=65_536)
+        self._set_integer("hidden", low=1, high=65_536)
+        self._set_integer("depth", low=1, high=100)
+        self._set_integer("order_seed", low=0, high=2**63 - 1)
         check_number("dropout", self.dropout, low=0, below=1)
         self._check_tables()
 

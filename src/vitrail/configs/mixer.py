@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from vitrail.configs.patches import PatchedConfig
-from vitrail.settings import check_integer, check_number
+from vitrail.settings import check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class MixerConfig(PatchedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choices(("activation",))
-        check_integer("width", self.width, low=1, high=65_536)
-        check_integer("depth", self.depth, low=1, high=1000)
-        check_integer("token_mlp", self.token_mlp, low=1, high=1_048_576)
-        check_integer("channel_mlp", self.channel_mlp, low=1, high=1_048_576)
+        self._set_integer("width", low=1, high=65_536)
+        self._set_integer("depth", low=1, high=1000)
+        self._set_integer("token_mlp", low=1, high=1_048_576)
+        self._set_integer("channel_mlp", low=1, high=1_048_576)
         check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
         check_number("dropout", self.dropout, low=0, below=1)
         check_number("drop_path", self.drop_path, low=0, below=1)

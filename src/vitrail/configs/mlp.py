@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from vitrail.configs.base import ModelConfig
-from vitrail.settings import check_integer, check_number
+from vitrail.settings import check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class MLPConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choices(("activation",))
-        check_integer("width", self.width, low=1, high=1_048_576)
-        check_integer("depth", self.depth, low=1, high=1000)
+        self._set_integer("width", low=1, high=1_048_576)
+        self._set_integer("depth", low=1, high=1000)
         check_number("dropout", self.dropout, low=0, below=1)
 
     @property

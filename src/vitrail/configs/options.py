@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from vitrail.settings import Settings, check_integer, check_number
+from vitrail.settings import Settings, check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class Options(Settings):
     """Number of newest checkpoints to keep, besides the best."""
 
     def __post_init__(self) -> None:
-        check_integer("seed", self.seed, low=0, high=2**63 - 1)
-        check_integer("workers", self.workers, low=0, high=256)
-        check_integer("keep", self.keep, low=1, high=1_000_000)
-        check_integer("snapshots", self.snapshots, low=0, high=10_000)
+        self._set_integer("seed", low=0, high=2**63 - 1)
+        self._set_integer("workers", low=0, high=256)
+        self._set_integer("keep", low=1, high=1_000_000)
+        self._set_integer("snapshots", low=0, high=10_000)
         check_number("checkpoint_seconds", self.checkpoint_seconds, low=0, below=1e9)
         check_number("cache_gigabytes", self.cache_gigabytes, low=0, below=1e9)
         if self.threads is not None:
-            check_integer("threads", self.threads, low=1, high=4096)
+            self._set_integer("threads", low=1, high=4096)

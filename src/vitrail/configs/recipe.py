@@ -17,7 +17,7 @@ from vitrail.configs.augment import Augment
 from vitrail.configs.base import model_settings
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.extensions import Registry
-from vitrail.settings import Settings, check_integer, check_number, spoken
+from vitrail.settings import Settings, as_integer, check_number, spoken
 from vitrail.storage import read_document, writable
 
 OBJECTIVES: Registry[Any] = Registry(
@@ -131,19 +131,19 @@ class Recipe(Settings):
         if not isinstance(self.augment, Augment):
             object.__setattr__(self, "augment", Augment.from_json(self.augment))
         if self.epochs is not None:
-            check_integer("epochs", self.epochs, low=1, high=10**9)
+            self._set_integer("epochs", low=1, high=10**9)
         if self.steps is not None:
-            check_integer("steps", self.steps, low=0 if self.head == "probe" else 1, high=10**9)
+            self._set_integer("steps", low=0 if self.head == "probe" else 1, high=10**9)
         if self.minutes is not None:
             check_number("minutes", self.minutes, low=0.01, below=10**6)
-        check_integer("batch", self.batch, low=1, high=1_000_000)
+        self._set_integer("batch", low=1, high=1_000_000)
         if self.per_class is not None:
-            check_integer("per_class", self.per_class, low=1, high=10**9)
+            self._set_integer("per_class", low=1, high=10**9)
         if self.patience is not None:
-            check_integer("patience", self.patience, low=1, high=10**9)
-        check_integer("accumulate", self.accumulate, low=1, high=100_000)
-        check_integer("least_steps", self.least_steps, low=0, high=10**9)
-        check_integer("evaluate_every", self.evaluate_every, low=1, high=10**6)
+            self._set_integer("patience", low=1, high=10**9)
+        self._set_integer("accumulate", low=1, high=100_000)
+        self._set_integer("least_steps", low=0, high=10**9)
+        self._set_integer("evaluate_every", low=1, high=10**6)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise UsageError(f"Betas must be two numbers, got {self.betas!r}.")
         object.__setattr__(self, "betas", tuple(self.betas))
@@ -175,11 +175,11 @@ class Recipe(Settings):
         """The recipe with another length: the one that is given replaces the recipe's."""
         given = {"epochs": epochs, "steps": steps, "minutes": minutes}
         if sum(value is not None for value in given.values()) > 1:
-            raise UsageError("Length must be one of --epochs, --steps and --minutes, got more than one.")
+            raise UsageError("Length must be one of epochs, steps and minutes, got more than one.")
         if all(value is None for value in given.values()):
             given = {name: getattr(self, name) for name in given}
         if sum(value is not None for value in given.values()) != 1:
-            raise UsageError("Length must be given: --epochs, --steps or --minutes.")
+            raise UsageError("Length must be given: epochs, steps or minutes.")
         return self.replace(**given)
 
     def check_length(self) -> None:
@@ -241,6 +241,7 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
     for change in changes:
         key, value = split_change(change) if isinstance(change, str) else change
         value = list(value) if isinstance(value, tuple) else value  # as a document has it
+        value = value if (number := as_integer(value)) is None else number
         table, _, name = key.rpartition(".")
         if not name or table not in ("", "augment", "preprocess", "model"):
             raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {key!r}.")

@@ -32,16 +32,15 @@ class ResNetConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choices(("kind", "edges"))
-        check_integer("base", self.base, low=1, high=4096)
+        self._set_integer("base", low=1, high=4096)
         for name in ("layers", "strides"):
             numbers = getattr(self, name)
             if name == "strides" and numbers is None:
                 continue
             if not isinstance(numbers, list | tuple) or not 1 <= len(numbers) <= 8:
                 raise UsageError(f"{name.capitalize()} must be 1 to 8 integers, got {numbers!r}.")
-            object.__setattr__(self, name, tuple(numbers))
-            for number in numbers:
-                check_integer(name, number, low=1, high=200)
+            whole = tuple(check_integer(name, number, low=1, high=200) for number in numbers)
+            object.__setattr__(self, name, whole)
         if self.kind == "bit":
             if self.base % 32:
                 raise UsageError(

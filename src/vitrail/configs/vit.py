@@ -7,7 +7,7 @@ from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
 from vitrail.configs.positions import POSITIONS, Placement, PositionRules
 from vitrail.errors import UsageError
-from vitrail.settings import check_integer, check_number
+from vitrail.settings import check_number
 
 ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
 
@@ -86,11 +86,11 @@ class ViTConfig(PatchedConfig):
             )
         )
         self._check_flags(("class_position", "wrap", "qkv_bias", "residual"))
-        check_integer("width", self.width, low=1, high=65_536)
-        check_integer("depth", self.depth, low=1, high=1000)
-        check_integer("heads", self.heads, low=1, high=4096)
-        check_integer("mlp", self.mlp, low=1, high=1_048_576)
-        check_integer("registers", self.registers, low=0, high=4096)
+        self._set_integer("width", low=1, high=65_536)
+        self._set_integer("depth", low=1, high=1000)
+        self._set_integer("heads", low=1, high=4096)
+        self._set_integer("mlp", low=1, high=1_048_576)
+        self._set_integer("registers", low=0, high=4096)
         check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
         check_number("dropout", self.dropout, low=0, below=1)
         check_number("drop_path", self.drop_path, low=0, below=1)
@@ -106,7 +106,7 @@ class ViTConfig(PatchedConfig):
         if self.drop_path and not self.residual:
             raise UsageError(f"Drop path must be 0 without residual connections, got {self.drop_path}.")
         if self.attention_span is not None:
-            check_integer("attention_span", self.attention_span, low=1, high=65_536)
+            self._set_integer("attention_span", low=1, high=65_536)
         self._check_width()
         self._check_position()
         self._check_tables()

@@ -27,12 +27,13 @@ def dataset_in_memory(data: Any) -> Dataset:
                 "Data must be a path, a pair (images, labels), a mapping of arrays or a Dataset, got"
                 f" {type(data).__name__}."
             )
-    if {"images", "labels"} <= arrays.keys() and _are_paths(arrays["images"]):
+    if {"images", "labels"} <= arrays.keys() and are_paths(arrays["images"]):
         return _dataset_of_files([os.fspath(path) for path in arrays["images"]], _as_array("labels", arrays["labels"]))
     return dataset_from_arrays({name: _as_array(name, array) for name, array in arrays.items()}, "arrays")
 
 
-def _are_paths(images: Any) -> bool:
+def are_paths(images: Any) -> bool:
+    """Whether these images are paths of files: a list, an array or a column of a table."""
     is_list = isinstance(images, list | tuple) or getattr(images, "ndim", None) == 1
     return is_list and len(images) > 0 and all(isinstance(image, str | os.PathLike) for image in images)
 
@@ -94,6 +95,11 @@ def unlabelled(images: np.ndarray, name: str) -> Split:
     """A split of images of which no classes are known: all are of the class 0."""
     pixels = _as_images(images, "images", name)
     return Split("all", pixels, np.zeros(len(pixels), np.int64))
+
+
+def pixels_in_memory(images: Any) -> np.ndarray:
+    """The pixels (n, height, width, channels) of an array or a tensor of several images."""
+    return _as_images(_as_array("images", images), "images", "arrays")
 
 
 def _check_labels(labels: np.ndarray, key: str, count: int, name: str) -> None:

@@ -83,9 +83,9 @@ class Loader:
         cache: ImageCache | None = None,
         on_damage: OnDamage = "error",
     ) -> None:
-        check_integer("batch", batch, low=1, high=1_000_000)
-        check_integer("workers", workers, low=0, high=256)
-        check_integer("seed", seed, low=0, high=2**63 - 1)
+        batch = check_integer("batch", batch, low=1, high=1_000_000)
+        workers = check_integer("workers", workers, low=0, high=256)
+        seed = check_integer("seed", seed, low=0, high=2**63 - 1)
         check_integer("ranks", ranks, low=1, high=1_000_000)
         check_integer("rank", rank, low=0, high=ranks - 1)
         if on_damage not in get_args(OnDamage):

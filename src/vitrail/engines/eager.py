@@ -11,17 +11,18 @@ import torch
 from vitrail.engines.base import Engine, Outputs, Run
 from vitrail.models.base import Seen
 from vitrail.models.device import find_device
+from vitrail.models.look import evaluating
 from vitrail.weights.bundle import Bundle, open_bundle
 
 
 class TorchEngine(Engine):
-    """A bundle's model in evaluation mode, on its device or moved to another one."""
+    """A bundle's model, in evaluation mode while it runs, on its device or moved to another one."""
 
     packages = ("torch",)
     start = "import sys; from vitrail.weights.bundle import load; load(sys.argv[1])"
 
     def __init__(self, bundle: Bundle, device: str | None = None) -> None:
-        self.model, self.parts = bundle.model.eval(), bundle.parts
+        self.model, self.parts = bundle.model, bundle.parts
         if device is not None:
             self.model.to(find_device(device))
 
@@ -45,6 +46,7 @@ class TorchEngine(Engine):
             return Outputs(*(output.float().cpu().numpy() for output in (logits, seen.steps["pooled"])))
 
         try:
-            yield run
+            with evaluating(self.model):
+                yield run
         finally:
             torch.set_num_threads(before)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitrail.data.loader import Loader
 from vitrail.models.base import AnyModel
+from vitrail.models.look import evaluating
 from vitrail.weights.answers import ONE_CLASS
 
 
@@ -37,22 +38,20 @@ def answer(
 ) -> Answers:
     """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `probabilities`
     makes them of logits; `meter` is told how many images are done."""
-    was_training = model.training
-    model.eval()
     weight = next(model.parameters())
     found: list[tuple[Any, ...]] = []
     done = 0
-    for batch in loader.epoch():
-        done += len(batch.labels)
-        if meter is not None:
-            meter(done)
-        if not len(batch.labels):
-            continue
-        images = loader.preprocess.scale(batch.pixels.to(weight.device)).to(weight.dtype)
-        given = probabilities(model(images).float()).cpu().numpy()
-        is_good = batch.weights.numpy() > 0
-        found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
-    model.train(was_training)
+    with evaluating(model):
+        for batch in loader.epoch():
+            done += len(batch.labels)
+            if meter is not None:
+                meter(done)
+            if not len(batch.labels):
+                continue
+            images = loader.preprocess.scale(batch.pixels.to(weight.device)).to(weight.dtype)
+            given = probabilities(model(images).float()).cpu().numpy()
+            is_good = batch.weights.numpy() > 0
+            found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
     if not found:
         labels = loader.split.labels[:0]
         return Answers(np.zeros(0, np.int64), labels, np.zeros((0, model.config.classes), np.float32))

@@ -11,14 +11,14 @@ from vitrail.console import Meter
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import AnyData, open_data
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import mean_interval, score, score_labels
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
-from vitrail.settings import check_integer
+from vitrail.settings import check_integer, spoken
 from vitrail.weights.answers import SeveralLabels
 from vitrail.weights.bundle import Bundle, open_bundle
 from vitrail.weights.parts import OVERFLOWS
@@ -62,11 +62,14 @@ def evaluate(
 
 def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are given, not None; one that the protocol does not have is refused."""
+    if protocol not in [*_SETTINGS]:
+        near = did_you_mean(str(protocol), [*_SETTINGS])
+        raise UsageError(f"Protocol must be one of {', '.join(_SETTINGS)}, got {protocol!r}.{near}")
     given = {name: value for name, value in settings.items() if value is not None}
     for name in given:
         if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _READING):
             fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
-            raise UsageError(f"--{name} must come with --protocol {' or '.join(fitting)}, got {protocol}.")
+            raise UsageError(f"{spoken(name)} must come with protocol {' or '.join(fitting)}, got {protocol}.")
     return given
 
 
@@ -198,7 +201,7 @@ def read_examples(
 
 def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
     """Training images and test images, which never overlap."""
-    check_integer("seed", seed, low=0, high=2**63 - 1)
+    seed = check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
         if split not in (None, "val", "validation"):
             raise UsageError(
@@ -219,6 +222,7 @@ def knn(examples: Examples, *, neighbours: int | None = None, temperature: float
     """All scores of a vote of the nearest training images, by default 20 or all if there are fewer."""
     e = examples
     neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
+    neighbours = check_integer("neighbours", neighbours, low=1, high=len(e.features))
     shares = neighbour_votes(
         e.features, e.labels, e.asked, classes=e.classes, neighbours=neighbours, temperature=temperature
     )
@@ -252,13 +256,14 @@ def fewshot(
     interval (Student's, over the choices). The other scores are those of the last row, with all images.
     """
     e = examples
-    check_integer("seeds", seeds, low=1, high=1000)
+    seeds = check_integer("seeds", seeds, low=1, high=1000)
     counts = np.bincount(e.labels, minlength=e.classes)
     notes = list(e.about["notes"])
-    for number in shots or ():
-        check_integer("shots", number, low=1, high=int(counts.max()))
+    given = {
+        check_integer("shots", number, low=1, high=int(counts.max())) for number in (() if shots is None else shots)
+    }
     rows = []
-    for number in sorted(set(shots or SHOTS)):
+    for number in sorted(given or set(SHOTS)):
         if number > counts.max():
             notes.append(f"{number} shots are left out: no class has more than {counts.max():,} training images")
             continue

@@ -18,18 +18,15 @@ from PIL import Image
 from vitrail.inspection.examine import Examination, join
 from vitrail.inspection.panel import Figure, Panel, rgb
 from vitrail.inspection.words import SHARED
-from vitrail.pages.page import Html, data_image, page, stand_alone, table
-from vitrail.pages.words import LANGUAGE_BUTTON
-from vitrail.pages.words import word as say_in
+from vitrail.pages.page import data_image, page, stand_alone, table
+from vitrail.pages.words import LANGUAGE_BUTTON, speak_from
 from vitrail.storage import atomic_folder, write_json
 
 LIMIT = 6_000_000
 """Maximum bytes of a page; panels are reduced to fit (unless `full`)."""
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the page itself, in both languages."""
-    return say_in(name, tag, words=SHARED, **fields)
+word = speak_from(SHARED)
+"""A sentence of the page itself, in both languages."""
 
 
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:

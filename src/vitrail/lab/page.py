@@ -11,8 +11,7 @@ from vitrail.lab.plan import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
 from vitrail.lab.statistics import Estimate
 from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
-from vitrail.pages.words import word as say_in
+from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
 from vitrail.storage import write_json, write_text
 
 WORDS = words_beside(__file__)
@@ -24,10 +23,8 @@ _SUMS = {
 }
 _MOST_TIMES = 30  # times as many seeds that anybody would train
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the page itself, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of the page itself, in both languages."""
 
 
 def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, command: str) -> dict[str, Any]:

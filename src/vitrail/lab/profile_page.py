@@ -13,17 +13,14 @@ from vitrail.lab.plan import machine
 from vitrail.lab.profile import Contrast, Number, Profile, document
 from vitrail.pages.families import colours_of
 from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, stand_alone, table
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
-from vitrail.pages.words import word as say_in
+from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
 from vitrail.storage import atomic_folder, write_json, write_text
 
 WORDS = words_beside(__file__)
 _SHARES = frozenset({"accuracy", "shift", "shuffle", "drop", "low", "high", "nearest", "first", "last", "area"})
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the page, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of the page, in both languages."""
 
 
 def check_profile_output(output: Path) -> None:

@@ -87,7 +87,7 @@ def count_from(what: str, number: int, count: int) -> int:
     """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
     if not -count <= number < count:
         raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {number}.")
-    return number % count
+    return int(number) % count
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -238,7 +238,7 @@ class Model(nn.Module, Generic[Config]):
         and is refused when the model is saved; colours of a model that predicts pixels are no classes."""
         known = {nn.Identity: 0}
         if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
-            known[nn.Linear] = self.head.out_features
+            known[nn.Linear] = int(self.head.out_features)
         classes = known.get(type(self.head), self.config.classes)
         if classes != self.config.classes and self.config.predicts != "pixels":
             self.config = self.config.replace(classes=classes)

@@ -160,11 +160,13 @@ class ViT(Model[ViTConfig]):
         """Eqs. 2 and 3, `depth` times.
 
         If the head reads only [CLS], the last block computes only that token: the same logits for less work (7 % of
-        ViT-B/16). `all_tokens` computes every token.
+        ViT-B/16). `all_tokens` computes every token, and so does recording that block in training.
         """
         last = len(self.blocks) - 1
         # BatchNorm draws its statistics from every token, so there none may be left out.
         trim = self.config.pool == "cls" and self.config.norm == "layer" and not all_tokens
+        if self.training and seen is not None and last in seen.layers:
+            trim = False  # computed once more for all tokens, it would draw another dropout than the head reads
         for layer, block in enumerate(self.blocks):
             if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
                 z_BTD = z_BTD + added_TD

@@ -1,19 +1,16 @@
 """Curves of training: numbers over steps, and the same over seconds, of one run or of several."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitrail.pages.page import Html, Line, chart
-from vitrail.pages.words import word as say_in
-from vitrail.pages.words import words_beside
+from vitrail.pages.words import speak_from, words_beside
 
 WORDS = words_beside(__file__)
 _UNITS = (("seconds", 1, 600), ("minutes", 60, 3 * 3600), ("hours", 3600, float("inf")))
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of these figures, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of these figures, in both languages."""
 
 
 class Curve(NamedTuple):

@@ -2,7 +2,8 @@
 changes the language."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ def word(name: str, tag: str = "span", *, words: Words, **fields: Any) -> Html:
         return f'<{tag} class="{language}" lang="{language}">{escape(text.format(**spoken))}</{tag}>'
 
     return Html("".join(map(speak, LANGUAGES)))
+
+
+def speak_from(words: Words) -> Callable[..., Html]:
+    """`word` for these sentences: of a name, a tag and fields."""
+    return partial(word, words=words)
 
 
 def both(english: str, korean: Mapping[str, str], tag: str = "span") -> Html:

@@ -1,24 +1,20 @@
 """The page of `vitrail runs`."""
 
 from pathlib import Path
-from typing import Any
 
 from vitrail.console import clock, setting_cell
 from vitrail.pages.curves import axes, draw_curves
 from vitrail.pages.families import colours_of
 from vitrail.pages.page import Html, Range, escape, figure, page, ranges, table
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, words_beside
-from vitrail.pages.words import word as say_in
+from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
 from vitrail.runs.compare import Pair, SideBySide
 from vitrail.storage import atomic_folder, write_json, write_text
 from vitrail.training.course import curve_of
 
 WORDS = words_beside(__file__)
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the page, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of the page, in both languages."""
 
 
 def write_page(found: SideBySide, output: Path, *, command: str = "", force: bool = False) -> None:

@@ -29,7 +29,7 @@ from vitrail.training.callback import Callback
 from vitrail.training.folder import RunFolder
 from vitrail.training.run import Result, run
 from vitrail.training.start import Given, Start, channels_of
-from vitrail.weights.bundle import Bundle, bundle_key, open_bundle
+from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
 
 # Settings that matter in training alone: a recipe may change them in a model that exists.
 _IN_TRAINING = ("dropout", "drop_path", "token_drop")
@@ -57,6 +57,7 @@ def finetune(
     if recipe.head_bias:
         raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
     loaded = open_bundle(bundle)
+    check_head(loaded.model)
     decays = loaded.model.has_ordered_blocks
     if not decays:
         recipe = recipe.replace(layer_decay=1.0)

@@ -25,8 +25,7 @@ from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.curves import axes, draw_curves
 from vitrail.pages.page import Html, escape, figure, image, numbers, page, table
-from vitrail.pages.words import LANGUAGE_BUTTON, both, language_script, words_beside
-from vitrail.pages.words import word as say_in
+from vitrail.pages.words import LANGUAGE_BUTTON, both, language_script, speak_from, words_beside
 from vitrail.settings import counted
 from vitrail.storage import replace_text
 from vitrail.training.course import Events, curve_of, is_number, of_kind, read_events
@@ -42,10 +41,8 @@ _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that tr
 _DOTTED = 40  # evaluations that are drawn with dots
 _IMAGE, _IMAGES = "photo.jpg", "photos"  # what stands for a user's own in commands
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the report, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of the report, in both languages."""
 
 
 class Report:

@@ -19,7 +19,7 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
             if (before := checkpoint.state[name]) != value:
                 raise UsageError(
                     f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
-                    " Choose another --output for another run."
+                    " Choose another output for another run."
                 )
         trainer.check_fits(checkpoint)
         return checkpoint

@@ -129,6 +129,9 @@ def run(
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
+        # The seed and the number of threads belong to the process: whoever called finds them as they were.
+        stack.enter_context(torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []))
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         if options.threads:
             torch.set_num_threads(options.threads)
         dataset = open_data(data)
@@ -273,7 +276,7 @@ def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | No
         return steps, None
     return 0, (
         f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {least}, the head by least"
-        " squares is kept as it is (more --minutes, or a lower --resolution, change that)"
+        " squares is kept as it is (more minutes, or a lower resolution, change that)"
     )
 
 

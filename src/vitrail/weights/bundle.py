@@ -143,9 +143,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     config = bundle.model.config
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in bundle.model.state_dict().items()}
     # What is written must be what can be read: a model that was changed by hand no longer is what its settings say.
-    with torch.device("meta"):
-        expected = build(config)
-    _check_head(bundle.model, expected)
+    expected = check_head(bundle.model)
     try:
         parts = bundle.parts
     except UsageError as error:
@@ -172,8 +170,11 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         (folder / "README.md").write_text(model_card(config, provenance), encoding="utf-8")
 
 
-def _check_head(model: AnyModel, expected: AnyModel) -> None:
-    """Refuse a head that the configuration does not describe, in words that name it."""
+def check_head(model: AnyModel) -> AnyModel:
+    """Refuse a head that the configuration does not describe, in words that name it. Returns the model that it does
+    describe, on the meta device."""
+    with torch.device("meta"):
+        expected = build(model.config)
     head = model.head
     if type(head) is not type(expected.head) or repr(head) != repr(expected.head):
         got = head if type(head) is nn.Linear else type(head).__name__
@@ -181,6 +182,7 @@ def _check_head(model: AnyModel, expected: AnyModel) -> None:
             f"Head must be nn.Linear({model.head_width}, classes), or nn.Identity() for no classes, got {got}. Use"
             " model.reset_classifier(classes), or assign such a layer to model.head."
         )
+    return expected
 
 
 def _claims(provenance: dict[str, Any]) -> dict[str, Any]:

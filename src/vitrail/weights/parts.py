@@ -72,12 +72,12 @@ class Parts:
         if self._objective != "classify":
             raise UsageError(
                 f"Bundle must have been trained to classify, got objective {self._objective!r}. Fine-tune it first, or"
-                " judge its features: `vitrail evaluate` with --protocol knn, probe or fewshot."
+                " judge its features: evaluate it with protocol knn, probe or fewshot."
             )
         raise UsageError(
             f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
-            " Judge its features by `vitrail evaluate` with --protocol knn, probe or fewshot, or write them by `vitrail"
-            " predict` with --features."
+            " Judge its features: evaluate it with protocol knn, probe or fewshot; or write them by `vitrail predict`"
+            " with --features."
         )
 
 

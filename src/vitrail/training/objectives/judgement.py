@@ -15,8 +15,7 @@ from vitrail.evaluation.metrics import BINS, calibration_bins, score, wilson
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.pages.page import Html, Line, Range, chart, escape, figure, image, ranges, table
-from vitrail.pages.words import word as say_in
-from vitrail.pages.words import words_beside
+from vitrail.pages.words import speak_from, words_beside
 from vitrail.training.ranks import Ranks
 
 WORDS = words_beside(__file__)
@@ -25,10 +24,8 @@ _LISTED_CLASSES = 1000
 _SHOWN_MISTAKES, _SHOWN_PAIRS = 18, 40
 _TOP = 5
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the final evaluation, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of the final evaluation, in both languages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from torch import Tensor
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import best_thresholds, score_labels
-from vitrail.pages.page import Html, Range, figure, ranges, table
-from vitrail.pages.words import word as say_in
-from vitrail.pages.words import words_beside
+from vitrail.pages.page import Range, figure, ranges, table
+from vitrail.pages.words import speak_from, words_beside
 from vitrail.training.objectives.base import at_least_single
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.objectives.judgement import Judgement, spoken_split
@@ -28,10 +27,8 @@ WORDS = words_beside(__file__)
 _SHOWN = 30  # labels in the figure
 _LISTED = 1000
 
-
-def word(name: str, tag: str = "span", **fields: Any) -> Html:
-    """A sentence of the final evaluation, in both languages."""
-    return say_in(name, tag, words=WORDS, **fields)
+word = speak_from(WORDS)
+"""A sentence of the final evaluation, in both languages."""
 
 
 class Multilabel(Classify):
