@@ -181,9 +181,13 @@ WRONG = [
     ([*TRAIN, "--lr", "0.1", "--lr", "0.2"], 2, "--lr must be given once, with all of its values, got it 2 times."),
     ([*TRAIN, "--set", "clip=1", "--set", "batch=8"], 2, "--set must be given once, with all of its values"),
     ([*TRAIN, "--set", "clip=1", "clip=2"], 2, "Setting 'clip' must be given once, got it twice."),
-    ([*TRAIN, "--lr", "0.1", "--set", "learning_rate=0.1"], 2, "given once, got --lr and --set learning_rate."),
+    ([*TRAIN, "--lr", "0.1", "--set", "learning_rate=0.1"], 2, "given once, got lr and the setting learning_rate."),
     ([*TRAIN, "--batch", "8", "--set", "batch=8"], 2, "Batch must be given once, got batch and the setting batch."),
-    (["finetune", FIXTURE, "digits", "--output", "x", "--batch", "8", "--set", "batch=8"], 2, "got --batch and --set"),
+    (
+        ["finetune", FIXTURE, "digits", "--output", "x", "--batch", "8", "--set", "batch=8"],
+        2,
+        "got batch and the setting",
+    ),
     (
         [*TRAIN, "--epochs", "1", "--set", "epochs=2"],
         2,
