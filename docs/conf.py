@@ -31,6 +31,7 @@ GUIDE = [
     "predict",
     "inspect",
     "lab",
+    "learned",
     "weights",
     "python",
 ]

@@ -196,7 +196,7 @@ def test_curves_meet_beyond_the_range_where_their_laws_say():
 def test_what_it_would_take():
     """Twice the error of the seeds needs four times as many; what test images blur, no seed sharpens."""
     found = Estimate(0.01, 0.02, 10)
-    assert found.times_seeds() == pytest.approx((1.959964 * 2) ** 2, rel=1e-6)
+    assert found.times_seeds() == pytest.approx((stats.t.ppf(0.975, 10) * 2) ** 2, rel=1e-6)
     assert math.isinf(Estimate(0.01, 0.02, 10, lasting=0.006).times_seeds())
     generator = np.random.default_rng(0)
     right = (generator.random((4, 500)) < 0.8).astype(float)

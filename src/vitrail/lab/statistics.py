@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
     def times_seeds(self, level: float = LEVEL) -> float:
         """How many times as many seeds would tell it from 0, if it is what it seems; infinity if the test images are
         too few for any number of seeds."""
-        wanted = (self.value / t_quantile(1 - level / 2, math.inf)) ** 2 - self.lasting**2
+        wanted = (self.value / t_quantile(1 - level / 2, self.freedom)) ** 2 - self.lasting**2
         return (self.error**2 - self.lasting**2) / wanted if wanted > 0 else math.inf
 
 
