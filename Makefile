@@ -8,6 +8,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 demo: $(VENV)/.ready-core
 	$(BIN)/vitrail demo --force
+	@echo "The command vitrail is in $(VENV): . $(BIN)/activate"
 
 test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

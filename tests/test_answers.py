@@ -380,6 +380,7 @@ def test_two_models_are_compared_on_the_same_images(call, tmp_path):
     assert "cannot tell, 0 against 0 of 40, p = 1" in call(*words, "--against", "fashion").stdout
     for wrong, said in (
         (["evaluate", "fashion", "digits", "--against", tmp_path / "a.npz"], "0 in common"),
+        ([*words, "--against", FIXTURE], f"--against {FIXTURE}: "),
         ([*words, "--against", tmp_path / "missing"], "must be a folder that exists"),
         ([*words, "--against", tmp_path / "missing.npz"], "must be a file that exists"),
         ([*words, "--against", "fashion", "--protocol", "knn"], "must come with --protocol classify"),

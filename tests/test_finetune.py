@@ -244,6 +244,9 @@ def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path,
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.provenance["choice"] == choice["reason"]
     assert bundle.provenance["weights"] == "as they began, with a head by least squares"
+    page = (tmp_path / "run" / "report.html").read_text()
+    before_the_numbers = page.partition('class="numbers"')[0]
+    assert f"from before the training that the curves show: {choice['reason']}." in before_the_numbers
     weights, head = ((tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("run", "head"))
     assert weights == head
     # Killed on the way, or ended already: what is needed for the choice is in the checkpoint.

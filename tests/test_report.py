@@ -137,7 +137,7 @@ def test_its_commands_run(run, call, monkeypatch):
         done = call(*words[1:])
         assert done.returncode == 0, done.stderr
     done = call(
-        *(str(folder.parent / "data") if word == "photos" else word for word in commands[3][1:]), "--steps", "1"
+        *(str(folder.parent / "data") if word == "other-photos" else word for word in commands[3][1:]), "--steps", "1"
     )
     assert done.returncode == 0, done.stderr
     assert (folder.parent / "run-inspect" / "index.html").is_file()
@@ -192,8 +192,9 @@ def test_a_run_without_held_out_images(tmp_path, few):
 
 def test_metrics_of_version_0_1_have_no_seconds():
     events = read_events(HALF_WAY / "metrics.jsonl")
-    page = report._curves(events, make_trainer().objective, is_over=True)
+    page = report._curves(events, make_trainer().objective, 0.003, is_over=True)
     assert page.count('class="by-step"') == 4
+    assert "the recipe&#x27;s peak: 0.003" in page  # which no recorded step need have
     assert "by-seconds" not in page
     assert "<input" not in page
     assert curve_of(events, "step", "loss").seconds == [None] * len(curve_of(events, "step", "loss").steps)
@@ -206,6 +207,20 @@ def test_steps_after_the_checkpoint_that_a_run_resumed_from_are_forgotten(tmp_pa
     events = [step(10, 3.0), step(20, 2.0), step(30, 1.0), {"event": "resume", "step": 20}, step(25, 1.5)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert curve_of(read_events(tmp_path / "metrics.jsonl"), "step", "loss")[1::2] == ([10, 20, 25], [3.0, 2.0, 1.5])
+
+
+def test_a_single_step_is_no_curve(tmp_path, few):
+    recipe = Recipe(steps=3, batch=16)  # of which the last is recorded
+    page = (train(few, "ViT-Pico/2", tmp_path / "run", recipe, ALONE, quiet=True).folder / "report.html").read_text()
+    assert len(curve_of(read_events(tmp_path / "run" / "metrics.jsonl"), "step", "loss").steps) == 1
+    assert 'class="by-step"' not in page
+    assert "Images per second: " in page
+    assert "at the end" in page
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(3.0909, "3.1"), (20.0, "20"), (1234.56, "1,234.6"), (0.0417, "0.042")])
+def test_epochs_have_one_digit(epochs, said):
+    assert report._epochs(epochs) == said
 
 
 @pytest.fixture
@@ -272,7 +287,7 @@ def test_arrays_have_no_name_in_commands(tmp_path, few):
     page = (tmp_path / "run" / "report.html").read_text()
     section = html.unescape(page.partition('<div class="next">')[2].partition("</div>")[0])
     assert "array(" not in section
-    assert f"evaluate {tmp_path}/run/bundle photos --protocol knn" in section
+    assert f"evaluate {tmp_path}/run/bundle other-photos --protocol knn" in section
 
 
 def test_curves_of_several_runs_share_a_chart():

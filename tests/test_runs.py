@@ -80,7 +80,8 @@ def test_settings_that_differ_are_listed(tmp_path):
     make_run(tmp_path / "a", seed=3, workers=2, clip=1.0, augment=0)
     make_run(tmp_path / "b", seed=4, workers=8, clip=1.0, steps=7)
     found = side_by_side([tmp_path])
-    assert found.differences == {"seed": [3, 4], "augment": [0, None], "steps": [None, 7]}
+    # The first is as long as its epochs make it: the 20 steps that it planned.
+    assert list(found.differences.items()) == [("steps", [20, 7]), ("seed", [3, 4]), ("augment", [0, None])]
     assert found.names == ("a", "b")
     make_run(tmp_path / "c" / "a", "ResNet-Pico", "resnet")
     config = tmp_path / "c" / "a" / "config.toml"
@@ -101,7 +102,17 @@ def test_runs_of_different_data_are_not_compared(tmp_path, call):
     assert "tested on different images" in done.stderr
     assert "others (test, 400): c" in done.stderr
     assert call("runs", tmp_path, "--page", tmp_path / "page").returncode == 0
-    assert "테스트에 쓴 이미지가 다른 실행이 있어" in (tmp_path / "page" / "index.html").read_text()
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert text.index("테스트에 쓴 이미지가 다른 실행이 있어") < text.index("<figure")
+    assert "none is the best of all" in text
+    assert "a has 75.0%" not in text
+    assert call("runs", tmp_path / "a", tmp_path / "b", "--page", tmp_path / "same").returncode == 0
+    assert "a has 75.0%" in (tmp_path / "same" / "index.html").read_text()
+    # Without answers only data, split and count tell.
+    (tmp_path / "c" / "answers.npz").unlink()
+    assert not side_by_side([tmp_path / "a", tmp_path / "c"]).have_same_images
+    (tmp_path / "b" / "answers.npz").unlink()
+    assert side_by_side([tmp_path / "a", tmp_path / "b"]).have_same_images
 
 
 def test_older_runs_are_told_how_to_make_their_answers(tmp_path, call):
@@ -143,6 +154,8 @@ def test_what_is_no_run_is_one_line(tmp_path, call):
     for words in (["missing"], ["empty"], ["file"], [], ["run", "--page", "run"]):
         done = call("runs", *(tmp_path / word if word[0] != "-" else word for word in words))
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "'nosuch', which does not exist." in call("runs", "nosuch").stderr
+    assert "file', which is a file." in call("runs", tmp_path / "file").stderr
     assert find_runs([run, tmp_path]) == [run]
     (run / "answers.npz").write_bytes(b"PK nonsense")
     done = call("runs", run)

@@ -281,6 +281,10 @@ def test_commands_say_once_what_timms_name_means(call, tmp_path, monkeypatch):
     done = call("info", "vit_base_patch16_384", "--json")
     assert (done.returncode, done.stderr) == (0, note)
     assert '"name": "ViT-B/16"' in done.stdout
+    # A tag names weights; a bundle whose folder has such a name is itself.
+    tagged = call("info", "vit_base_patch16_384.augreg_in21k", "--json")
+    assert (tagged.stdout, tagged.stderr) == (done.stdout, note.replace(" is", ".augreg_in21k is", 1))
+    assert find("vit_base_patch16_384.augreg_in21k") == find("vit_base_patch16_384")
     monkeypatch.setitem(TIMM, "vit_pico_patch2_8", Alias("ViT-Pico/2", 8))
     run = call("train", "digits", "--model", "vit_pico_patch2_8", "--output", tmp_path / "run", "--steps", "1")
     assert run.returncode == 0
@@ -294,7 +298,7 @@ def test_commands_say_once_what_timms_name_means(call, tmp_path, monkeypatch):
      ("num_heads", "heads"), ("embed_dim", "width"), ("reslution", "resolution")],
 )  # fmt: skip
 def test_keywords_of_other_libraries_get_a_suggestion(theirs, ours):
-    with pytest.raises(UsageError, match=f"got '{theirs}'. Did you mean '{ours}'?"):
+    with pytest.raises(UsageError, match=f"^Setting must be a known one, got '{theirs}'. Did you mean '{ours}'?"):
         create("ViT-B/16", **{theirs: 3})
 
 

@@ -64,7 +64,7 @@ def test_functions_and_commands_know_the_same_words():
         assert flags - own == set()
     for function in (vitrail.evaluate, vitrail.predict):
         own, command = (inspect.signature(one).parameters for one in (function, getattr(commands, function.__name__)))
-        assert {*own} - {*command} <= {"images"}
+        assert {*own} - {*command} <= {"images", "others"}
         files = {"output", "page", "against", "features", "force", "sort", "json"}  # what is printed and written
         assert {*command} - {*own} <= files | {"files", "split"}
 
@@ -184,6 +184,17 @@ def test_data_that_is_none(data, words):
             run()
 
 
+def test_keywords_of_evaluate_and_predict_that_are_wrong():
+    with pytest.raises(UsageError, match=r"the command `vitrail evaluate BUNDLE DATA --against OTHER`\."):
+        vitrail.evaluate("fashion", "fashion-40", against="fashion")
+    with pytest.raises(UsageError, match=r"Keyword of evaluate .*, got 'neighbors'\. Did you mean 'neighbours'\?"):
+        vitrail.evaluate("fashion", "fashion-40", neighbors=3)
+    with pytest.raises(UsageError, match=r"Keyword of predict .*, got 'topk'\. Did you mean 'top_k'\?"):
+        vitrail.predict("fashion", np.zeros((1, 28, 28), np.uint8), topk=3)
+    with pytest.raises(UsageError, match=r"got 'batch'\.$"):  # a setting of recipes, which predict has not
+        vitrail.predict("fashion", np.zeros((1, 28, 28), np.uint8), batch=3)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -202,6 +213,11 @@ def test_data_that_is_none(data, words):
         ({"steps": 1, "snapshots": 3}, "Snapshots must come with an output"),
         ({"steps": 1, "patience": 0}, "Patience must be an integer from 1"),
         ({"steps": 1, "threads": 0}, "Threads must be an integer"),
+        ({"steps": 1, "callback": 3}, "Callback must be a function of one argument, the Step, got 3."),
+        (
+            {"steps": 1, "callback": lambda: None},
+            r"Callback must be a function of one argument, the Step, got <lambda>\(\)",
+        ),
     ],
 )
 def test_words_that_are_wrong(digits, given, words):

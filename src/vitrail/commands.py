@@ -476,7 +476,10 @@ def _evaluate_each(
     scores = answered.scores()
     if against is not None:
         if not isinstance(other, KeptAnswers):
-            other = answer_split(other, data, split, workers=workers)
+            try:
+                other = answer_split(other, data, split, workers=workers)
+            except UsageError as error:
+                raise UsageError(f"--against {against}: {error}") from None
         scores["against"] = outputs.describe(outputs.compare(answered, other), bundle, against)
     if output is not None:
         outputs.write_output(answered, output, force=force)
@@ -943,9 +946,11 @@ def _find_config(model: str) -> ModelConfig:
         exists = False
     if exists:
         return read_config(check_folder(model))
+    with contextlib.suppress(UsageError):  # timm's name with a tag
+        return zoo.find(model)
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{did_you_mean(model, zoo.list_models())}"
+        f"{zoo.like_model(model)}"
     )
 
 

@@ -32,7 +32,7 @@ class Settings:
             if name not in known:
                 words = {theirs: ours for theirs, ours in self.called_elsewhere.items() if ours in known}
                 near = did_you_mean(name, {**words, **{ours: ours for ours in known}})
-                raise UsageError(f"Setting must be one of {', '.join(known)}, got {name!r}.{near}")
+                raise UsageError(f"Setting must be a known one, got {name!r}.{near} Known are {', '.join(known)}.")
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
 
 from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
@@ -114,6 +114,7 @@ def train(
     """
     command = command or _as_call(train, locals())
     chosen_options = _check_options(train, options, seed)
+    _check_callback(callback)
     given = {"learning_rate": lr, "batch": batch, "per_class": per_class, "patience": patience}
     chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
     if objective is not None:
@@ -187,6 +188,7 @@ def finetune(
     """
     command = command or _as_call(finetune, locals())
     chosen_options = _check_options(finetune, options, seed)
+    _check_callback(callback)
     given = {"learning_rate": lr, "batch": batch, "per_class": per_class, "patience": patience}
     chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
     if str(recipe) in recipe_names():  # their preprocessing is for new models; here it is the bundle's
@@ -266,6 +268,7 @@ def evaluate(
     cache: str | Path | None = None,
     workers: int = 2,
     device: str | None = None,
+    **others: Never,
 ) -> Evaluation:
     """Evaluate a bundle on data, as `vitrail evaluate` does: `vitrail.evaluate("run/bundle", "photos").accuracy`.
 
@@ -284,6 +287,12 @@ def evaluate(
         >>> found.count, found.right == round(40 * found.accuracy), found.accuracy > 0.8
         (40, True, True)
     """
+    if "against" in others:
+        raise UsageError(
+            "Against must be left out: two models are compared by the command `vitrail evaluate BUNDLE DATA --against"
+            " OTHER`."
+        )
+    _check_keywords(evaluate, others)
     from vitrail.evaluation.protocols import evaluate as judge
 
     scores = judge(
@@ -333,6 +342,7 @@ def predict(
     threads: int | None = None,
     jpeg: Literal["exact", "double"] | None = None,
     device: str | None = None,
+    **others: Never,
 ) -> list[Prediction]:
     """Classify images, as `vitrail predict` does: `vitrail.predict("run/bundle", "new-photos")[0].label`.
 
@@ -355,6 +365,7 @@ def predict(
         >>> len(answers), answers[2].file, len(answers[2].classes), 0 < answers[2].score < 1
         (3, 'image 2', 2, True)
     """
+    _check_keywords(predict, others)
     if top_k is not None:
         top_k = check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)
@@ -431,18 +442,41 @@ def _as_pair(resolution: object) -> tuple[int, int]:
 
 def _check_options(function: FunctionType, options: Mapping[str, Any], seed: int) -> Options:
     """The options of a run; unknown keywords are refused with a suggestion."""
-    known = [name for name in inspect.signature(function).parameters if name != "options"]
-    known += [field.name for field in dataclasses.fields(Options) if field.name not in known]
-    for name, value in options.items():
+    _check_keywords(function, options, tuple(field.name for field in dataclasses.fields(Options)))
+    return Options(seed=seed, **options)
+
+
+def _check_keywords(function: FunctionType, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
+    """Refuse what is neither a keyword of the function nor one of `others`, with a suggestion."""
+    parameters = inspect.signature(function).parameters
+    known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    known += [name for name in others if name not in known]
+    for name, value in given.items():
         if name in known:
             continue
-        if name in Recipe.__dataclass_fields__ and name not in OTHER_WORDS.values():
+        if "settings" in known and name in Recipe.__dataclass_fields__ and name not in OTHER_WORDS.values():
             near = f" It is a setting of recipes: settings={{{name!r}: {value!r}}}."
         else:
             ours = {other: name for name, other in OTHER_WORDS.items() if name in known}
             near = did_you_mean(name, {word: word for word in known} | ours)
         raise UsageError(f"Keyword of {function.__name__} must be one that help() lists, got {name!r}.{near}")
-    return Options(seed=seed, **options)
+
+
+def _check_callback(callback: object) -> None:
+    """Before the first step, not after it."""
+    if callback is None:
+        return
+    rule = "Callback must be a function of one argument, the Step"
+    if not callable(callback):
+        raise UsageError(f"{rule}, got {callback!r}.")
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # of some built-in functions it is not known
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{signature}.") from None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import os
 from importlib import resources
 from pathlib import Path
 
+from vitrail.configs import zoo
 from vitrail.configs.base import FAMILIES, ModelConfig, read_model
 from vitrail.configs.catalogue import catalogue, like_published
 from vitrail.configs.positions import POSITIONS
@@ -36,6 +37,11 @@ def check_folder(bundle: str | Path) -> Path:
             raise UsageError(
                 f"Bundle must be a folder that exists, got the public checkpoint {str(bundle)!r}. Fetch it first:"
                 f" vitrail convert {bundle} FOLDER"
+            )
+        if zoo.is_model(str(bundle)):
+            raise UsageError(
+                f"Bundle must be a folder that exists, got {str(bundle)!r}, the name of a model without weights."
+                " `vitrail weights` lists public ones, `vitrail convert` makes a bundle of them."
             )
         near = did_you_mean(str(path), EMBEDDED) or like_published(str(path))
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")

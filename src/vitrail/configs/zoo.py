@@ -4,7 +4,7 @@ import fnmatch
 from collections.abc import Iterator
 from itertools import chain
 
-from vitrail.configs.aliases import TIMM
+from vitrail.configs.aliases import TIMM, Alias
 from vitrail.configs.base import FAMILIES, ModelConfig
 from vitrail.configs.hybrid import HybridConfig
 from vitrail.configs.igpt import IGPTConfig
@@ -157,29 +157,40 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def find(name: str) -> ModelConfig:
-    """The configuration of a model name, ours or timm's. A family of another package has a single model of its own
+    """The configuration of a model name, ours or timm's, which may have a tag of weights ("vit_base_patch16_224.mae"):
+    these are not loaded. A family of another package has a single model of its own
     name, with its defaults."""
     if name in MODELS:
         return MODELS[name]
-    if name in TIMM:
-        return MODELS[TIMM[name].name].replace(resolution=TIMM[name].resolution)
+    if alias := _alias(name):
+        return MODELS[alias.name].replace(resolution=alias.resolution)
     if name in FAMILIES.added:
         return FAMILIES[name](name=name)
-    raise UsageError(
-        f"Model must be a name that `vitrail models` lists, got {name!r}.{did_you_mean(str(name), list_models())}"
-    )
+    raise UsageError(f"Model must be a name that `vitrail models` lists, got {name!r}.{like_model(str(name))}")
+
+
+def like_model(name: str) -> str:
+    """`" Did you mean 'ViT-B/16'?"`: a model of a similar name. A ResNet that is called by its depth is a published
+    one."""
+    published = {f"resnet{depth}": f"BiT-R{depth}x1" for depth in (50, 101, 152)}
+    return did_you_mean(name, {**{known: known for known in list_models()}, **published})
 
 
 def is_model(name: str) -> bool:
-    """Whether a model has this name, ours or timm's."""
+    """Whether a model has this name, ours or timm's, without a tag."""
     return name in MODELS or name in TIMM or name in FAMILIES.added
+
+
+def _alias(name: str) -> Alias | None:
+    return TIMM.get(str(name).partition(".")[0])
 
 
 def alias_notes(name: str) -> tuple[str, ...]:
     """What to tell the user who called a model by timm's name."""
-    if name not in TIMM:
+    alias = _alias(name)
+    if alias is None:
         return ()
-    ours, resolution = TIMM[name]
+    ours, resolution = alias
     return (f"{name} is timm's name for {ours} at {resolution} px; timm's weights are not loaded",)
 
 

@@ -11,6 +11,7 @@ from vitrail.answers.paired import Paired, holm
 from vitrail.runs.run import Run, find_runs, read_run, short_names
 
 _BESIDE_THE_RESULT = ("workers", "keep", "cache", "cache_gigabytes", "checkpoint_seconds", "snapshots", "gradients")
+_FIRST = ("data", "epochs", "steps")  # of the settings that differ, those that one looks for first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,14 @@ class SideBySide:
     pairs: tuple[Pair, ...]
     groups: tuple[str, ...]
     """The test images of runs that kept their answers, and these runs, in words."""
+
+    @property
+    def have_same_images(self) -> bool:
+        """Whether all scores are of the same images; of runs that kept no answers, as far as data, split and count
+        tell."""
+        judged = [(run.data, run.final.get("split"), run.final["count"]) for run in self.runs if run.final is not None]
+        is_known = not any(run.lacks_answers for run in self.runs)
+        return len(self.groups) < 2 and (is_known or len(set(judged)) < 2)
 
     @property
     def notes(self) -> list[str]:
@@ -113,15 +122,22 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
 
 def _differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The settings that differ. Settings that only models of another family have say no more than its name."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _BESIDE_THE_RESULT)
+    given = dict.fromkeys(key for run in runs for key in run.settings if key not in _BESIDE_THE_RESULT)
+    keys = [*(key for key in _FIRST if key in given), *(key for key in given if key not in _FIRST)]
     found = {}
     for key in keys:
         # What a model of its kind has at all, though this one may have none.
         having = {run.family for run in runs if key in run.settings} if key.startswith("model.") else None
-        values = [run.settings.get(key) for run in runs if having is None or having & {run.family}]
+        values = [_value(run, key) for run in runs if having is None or having & {run.family}]
         if any(value != values[0] for value in values):
-            found[key] = [run.settings.get(key) for run in runs]
+            found[key] = [_value(run, key) for run in runs]
     return found
+
+
+def _value(run: Run, key: str) -> Any:
+    """A setting of a run. The steps of a run of so many epochs follow from its data, so they are those it planned."""
+    value = run.settings.get(key)
+    return run.total if key == "steps" and value is None else value
 
 
 def _are_comparable(one: Run, other: Run) -> bool:

@@ -54,10 +54,13 @@ def _scores(found: SideBySide) -> str:
     shown = ""
     if drawn:
         best = found.runs[0].final
-        title = word("best", run=found.names[0], accuracy=f"{best['accuracy']:.1%}" if best else "-")
+        title = word("no-best")
+        if found.have_same_images:
+            title = word("best", run=found.names[0], accuracy=f"{best['accuracy']:.1%}" if best else "-")
         shown = figure(title, word("intervals"), ranges(drawn, word("accuracy-axis", "tspan")))
     listed = table(heads, rows, frozenset({1, 2, 3, 4, 5}))
-    return f'<h2>{word("scores")}</h2><div class="panes">{shown}{listed}</div>'
+    caveat = word("different-images", "p", groups="; ".join(found.groups)) if len(found.groups) > 1 else ""
+    return f'<h2>{word("scores")}</h2>{caveat}<div class="panes">{shown}{listed}</div>'
 
 
 def _pairs(found: SideBySide) -> str:
@@ -91,8 +94,6 @@ def _notes(found: SideBySide) -> str:
         if run.lacks_answers:
             kind = "missing-run" if run.keeping_command is None else "missing"
             notes.append(word(kind, "p", folder=str(run.folder), command=run.keeping_command))
-    if len(found.groups) > 1:
-        notes.append(word("different-images", "p", groups="; ".join(found.groups)))
     return "".join(notes)
 
 

@@ -58,6 +58,11 @@ class Run:
         return max((event["step"] for event in self.events if is_number(event.get("step"))), default=0)
 
     @property
+    def total(self) -> int | None:
+        """The steps that it planned; None if it recorded none."""
+        return next((event["total"] for event in self.events if is_number(event.get("total"))), None)
+
+    @property
     def seconds(self) -> float | None:
         """Seconds from its start to its end, or to the last that it recorded."""
         known = [event["seconds"] for event in self.events if is_number(event.get("seconds"))]
@@ -91,7 +96,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             found.append(path)
             continue
         if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that no folder can have
-            raise UsageError(f"Run must be a folder that train or finetune wrote, got {str(path)!r}, which is none.")
+            fault = "which is a file" if os.path.exists(path) else "which does not exist"  # noqa: PTH110 - the same
+            raise UsageError(f"Run must be a folder that train or finetune wrote, got {str(path)!r}, {fault}.")
         inside = sorted(one for one in path.iterdir() if is_run(one))
         if not inside:
             raise UsageError(f"Run must be a folder that train or finetune wrote, or hold such, got {str(path)!r}.")

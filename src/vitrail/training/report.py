@@ -39,7 +39,7 @@ WORDS = words_beside(__file__)
 _REFRESH = 10  # seconds after which a browser loads the report of a run that trains again
 _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
 _DOTTED = 40  # evaluations that are drawn with dots
-_IMAGE, _IMAGES = "photo.jpg", "photos"  # what stands for a user's own in commands
+_IMAGE, _IMAGES = "photo.jpg", "other-photos"  # what stands for a user's own in commands
 
 word = speak_from(WORDS)
 """A sentence of the report, in both languages."""
@@ -78,7 +78,7 @@ class Report:
         sections = [
             _notes(events, bundle.provenance),
             _summary(bundle.provenance, judgement, events),
-            _curves(events, objective, is_over=True) if bundle.provenance["steps"] else "",
+            _curves(events, objective, self._peak, is_over=True) if bundle.provenance["steps"] else "",
             _illustrations(objective, bundle.preprocess, split),
             "" if judgement is None else judgement.sections(),
             f"<h2>{word('next')}</h2>{_next(self._folder, self._data, self._dataset, split, bundle)}",
@@ -88,6 +88,10 @@ class Report:
             self._write(word("finished", time=_now()), "\n".join(sections))
         except OSError as error:
             raise VitrailError(f"Writing {str(self._folder / 'report.html')!r} failed ({error.strerror}).") from None
+
+    @property
+    def _peak(self) -> float:
+        return self._trainer.recipe.learning_rate
 
     def _events(self) -> list[dict[str, Any]]:
         return read_events(self._folder / "metrics.jsonl")
@@ -106,7 +110,8 @@ class Report:
                 why = "" if isinstance(error, Interrupted) else f"<p>{escape(why)}</p>"
                 going_on = f"<pre>{escape(_resumed(self._command))}</pre>"
                 news = f'<div class="warn">{word("interrupted", "p", **done)}{why}{going_on}</div>'
-            sections = [news, _course(events, trainer), _curves(events, trainer.objective, is_over=False)]
+            curves = _curves(events, trainer.objective, self._peak, is_over=False)
+            sections = [news, _course(events, trainer), curves]
             sections.append(f"<h2>{word('again')}</h2><pre>{escape(self._command or 'Python')}</pre>")
             refresh = _REFRESH if error is None else 0
             self._write(word("in-training" if error is None else "not-finished"), "\n".join(sections), refresh=refresh)
@@ -161,10 +166,15 @@ def _course(events: Events, trainer: Trainer) -> str:
         pairs.append((word("training-loss"), f"{steps[-1]['loss']:.3f}"))
     pairs += [
         (word("steps-of", total=trainer.total), f"{trainer.step:,}"),
-        (word("epochs"), f"{trainer.step / trainer.loader.steps:.4g}"),
+        (word("epochs"), _epochs(trainer.step / trainer.loader.steps)),
         (word("time"), clock(trainer.spent)),
     ]
     return numbers(pairs)
+
+
+def _epochs(epochs: float) -> str:
+    """With one digit; less than one with two that say something."""
+    return f"{epochs:.2g}" if epochs < 1 else f"{epochs:,.1f}".removesuffix(".0")
 
 
 def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Events) -> str:
@@ -175,15 +185,16 @@ def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Ev
     pairs += [(word("probe", count=event["count"]), f"{event['accuracy']:.1%}") for event in of_kind(events, "probe")]
     pairs += [
         (word("steps"), f"{provenance['steps']:,}"),
-        (word("epochs"), f"{provenance['epochs']:.4g}"),
+        (word("epochs"), _epochs(provenance["epochs"])),
         (word("time"), clock(provenance["seconds"])),
     ]
     return numbers(pairs)
 
 
 def _notes(events: Events, provenance: dict[str, Any]) -> str:
-    """What a reader of the numbers must know: interruptions, images that could not be read."""
-    notes = ""
+    """What a reader of the numbers must know: which model was kept, interruptions, images that could not be read."""
+    choices = of_kind(events, "choice")
+    notes = word("start-kept", "p", reason=choices[-1]["reason"]) if choices and choices[-1]["kept"] == "start" else ""
     if resumed := of_kind(events, "resume"):
         is_exact = all(event.get("exact") for event in resumed)
         notes += word(
@@ -201,8 +212,9 @@ def _notes(events: Events, provenance: dict[str, Any]) -> str:
     return notes
 
 
-def _curves(events: Events, objective: Objective, *, is_over: bool) -> str:
-    """Loss, held-out metric, learning rate and speed, over steps and over seconds."""
+def _curves(events: Events, objective: Objective, peak: float, *, is_over: bool) -> str:
+    """Loss, held-out metric, learning rate (`peak` is the recipe's) and speed, over steps and over seconds. A single
+    step is no curve: its numbers are in the title."""
     training, held_out = word("in-training-images", "tspan"), word("held-out", "tspan")
     loss = curve_of(events, "step", "loss", training, 0)
     seen = curve_of(events, "evaluate", "loss", held_out, 1)
@@ -210,9 +222,9 @@ def _curves(events: Events, objective: Objective, *, is_over: bool) -> str:
         return word("no-steps-yet", "p")
     lasts = {name: f"{one.values[-1]:.3f}" if one.values else "-" for name, one in (("loss", loss), ("held", seen))}
     title = word("loss-both" if seen.values else "loss-at-end", **lasts)
-    drawn = [
-        figure(title, word("loss-note"), draw_curves([loss, seen] if seen.values else [loss], word("loss", "tspan")))
-    ]
+    has_course = len({*loss.steps, *seen.steps}) > 1
+    content = draw_curves([loss, seen] if seen.values else [loss], word("loss", "tspan")) if has_course else ""
+    drawn = [figure(title, word("loss-note"), content)]
     watched = curve_of(events, "evaluate", objective.watched, held_out, 1, factor=100)
     if watched.values:
         name = both(objective.watched_name, objective.korean)
@@ -220,17 +232,19 @@ def _curves(events: Events, objective: Objective, *, is_over: bool) -> str:
         best = int(np.argmax(watched.values))
         count = of_kind(events, "evaluate")[-1]["count"]
         note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
-        curve = draw_curves([watched], label, dots=len(watched.values) < _DOTTED)
+        dots = len(watched.values) < _DOTTED
+        curve = draw_curves([watched], label, dots=dots) if len(watched.values) > 1 else ""
         title = "watched-title" if is_over else "watched-so-far"
         drawn.append(figure(word(title, metric=name, value=f"{watched.values[-1]:.1f}%"), note, curve))
     rate = curve_of(events, "step", "learning_rate", "", 7)
     speed = curve_of(events, "step", "images_per_second", "", 2)
-    if rate.values:
-        note = word("rate-note", peak=f"{max(rate.values):.3g}")
+    if len(rate.values) > 1:
+        note = word("rate-note", peak=f"{peak:.3g}")
         drawn.append(figure(word("rate-title"), note, draw_curves([rate], word("rate", "tspan"))))
     if speed.values:
         title = word("speed-title", speed=f"{statistics.median(speed.values):,.0f}")
-        drawn.append(figure(title, word("speed-note"), draw_curves([speed], word("speed", "tspan"))))
+        curve = draw_curves([speed], word("speed", "tspan")) if len(speed.values) > 1 else ""
+        drawn.append(figure(title, word("speed-note"), curve))
     return axes(f'<div class="panes">{"".join(drawn)}</div>')
 
 
