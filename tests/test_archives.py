@@ -336,6 +336,34 @@ def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
         content_of(path)
 
 
+def zeroed(content: bytes, start: int, size: int) -> bytes:
+    return content[:start] + bytes(size) + content[start + size :]
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda whole, at: whole[:at], "without the mark of its end"),
+        (lambda whole, at: whole[:at] + bytes(512), "without the mark of its end"),
+        (lambda whole, at: zeroed(whole, at, 512), "there is more after its end"),
+        (lambda whole, at: zeroed(whole, at, 4096), "there is more after its end"),
+        (lambda whole, at: whole + whole, "there is more after its end"),
+    ],
+)
+def test_a_tar_that_ends_too_early_is_refused(tmp_path, home, ending, spoil, reason):
+    """Cut between two files, or with a blank header: tarfile would list the files before it, and no more."""
+    path = write_tar(tmp_path / "a.tar", PHOTOS)
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    content = spoil(path.read_bytes(), place)
+    path = tmp_path / f"b{ending}"
+    path.write_bytes(content if ending == ".tar" else gzip.compress(content))
+    with pytest.raises(DamagedError, match=rf"b{ending}' cannot be read as an archive \(.*{reason}"):
+        open_data(path)
+    assert not [one for one in home.rglob("*") if one.is_file()]
+
+
 def said_by(read, ours: type = VitrailError) -> str:
     """What a reader says of an archive that it does not take."""
     try:

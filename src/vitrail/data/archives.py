@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
 _CHUNK = 2**20
+_BLOCK = 512  # bytes of a header in a .tar; its files fill whole blocks
 _DEEPEST = 100  # folders within folders
 _MOST_RATIO = 1032  # how much more deflate can unpack to than it has
 _SUSPICIOUS = 200  # how much more a .tar.gz may unpack to, once it is large
@@ -252,9 +253,18 @@ class TarTree(Archive):
                     raise ValueError(f"{name[:200]!r} is in it twice")
                 self._places[name] = _Place(info.offset_data, info.size)
                 yield name
-            # tarfile takes a damaged header for the end of the archive.
-            if os.pread(self._file.number, 512, archive.offset).strip(b"\0"):
-                raise ValueError(f"the header at byte {archive.offset:,} is damaged")
+            self._check_end(archive.offset)
+
+    def _check_end(self, end: int) -> None:
+        """Refuse an archive that does not end as it must, with two blocks of zeros and nothing else. tarfile takes a
+        damaged or blank header, or the end of the file, for the end of the archive: what follows would be missing."""
+        if os.pread(self._file.number, _BLOCK, end).strip(b"\0"):
+            raise ValueError(f"the header at byte {end:,} is damaged")
+        if end + 2 * _BLOCK > self.bytes:
+            raise ValueError(f"it ends at byte {self.bytes:,} without the mark of its end: a part of it is missing")
+        for start in range(end, self.bytes, _CHUNK):
+            if os.pread(self._file.number, _CHUNK, start).strip(b"\0"):
+                raise ValueError(f"there is more after its end at byte {end:,}: it is damaged, or several joined")
 
     def _read(self, member: str) -> bytes:
         place = self._places[member]
