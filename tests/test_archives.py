@@ -364,6 +364,25 @@ def test_a_tar_that_ends_too_early_is_refused(tmp_path, home, ending, spoil, rea
     assert not [one for one in home.rglob("*") if one.is_file()]
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_zip_whose_list_hides_files_is_refused(tmp_path, monkeypatch, is_large):
+    """One flipped bit makes the entries after it the comment of an entry. The list of a large archive has another
+    end."""
+    if is_large:
+        monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
+    path = write_zip(tmp_path / "a.zip", PHOTOS)
+    whole = path.read_bytes()
+    assert (b"PK\6\6" in whole) == is_large
+    assert len(content_of(path)) == 12
+    first = whole.index(b"PK\1\2")
+    second = whole.index(b"PK\1\2", first + 1)
+    last = whole.rindex(b"PK\1\2")
+    for at, length in ((first, 2**12), (first, second - first), (last, 1)):  # beyond the end, one entry, none
+        path.write_bytes(whole[: at + 32] + length.to_bytes(2, "little") + whole[at + 34 :])
+        with pytest.raises(DamagedError, match=r"a\.zip' cannot be read as an archive \(its list of .* files is not"):
+            open_data(path)
+
+
 def said_by(read, ours: type = VitrailError) -> str:
     """What a reader says of an archive that it does not take."""
     try:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import threading
 import zipfile
@@ -161,6 +162,7 @@ class ZipTree(Archive):
         self._zip = zipfile.ZipFile(self.path)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         packed, descriptor = 0, _Descriptor(self.path)
+        self._check_count(descriptor)
         for info in self._zip.infolist():
             name = self._decode(info).removeprefix("./")
             self._check_name(name)
@@ -181,6 +183,20 @@ class ZipTree(Archive):
         if packed > self.bytes:
             raise self._damaged(f"its files would take {packed:,} bytes of its {self.bytes:,}")
         yield from self._infos
+
+    def _check_count(self, file: "_Descriptor") -> None:
+        """Refuse a list that has not as many entries as its end states, or does not reach up to it: a damaged length
+        of an entry hides those after it."""
+        at, listed = self._zip.start_dir, self._zip.infolist()
+        for _ in listed:
+            at += 46 + sum(struct.unpack("<3H", os.pread(file.number, 6, at + 28)))  # name, extra field, comment
+        end = os.pread(file.number, 40, at)
+        if end.startswith(b"PK\6\6"):  # zip64
+            is_whole = int.from_bytes(end[32:40], "little") == len(listed)
+        else:  # some programs count beyond 65,535 files from 0 again
+            is_whole = end[:4] == b"PK\5\6" and int.from_bytes(end[10:12], "little") == len(listed) % 2**16
+        if not is_whole:
+            raise self._damaged(f"its list of {len(listed):,} files is not the one that its end states")
 
     def _decode(self, info: zipfile.ZipInfo) -> str:
         """A name. Some programs write UTF-8 without saying so, and zipfile then takes it for an old code page."""
