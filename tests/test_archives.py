@@ -383,6 +383,19 @@ def test_a_zip_whose_list_hides_files_is_refused(tmp_path, monkeypatch, is_large
             open_data(path)
 
 
+def test_joined_zips_are_refused(tmp_path):
+    parts = [dict(list(PHOTOS.items())[:6]), dict(list(PHOTOS.items())[6:])]
+    one, other = (write_zip(tmp_path / f"{number}.zip", part).read_bytes() for number, part in enumerate(parts))
+    nothing = write_zip(tmp_path / "nothing.zip", {}).read_bytes()
+    path = tmp_path / "a.zip"
+    for joined in (one + other, one + nothing):
+        path.write_bytes(joined)
+        with pytest.raises(DamagedError, match=r"a\.zip' cannot be read as an archive \(there are files before byte"):
+            open_data(path)
+    path.write_bytes(b"#!/bin/sh\n" + one)  # it unpacks itself
+    assert len(content_of(path)) == 6
+
+
 def said_by(read, ours: type = VitrailError) -> str:
     """What a reader says of an archive that it does not take."""
     try:

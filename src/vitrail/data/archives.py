@@ -197,6 +197,10 @@ class ZipTree(Archive):
             is_whole = end[:4] == b"PK\5\6" and int.from_bytes(end[10:12], "little") == len(listed) % 2**16
         if not is_whole:
             raise self._damaged(f"its list of {len(listed):,} files is not the one that its end states")
+        # A program that unpacks itself may lie before the first file, but not another archive, which nobody would read.
+        first = min((info.header_offset for info in listed), default=self._zip.start_dir)
+        if first and os.pread(file.number, 4, 0) == b"PK\3\4":
+            raise self._damaged(f"there are files before byte {first:,} that its list has not: several may be joined")
 
     def _decode(self, info: zipfile.ZipInfo) -> str:
         """A name. Some programs write UTF-8 without saying so, and zipfile then takes it for an old code page."""
