@@ -284,6 +284,16 @@ def changed_zip(path: Path, mode: int = 0, **fields) -> Path:
         (lambda p: changed_zip(p / "a.zip", name="../1.png"), "would lie outside of it"),
         (lambda p: changed_zip(p / "a.zip", name="/1.png"), "would lie outside of it"),
         (lambda p: changed_zip(p / "a.zip", name="C:\\1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", name="C:a/1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", name="a/b\\1.png"), "has a backslash in its name"),
+        (lambda p: changed_tar(p / "a.tar", name="a/1.png/"), "a file with the name of a folder"),
+        (lambda p: changed_tar(p / "a.tar", name="./."), "a file with the name of a folder"),
+        (lambda p: changed_zip(p / "a.zip", name=".//../1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", name="./C:a/1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", name="a\\1.png"), "has a backslash in its name"),
+        (lambda p: changed_zip(p / "a.zip", name="a/1.png/"), "a file with the name of a folder"),
+        (lambda p: write_zip(p / "a.zip", {"a/1.png": b"", "a//1.png": b""}), "'a/1.png' is in it twice"),
+        (lambda p: write_tar(p / "a.tar", {"a/1.png": b"", "./a/./1.png": b""}), "'a/1.png' is in it twice"),
         (lambda p: changed_zip(p / "a.zip", mode=stat.S_IFLNK | 0o777), "is a link"),
         (lambda p: write_folder(p, {"a.zip": b"PK\3\4 and no more"}) / "a.zip", "File is not a zip file"),
         (lambda p: write_folder(p, {"a.tar": b"x" * 2000}) / "a.tar", "invalid header|truncated header"),
@@ -394,6 +404,19 @@ def test_joined_zips_are_refused(tmp_path):
             open_data(path)
     path.write_bytes(b"#!/bin/sh\n" + one)  # it unpacks itself
     assert len(content_of(path)) == 6
+
+
+@pytest.mark.parametrize("ending", [".zip", ".tar"])
+def test_names_with_empty_parts_and_dots_are_the_plain_ones(tmp_path, ending):
+    plain = write_archive(tmp_path / f"plain{ending}", PHOTOS)
+    styles = ("./{}//{}", "{}/./{}", ".//{}/{}", "././{}/.//{}")
+    files = {
+        styles[number % 4].format(*name.rsplit("/", 1)): content
+        for number, (name, content) in enumerate(PHOTOS.items())
+    }
+    odd = write_archive(tmp_path / f"odd{ending}", files)
+    assert len(content_of(odd)) == 12
+    assert content_of(odd) == content_of(plain)
 
 
 def said_by(read, ours: type = VitrailError) -> str:

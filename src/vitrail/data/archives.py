@@ -125,7 +125,7 @@ class Archive(Tree):
             yield from self._walk(within + name)
 
     def _add(self, member: str) -> None:
-        """Enter a name into the folders, unless it or one of its folders is hidden or has no name."""
+        """Enter a name into the folders, unless it or one of its folders is hidden, or it is the root."""
         parts = member.removesuffix("/").split("/")
         if any(not part or part.startswith(".") or part == "__MACOSX" for part in parts):
             return
@@ -139,17 +139,22 @@ class Archive(Tree):
         if not member.endswith("/"):
             self._files.setdefault(folder, []).append(parts[-1])
 
-    def _check_name(self, name: str) -> None:
-        """Refuse names that no folder of images has, and that could lie elsewhere."""
-        parts = name.replace("\\", "/").split("/")
-        if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
+    def _clean(self, name: str) -> str:
+        """A name without the empty parts and dots that programs write; "" is the root. Names that no folder of images
+        has, and that could lie elsewhere, are refused."""
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        is_on_drive = bool(parts) and (parts[0].endswith(":") or parts[0][1:2] == ":")
+        if name.startswith(("/", "\\")) or ".." in parts or is_on_drive or "\0" in name:
             raise self._damaged(f"{name[:200]!r} would lie outside of it")
+        if "\\" in name:  # a folder for some programs, a part of the name for others
+            raise self._damaged(f"{name[:200]!r} has a backslash in its name")
         if len(parts) > _DEEPEST:
             raise self._damaged(f"{name[:200]!r} is nested too deeply")
         try:
             name.encode()
         except UnicodeEncodeError:
             raise self._damaged(f"the name {name[:200]!r} is not Unicode") from None
+        return "/".join(parts)
 
     def _damaged(self, reason: str) -> DamagedError:
         return DamagedError(path=self.name, cause=f"cannot be read as an archive ({reason})")
@@ -164,8 +169,13 @@ class ZipTree(Archive):
         packed, descriptor = 0, _Descriptor(self.path)
         self._check_count(descriptor)
         for info in self._zip.infolist():
-            name = self._decode(info).removeprefix("./")
-            self._check_name(name)
+            stated = self._decode(info)
+            name = self._clean(stated)
+            is_folder = stated.endswith("/")
+            if info.file_size if is_folder else not name:
+                raise self._damaged(f"{stated[:200]!r} is a file with the name of a folder")
+            if is_folder:
+                name += "/"
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise self._damaged(f"{name[:200]!r} is a link or another special file")
@@ -259,12 +269,12 @@ class TarTree(Archive):
                 if info.offset < end or info.size < 0:
                     raise ValueError("its headers lead backwards")
                 end = info.offset + 1
-                name = info.name.removeprefix("./")
-                self._check_name(name)
+                name = self._clean(info.name)
                 if info.isdir():
-                    if name not in ("", "."):
-                        yield f"{name}/"
+                    yield f"{name}/"
                     continue
+                if not name or info.name.endswith("/"):
+                    raise ValueError(f"{info.name[:200]!r} is a file with the name of a folder")
                 if not info.isreg() or info.issparse():
                     raise ValueError(f"{name[:200]!r} is a link or another special file")
                 if info.offset_data + info.size > self.bytes:
