@@ -244,6 +244,23 @@ def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
     assert len(open_data(archive).splits) == 1
 
 
+@pytest.mark.parametrize("is_between_files", [False, True])
+def test_what_is_kept_of_a_tar_gz_is_unpacked_again_if_it_was_cut(tmp_path, home, is_between_files):
+    archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
+    before = content_of(archive)
+    (kept,) = home.rglob("*.tar")
+    with tarfile.open(kept) as opened:
+        place = opened.getmembers()[5].offset
+    os.truncate(kept, place if is_between_files else place + 600)
+    assert content_of(archive) == before
+    assert len(before) == 12
+    assert open_data(archive).notes == ()
+    os.truncate(kept, place)
+    archive.write_bytes(archive.read_bytes()[:-20])
+    with pytest.raises(DamagedError, match=r"set\.tar\.gz' cannot be read as an archive \(.*ended before"):
+        open_data(archive)
+
+
 def test_three_thousand_members_open_at_once_and_names_in_korean(tmp_path):
     files = {f"set/{'고양이' if number % 2 else '개'}/{number}.png": b"x" for number in range(3_000)}
     for archive in (write_zip(tmp_path / "many.zip", files), write_tar(tmp_path / "many.tar", files)):

@@ -5,6 +5,7 @@ of it, links, devices, encrypted or overlapping files, and sizes that cannot be 
 written under a name that an archive states.
 """
 
+import contextlib
 import copy
 import dataclasses
 import gzip
@@ -363,7 +364,8 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
     kept = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
     with _UNPACKING:
         if kept.is_file():
-            return TarTree(kept, str(path)), ()
+            with contextlib.suppress(DamagedError):  # what is kept was cut off since; the archive itself may be whole
+                return TarTree(kept, str(path)), ()
         with atomic_file(kept, force=True) as file:
             size = _inflate(path, file, status.st_size)
             file.flush()
