@@ -233,6 +233,18 @@ def test_an_archive_of_class_folders_is_the_folder(tmp_path, home, ending):
         assert kept[0].stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz"])
+def test_unused_files_in_an_archive_are_found_as_in_the_folder(tmp_path, ending):
+    unused = {"photos/train/lost.png": png(1), "photos/lost.jpg": b"", "photos/train/cat/notes.heic": b""}
+    files = PHOTOS | unused | {"photos/README.txt": b"", "photos/val/cat/Thumbs.db": b""}
+    folder = write_folder(tmp_path, files) / "photos"
+    archive = write_archive(tmp_path / f"set{ending}", files)
+    for data, root in ((folder, tmp_path), (archive, archive)):
+        found = [finding for finding in examine(open_data(data)) if finding.kind == "ignored-file"]
+        assert [finding.message for finding in found] == ["3 files are not used"]
+        assert found[0].files == tuple(sorted(f"{root}/{name}" for name in unused))
+
+
 def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
     archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
     first, second = call("doctor", str(archive)), call("doctor", str(archive))

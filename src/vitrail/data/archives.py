@@ -108,6 +108,11 @@ class Archive(Tree):
         other.prefix, other.name = f"{self.prefix}{name}/", f"{self.name}/{name}"
         return other
 
+    def walk(self) -> Iterator[tuple[str, list[str]]]:
+        for folder, names in self._files.items():
+            if f"{folder}/".startswith(self.prefix):
+                yield self.full(folder[len(self.prefix) :]), names
+
     def __copy__(self) -> Self:
         other = object.__new__(type(self))
         other.__dict__ |= self.__dict__
