@@ -1,6 +1,7 @@
 """Archives and published data sets as they come: read in place, refused in one line."""
 
 import contextlib
+import fcntl
 import gzip
 import io
 import os
@@ -254,6 +255,28 @@ def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
     assert len(list(home.rglob("*"))) == 2  # the folder `archives` and one file
     write_archive(archive, dict(list(PHOTOS.items())[:6]))
     assert len(open_data(archive).splits) == 1
+
+
+def test_what_a_killed_process_was_unpacking_is_removed_and_what_others_unpack_is_not(tmp_path, home, monkeypatch):
+    (home / "archives").mkdir(parents=True)
+    names = [home / "archives" / f".{name}.tar.writing-x" for name in ("left", "written", "new")]
+    for path, content in zip(names, (b"half", b"half", b""), strict=True):
+        path.write_bytes(content)
+    inflate, unlocked = archives._inflate, []
+
+    def watch(path, file, packed):
+        (own,) = set((home / "archives").iterdir()) - set(names)
+        with own.open("rb") as again, contextlib.suppress(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unlocked.append(own)
+        return inflate(path, file, packed)
+
+    monkeypatch.setattr(archives, "_inflate", watch)
+    with names[1].open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        open_data(write_archive(tmp_path / "set.tar.gz", PHOTOS))
+    assert [path.exists() for path in names] == [False, True, True]
+    assert unlocked == []
 
 
 @pytest.mark.parametrize("is_between_files", [False, True])

@@ -8,6 +8,7 @@ written under a name that an archive states.
 import contextlib
 import copy
 import dataclasses
+import fcntl
 import gzip
 import hashlib
 import os
@@ -371,12 +372,25 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
         if kept.is_file():
             with contextlib.suppress(DamagedError):  # what is kept was cut off since; the archive itself may be whole
                 return TarTree(kept, str(path)), ()
+        _remove_leftovers(kept.parent)
         with atomic_file(kept, force=True) as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = _inflate(path, file, status.st_size)
             file.flush()
             tree = TarTree(f"/dev/fd/{file.fileno()}", str(path))  # refused before it is kept
     tree.path = kept
     return tree, (f"{path.name} is unpacked once into {str(kept)!r} ({size:,} bytes)",)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were unpacking. Whoever still writes a file holds its lock; an empty one may be so
+    new that its writer has yet to take it."""
+    for path in folder.glob(".*.tar.writing-*"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_size:
+                path.unlink()
 
 
 def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
