@@ -395,7 +395,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
     """Unpack a gzip file, but not more than there is room for, nor what only a bomb would unpack to."""
-    free = shutil.disk_usage(file.fileno()).free - _SPARE_DISK
+    free = max(0, shutil.disk_usage(file.fileno()).free - _SPARE_DISK)
     most, size = max(_LARGE, _SUSPICIOUS * packed), 0
     try:
         with gzip.open(path) as source:
