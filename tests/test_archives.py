@@ -1,6 +1,7 @@
 """Archives and published data sets as they come: read in place, refused in one line."""
 
 import contextlib
+import fcntl
 import gzip
 import io
 import os
@@ -233,6 +234,18 @@ def test_an_archive_of_class_folders_is_the_folder(tmp_path, home, ending):
         assert kept[0].stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz"])
+def test_unused_files_in_an_archive_are_found_as_in_the_folder(tmp_path, ending):
+    unused = {"photos/train/lost.png": png(1), "photos/lost.jpg": b"", "photos/train/cat/notes.heic": b""}
+    files = PHOTOS | unused | {"photos/README.txt": b"", "photos/val/cat/Thumbs.db": b""}
+    folder = write_folder(tmp_path, files) / "photos"
+    archive = write_archive(tmp_path / f"set{ending}", files)
+    for data, root in ((folder, tmp_path), (archive, archive)):
+        found = [finding for finding in examine(open_data(data)) if finding.kind == "ignored-file"]
+        assert [finding.message for finding in found] == ["3 files are not used"]
+        assert found[0].files == tuple(sorted(f"{root}/{name}" for name in unused))
+
+
 def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
     archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
     first, second = call("doctor", str(archive)), call("doctor", str(archive))
@@ -242,6 +255,45 @@ def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
     assert len(list(home.rglob("*"))) == 2  # the folder `archives` and one file
     write_archive(archive, dict(list(PHOTOS.items())[:6]))
     assert len(open_data(archive).splits) == 1
+
+
+def test_what_a_killed_process_was_unpacking_is_removed_and_what_others_unpack_is_not(tmp_path, home, monkeypatch):
+    (home / "archives").mkdir(parents=True)
+    names = [home / "archives" / f".{name}.tar.writing-x" for name in ("left", "written", "new")]
+    for path, content in zip(names, (b"half", b"half", b""), strict=True):
+        path.write_bytes(content)
+    inflate, unlocked = archives._inflate, []
+
+    def watch(path, file, packed):
+        (own,) = set((home / "archives").iterdir()) - set(names)
+        with own.open("rb") as again, contextlib.suppress(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unlocked.append(own)
+        return inflate(path, file, packed)
+
+    monkeypatch.setattr(archives, "_inflate", watch)
+    with names[1].open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        open_data(write_archive(tmp_path / "set.tar.gz", PHOTOS))
+    assert [path.exists() for path in names] == [False, True, True]
+    assert unlocked == []
+
+
+@pytest.mark.parametrize("is_between_files", [False, True])
+def test_what_is_kept_of_a_tar_gz_is_unpacked_again_if_it_was_cut(tmp_path, home, is_between_files):
+    archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
+    before = content_of(archive)
+    (kept,) = home.rglob("*.tar")
+    with tarfile.open(kept) as opened:
+        place = opened.getmembers()[5].offset
+    os.truncate(kept, place if is_between_files else place + 600)
+    assert content_of(archive) == before
+    assert len(before) == 12
+    assert open_data(archive).notes == ()
+    os.truncate(kept, place)
+    archive.write_bytes(archive.read_bytes()[:-20])
+    with pytest.raises(DamagedError, match=r"set\.tar\.gz' cannot be read as an archive \(.*ended before"):
+        open_data(archive)
 
 
 def test_three_thousand_members_open_at_once_and_names_in_korean(tmp_path):
@@ -284,6 +336,16 @@ def changed_zip(path: Path, mode: int = 0, **fields) -> Path:
         (lambda p: changed_zip(p / "a.zip", name="../1.png"), "would lie outside of it"),
         (lambda p: changed_zip(p / "a.zip", name="/1.png"), "would lie outside of it"),
         (lambda p: changed_zip(p / "a.zip", name="C:\\1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", name="C:a/1.png"), "would lie outside of it"),
+        (lambda p: changed_tar(p / "a.tar", name="a/b\\1.png"), "has a backslash in its name"),
+        (lambda p: changed_tar(p / "a.tar", name="a/1.png/"), "a file with the name of a folder"),
+        (lambda p: changed_tar(p / "a.tar", name="./."), "a file with the name of a folder"),
+        (lambda p: changed_zip(p / "a.zip", name=".//../1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", name="./C:a/1.png"), "would lie outside of it"),
+        (lambda p: changed_zip(p / "a.zip", name="a\\1.png"), "has a backslash in its name"),
+        (lambda p: changed_zip(p / "a.zip", name="a/1.png/"), "a file with the name of a folder"),
+        (lambda p: write_zip(p / "a.zip", {"a/1.png": b"", "a//1.png": b""}), "'a/1.png' is in it twice"),
+        (lambda p: write_tar(p / "a.tar", {"a/1.png": b"", "./a/./1.png": b""}), "'a/1.png' is in it twice"),
         (lambda p: changed_zip(p / "a.zip", mode=stat.S_IFLNK | 0o777), "is a link"),
         (lambda p: write_folder(p, {"a.zip": b"PK\3\4 and no more"}) / "a.zip", "File is not a zip file"),
         (lambda p: write_folder(p, {"a.tar": b"x" * 2000}) / "a.tar", "invalid header|truncated header"),
@@ -320,7 +382,7 @@ def test_bombs_are_refused(tmp_path, home, monkeypatch):
     with pytest.raises(DamagedError, match="it unpacks to over 200 times its size"):
         open_data(packed)
     monkeypatch.setattr(archives, "_SPARE_DISK", 2**62)
-    with pytest.raises(VitrailError, match=r"Cache must have room for .*bomb.tar.gz"):
+    with pytest.raises(VitrailError, match=r"Cache must have room for .*bomb.tar.gz.* more than the 0 bytes"):
         open_data(packed)
     assert not [one for one in home.rglob("*") if one.is_file()]
 
@@ -334,6 +396,79 @@ def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
     path.write_bytes(whole)
     with pytest.raises(DamagedError, match=r"a\.zip/a/1\.ppm' cannot be read \(Bad CRC-32 for file"):
         content_of(path)
+
+
+def zeroed(content: bytes, start: int, size: int) -> bytes:
+    return content[:start] + bytes(size) + content[start + size :]
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda whole, at: whole[:at], "without the mark of its end"),
+        (lambda whole, at: whole[:at] + bytes(512), "without the mark of its end"),
+        (lambda whole, at: zeroed(whole, at, 512), "there is more after its end"),
+        (lambda whole, at: zeroed(whole, at, 4096), "there is more after its end"),
+        (lambda whole, at: whole + whole, "there is more after its end"),
+    ],
+)
+def test_a_tar_that_ends_too_early_is_refused(tmp_path, home, ending, spoil, reason):
+    """Cut between two files, or with a blank header: tarfile would list the files before it, and no more."""
+    path = write_tar(tmp_path / "a.tar", PHOTOS)
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    content = spoil(path.read_bytes(), place)
+    path = tmp_path / f"b{ending}"
+    path.write_bytes(content if ending == ".tar" else gzip.compress(content))
+    with pytest.raises(DamagedError, match=rf"b{ending}' cannot be read as an archive \(.*{reason}"):
+        open_data(path)
+    assert not [one for one in home.rglob("*") if one.is_file()]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_zip_whose_list_hides_files_is_refused(tmp_path, monkeypatch, is_large):
+    """One flipped bit makes the entries after it the comment of an entry. The list of a large archive has another
+    end."""
+    if is_large:
+        monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
+    path = write_zip(tmp_path / "a.zip", PHOTOS)
+    whole = path.read_bytes()
+    assert (b"PK\6\6" in whole) == is_large
+    assert len(content_of(path)) == 12
+    first = whole.index(b"PK\1\2")
+    second = whole.index(b"PK\1\2", first + 1)
+    last = whole.rindex(b"PK\1\2")
+    for at, length in ((first, 2**12), (first, second - first), (last, 1)):  # beyond the end, one entry, none
+        path.write_bytes(whole[: at + 32] + length.to_bytes(2, "little") + whole[at + 34 :])
+        with pytest.raises(DamagedError, match=r"a\.zip' cannot be read as an archive \(its list of .* files is not"):
+            open_data(path)
+
+
+def test_joined_zips_are_refused(tmp_path):
+    parts = [dict(list(PHOTOS.items())[:6]), dict(list(PHOTOS.items())[6:])]
+    one, other = (write_zip(tmp_path / f"{number}.zip", part).read_bytes() for number, part in enumerate(parts))
+    nothing = write_zip(tmp_path / "nothing.zip", {}).read_bytes()
+    path = tmp_path / "a.zip"
+    for joined in (one + other, one + nothing):
+        path.write_bytes(joined)
+        with pytest.raises(DamagedError, match=r"a\.zip' cannot be read as an archive \(there are files before byte"):
+            open_data(path)
+    path.write_bytes(b"#!/bin/sh\n" + one)  # it unpacks itself
+    assert len(content_of(path)) == 6
+
+
+@pytest.mark.parametrize("ending", [".zip", ".tar"])
+def test_names_with_empty_parts_and_dots_are_the_plain_ones(tmp_path, ending):
+    plain = write_archive(tmp_path / f"plain{ending}", PHOTOS)
+    styles = ("./{}//{}", "{}/./{}", ".//{}/{}", "././{}/.//{}")
+    files = {
+        styles[number % 4].format(*name.rsplit("/", 1)): content
+        for number, (name, content) in enumerate(PHOTOS.items())
+    }
+    odd = write_archive(tmp_path / f"odd{ending}", files)
+    assert len(content_of(odd)) == 12
+    assert content_of(odd) == content_of(plain)
 
 
 def said_by(read, ours: type = VitrailError) -> str:

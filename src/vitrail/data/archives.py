@@ -5,13 +5,16 @@ of it, links, devices, encrypted or overlapping files, and sizes that cannot be 
 written under a name that an archive states.
 """
 
+import contextlib
 import copy
 import dataclasses
+import fcntl
 import gzip
 import hashlib
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import threading
 import zipfile
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
 _CHUNK = 2**20
+_BLOCK = 512  # bytes of a header in a .tar; its files fill whole blocks
 _DEEPEST = 100  # folders within folders
 _MOST_RATIO = 1032  # how much more deflate can unpack to than it has
 _SUSPICIOUS = 200  # how much more a .tar.gz may unpack to, once it is large
@@ -105,6 +109,11 @@ class Archive(Tree):
         other.prefix, other.name = f"{self.prefix}{name}/", f"{self.name}/{name}"
         return other
 
+    def walk(self) -> Iterator[tuple[str, list[str]]]:
+        for folder, names in self._files.items():
+            if f"{folder}/".startswith(self.prefix):
+                yield self.full(folder[len(self.prefix) :]), names
+
     def __copy__(self) -> Self:
         other = object.__new__(type(self))
         other.__dict__ |= self.__dict__
@@ -123,7 +132,7 @@ class Archive(Tree):
             yield from self._walk(within + name)
 
     def _add(self, member: str) -> None:
-        """Enter a name into the folders, unless it or one of its folders is hidden or has no name."""
+        """Enter a name into the folders, unless it or one of its folders is hidden, or it is the root."""
         parts = member.removesuffix("/").split("/")
         if any(not part or part.startswith(".") or part == "__MACOSX" for part in parts):
             return
@@ -137,17 +146,22 @@ class Archive(Tree):
         if not member.endswith("/"):
             self._files.setdefault(folder, []).append(parts[-1])
 
-    def _check_name(self, name: str) -> None:
-        """Refuse names that no folder of images has, and that could lie elsewhere."""
-        parts = name.replace("\\", "/").split("/")
-        if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
+    def _clean(self, name: str) -> str:
+        """A name without the empty parts and dots that programs write; "" is the root. Names that no folder of images
+        has, and that could lie elsewhere, are refused."""
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        is_on_drive = bool(parts) and (parts[0].endswith(":") or parts[0][1:2] == ":")
+        if name.startswith(("/", "\\")) or ".." in parts or is_on_drive or "\0" in name:
             raise self._damaged(f"{name[:200]!r} would lie outside of it")
+        if "\\" in name:  # a folder for some programs, a part of the name for others
+            raise self._damaged(f"{name[:200]!r} has a backslash in its name")
         if len(parts) > _DEEPEST:
             raise self._damaged(f"{name[:200]!r} is nested too deeply")
         try:
             name.encode()
         except UnicodeEncodeError:
             raise self._damaged(f"the name {name[:200]!r} is not Unicode") from None
+        return "/".join(parts)
 
     def _damaged(self, reason: str) -> DamagedError:
         return DamagedError(path=self.name, cause=f"cannot be read as an archive ({reason})")
@@ -160,9 +174,15 @@ class ZipTree(Archive):
         self._zip = zipfile.ZipFile(self.path)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         packed, descriptor = 0, _Descriptor(self.path)
+        self._check_count(descriptor)
         for info in self._zip.infolist():
-            name = self._decode(info).removeprefix("./")
-            self._check_name(name)
+            stated = self._decode(info)
+            name = self._clean(stated)
+            is_folder = stated.endswith("/")
+            if info.file_size if is_folder else not name:
+                raise self._damaged(f"{stated[:200]!r} is a file with the name of a folder")
+            if is_folder:
+                name += "/"
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise self._damaged(f"{name[:200]!r} is a link or another special file")
@@ -180,6 +200,24 @@ class ZipTree(Archive):
         if packed > self.bytes:
             raise self._damaged(f"its files would take {packed:,} bytes of its {self.bytes:,}")
         yield from self._infos
+
+    def _check_count(self, file: "_Descriptor") -> None:
+        """Refuse a list that has not as many entries as its end states, or does not reach up to it: a damaged length
+        of an entry hides those after it."""
+        at, listed = self._zip.start_dir, self._zip.infolist()
+        for _ in listed:
+            at += 46 + sum(struct.unpack("<3H", os.pread(file.number, 6, at + 28)))  # name, extra field, comment
+        end = os.pread(file.number, 40, at)
+        if end.startswith(b"PK\6\6"):  # zip64
+            is_whole = int.from_bytes(end[32:40], "little") == len(listed)
+        else:  # some programs count beyond 65,535 files from 0 again
+            is_whole = end[:4] == b"PK\5\6" and int.from_bytes(end[10:12], "little") == len(listed) % 2**16
+        if not is_whole:
+            raise self._damaged(f"its list of {len(listed):,} files is not the one that its end states")
+        # A program that unpacks itself may lie before the first file, but not another archive, which nobody would read.
+        first = min((info.header_offset for info in listed), default=self._zip.start_dir)
+        if first and os.pread(file.number, 4, 0) == b"PK\3\4":
+            raise self._damaged(f"there are files before byte {first:,} that its list has not: several may be joined")
 
     def _decode(self, info: zipfile.ZipInfo) -> str:
         """A name. Some programs write UTF-8 without saying so, and zipfile then takes it for an old code page."""
@@ -238,12 +276,12 @@ class TarTree(Archive):
                 if info.offset < end or info.size < 0:
                     raise ValueError("its headers lead backwards")
                 end = info.offset + 1
-                name = info.name.removeprefix("./")
-                self._check_name(name)
+                name = self._clean(info.name)
                 if info.isdir():
-                    if name not in ("", "."):
-                        yield f"{name}/"
+                    yield f"{name}/"
                     continue
+                if not name or info.name.endswith("/"):
+                    raise ValueError(f"{info.name[:200]!r} is a file with the name of a folder")
                 if not info.isreg() or info.issparse():
                     raise ValueError(f"{name[:200]!r} is a link or another special file")
                 if info.offset_data + info.size > self.bytes:
@@ -252,9 +290,18 @@ class TarTree(Archive):
                     raise ValueError(f"{name[:200]!r} is in it twice")
                 self._places[name] = _Place(info.offset_data, info.size)
                 yield name
-            # tarfile takes a damaged header for the end of the archive.
-            if os.pread(self._file.number, 512, archive.offset).strip(b"\0"):
-                raise ValueError(f"the header at byte {archive.offset:,} is damaged")
+            self._check_end(archive.offset)
+
+    def _check_end(self, end: int) -> None:
+        """Refuse an archive that does not end as it must, with two blocks of zeros and nothing else. tarfile takes a
+        damaged or blank header, or the end of the file, for the end of the archive: what follows would be missing."""
+        if os.pread(self._file.number, _BLOCK, end).strip(b"\0"):
+            raise ValueError(f"the header at byte {end:,} is damaged")
+        if end + 2 * _BLOCK > self.bytes:
+            raise ValueError(f"it ends at byte {self.bytes:,} without the mark of its end: a part of it is missing")
+        for start in range(end, self.bytes, _CHUNK):
+            if os.pread(self._file.number, _CHUNK, start).strip(b"\0"):
+                raise ValueError(f"there is more after its end at byte {end:,}: it is damaged, or several joined")
 
     def _read(self, member: str) -> bytes:
         place = self._places[member]
@@ -323,8 +370,12 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
     kept = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
     with _UNPACKING:
         if kept.is_file():
-            return TarTree(kept, str(path)), ()
+            with contextlib.suppress(DamagedError):  # what is kept was cut off since; the archive itself may be whole
+                return TarTree(kept, str(path)), ()
+        _remove_leftovers(kept.parent)
         with atomic_file(kept, force=True) as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = _inflate(path, file, status.st_size)
             file.flush()
             tree = TarTree(f"/dev/fd/{file.fileno()}", str(path))  # refused before it is kept
@@ -332,9 +383,19 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
     return tree, (f"{path.name} is unpacked once into {str(kept)!r} ({size:,} bytes)",)
 
 
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were unpacking. Whoever still writes a file holds its lock; an empty one may be so
+    new that its writer has yet to take it."""
+    for path in folder.glob(".*.tar.writing-*"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_size:
+                path.unlink()
+
+
 def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
     """Unpack a gzip file, but not more than there is room for, nor what only a bomb would unpack to."""
-    free = shutil.disk_usage(file.fileno()).free - _SPARE_DISK
+    free = max(0, shutil.disk_usage(file.fileno()).free - _SPARE_DISK)
     most, size = max(_LARGE, _SUSPICIOUS * packed), 0
     try:
         with gzip.open(path) as source:

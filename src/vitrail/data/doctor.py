@@ -14,8 +14,9 @@ from PIL import Image
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.files import SUFFIXES
 from vitrail.data.prefetch import prefetch
+from vitrail.data.tree import Folder, Tree
 from vitrail.errors import DamagedError, UsageError
-from vitrail.images.decode import identify, open_image, read_file, to_channels
+from vitrail.images.decode import StoredImage, identify, open_image, read_file, to_channels
 from vitrail.images.operations import to_image
 
 IMBALANCE = 10  # the largest class over the smallest, from which a warning is due
@@ -141,8 +142,10 @@ def _unused_files(dataset: Dataset) -> Iterator[Finding]:
         return
     classes = tuple(folder + os.sep for listed in dataset.folders.values() for folder in listed.values())
     known = {path for split in dataset.splits.values() if split.in_memory is None for path in split.images}
+    stores = (path.store for path in known if isinstance(path, StoredImage))
+    tree = next((store for store in stores if isinstance(store, Tree)), Folder(dataset.root))
     strangers = []
-    for place, _, names in os.walk(dataset.root):
+    for place, names in tree.walk():
         is_class = (place + os.sep).startswith(classes)
         for name in names:
             is_image = name.rpartition(".")[2].lower() in SUFFIXES

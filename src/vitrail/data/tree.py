@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -48,6 +49,10 @@ class Tree(ABC):
     @abstractmethod
     def below(self, name: str) -> Self:
         """The tree of a folder in the root."""
+
+    @abstractmethod
+    def walk(self) -> Iterator[tuple[str, list[str]]]:
+        """Every folder, as messages call it, and the names of the files in it; on disk, hidden ones, too."""
 
     def has(self, path: str) -> bool:
         """Whether there is such a file."""
@@ -97,6 +102,9 @@ class Folder(Tree):
 
     def below(self, name: str) -> Self:
         return type(self)(self.root / name)
+
+    def walk(self) -> Iterator[tuple[str, list[str]]]:
+        return ((place, names) for place, _, names in os.walk(str(self.root)))
 
     def full(self, path: str) -> str:
         return str(self.root / path)
