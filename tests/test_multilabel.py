@@ -102,6 +102,27 @@ def test_a_csv_of_several_labels(tmp_path):
             open_data(tmp_path / "b.csv")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("file,labels\n0.png,cat,train\n", "Line 2 .* must have at most 2 cells, got '0.png,cat,train'"),
+        ("file,labels\n0.png,cat,,dog\n", "Line 2 .* must have at most 2 cells"),
+        ("0.png,cat,train,dog\n", "Line 1 .* must have at most 3 cells"),
+        ("file,labels,labels\n0.png,cat,dog\n", "CSV header must name file, .* once, got file, labels, labels in"),
+        ("file,path,labels\n0.png,1.png,dog\n", "CSV header must name file, .* once"),
+        ("file,label,labels\n0.png,cat,dog\n", "CSV header must name file, .* once"),
+        ("file,label,split,split\n0.png,cat,train,test\n", "CSV header must name file, .* once"),
+        ("file,labels\n0.png,cat\n1.png,a\n0.png,dog\n", "Line 4 .* must label '0.png' as an earlier line does"),
+        ("0.png,cat\n0.png,dog\n", "Line 2 .* must label '0.png' as an earlier line does, got 'dog'"),
+    ],
+)
+def test_a_csv_that_contradicts_itself_is_refused(tmp_path, text, reason):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(VitrailError, match=reason) as caught:
+        open_data(tmp_path / "a.csv")
+    assert "\n" not in str(caught.value)
+
+
 def test_some_of_each_label_stay_for_training():
     labels = np.array([[1, 0], [1, 0], [1, 0], [1, 1]] + [[1, 0]] * 16, np.uint8)
     for seed in range(20):
