@@ -177,6 +177,8 @@ def test_a_bundle_that_was_uploaded_comes_back_as_it_was(hub, published, tmp_pat
     convert("hf:me/bundle", tmp_path / "back", "vitrail", images=CLOTHES)
     for name in ("model.safetensors", "labels.json", "preprocess.json"):
         assert (tmp_path / "back" / name).read_bytes() == (published / "ours" / name).read_bytes()
+    hub.publish("me/several", Path(__file__).parent / "fixtures" / "bundle-format-2")
+    assert fetch("hf:me/several").bundle.answer.thresholds == (0.25, 0.5, 0.75)
 
 
 @pytest.mark.parametrize(
