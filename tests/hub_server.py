@@ -92,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             if isinstance(self.fault, int):
                 return self._send(self.fault, b"")
+            if isinstance(self.fault, dict):
+                return self._send_just(**self.fault)
             path = unquote(self.path.partition("?")[0])
             if path.startswith("/files/"):
                 content = hub.files.get(path.removeprefix("/files/"))
@@ -174,6 +176,15 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             return self._send(206, content[start:], **headers)
         return self._send(200, content, **headers)
+
+    def _send_just(self, status, body=b"", **headers):
+        """Send these headers and no others."""
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
 
     def _send(self, status, body, **headers):
         """Send an answer. Faults: ("cut", n) ends the connection after n bytes, ("size", n) states another size,

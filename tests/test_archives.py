@@ -8,8 +8,10 @@ import os
 import pickle
 import random
 import stat
+import struct
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -547,6 +549,7 @@ def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
 # Published data sets
 
 SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+TINY = {"train/a/images/1.png": b"", "train/b/images/1.png": b"", "val/images/2.png": b"", "val/images/3.png": b""}
 
 
 def matlab(tmp_path: Path, arrays: dict[str, np.ndarray], **settings) -> bytes:
@@ -660,12 +663,80 @@ def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
             {"train/a/images/1.png": b"", "val/images/2.png": b"", "val/val_annotations.txt": b"2.png b\n"},
             r"has a class that is not in train: b",
         ),
+        (
+            {"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_1.JPEG 3\nval/ILSVRC2012_val_1.JPEG 4"},
+            r"val.txt' must name each image once, got 'ILSVRC2012_val_1.JPEG' 2 times",
+        ),
+        ({**TINY, "val/val_annotations.txt": b"2.png a\n"}, r"val_annotations.txt' has no label of 3.png"),
+        (
+            {**TINY, "val/val_annotations.txt": b"2.png a\n3.png a\n2.png b\n"},
+            r"must name each image once, got '2.png'",
+        ),
+        (
+            {**TINY, "val/val_annotations.txt": b"2.png a\n3.png a\n../../../i0.jpg b\n"},
+            r"must name images without folders, got '../../../i0.jpg'",
+        ),
+        (
+            {"images/a_1.jpg": b"", "annotations/trainval.txt": b"a_1 1\n", "annotations/test.txt": b"a_1 1\n"},
+            r"annotations' must name each image once, got 'a_1' 2 times",
+        ),
+        (
+            {"ILSVRC2012_val_00000001.JPEG": b"", "ILSVRC2012_val_00000003.JPEG": b"", SYNSETS: b"n2\nn1\n"},
+            r"has no label of ILSVRC2012_val_00000003.JPEG",
+        ),
+        (
+            {"ILSVRC2012_val_00000002.JPEG": b"", "1.JPEG": b"", SYNSETS: b"n2\nn1\n"},
+            r"has no label of 1.JPEG",
+        ),
     ],
 )
 def test_a_published_set_that_is_incomplete_is_one_line(tmp_path, files, reason):
     with pytest.raises(VitrailError, match=reason) as caught:
         open_data(write_folder(tmp_path / "set", files))
     assert "\n" not in str(caught.value)
+
+
+def test_some_of_imagenets_images_have_the_lines_of_their_numbers(tmp_path):
+    files = {f"ILSVRC2012_val_0000000{i}.JPEG": b"x" for i in (2, 4)}
+    dataset = open_data(write_folder(tmp_path / "val", {**files, SYNSETS: b"n1\nn2\nn3\nn4\n"}))
+    assert [dataset.labels[label] for label in dataset.first.labels] == ["n2", "n4"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "ids", "reason"),
+    [
+        ([1.5, 2, 3], {}, r"imagelabels.mat' must have whole numbers of at least 1 in labels"),
+        ([-1, 2, 3], {}, r"must have whole numbers of at least 1 in labels"),
+        ([np.nan, 2, 3], {}, r"must have whole numbers of at least 1 in labels"),
+        ([np.inf, 2, 3], {}, r"must have whole numbers of at least 1 in labels"),
+        ([1, 2, 3], {"valid": [np.nan]}, r"setid.mat' must have whole numbers of at least 1 in valid"),
+        ([1, 2, 3], {"valid": [0]}, r"must have whole numbers of at least 1 in valid"),
+        ([1, 2, 3], {"valid": [4]}, r"must number images from 1 to 3 in valid"),
+        ([1, 2, 3], {"tstid": [1]}, r"setid.mat' must name each image once, got '1' 2 times"),
+    ],
+)
+def test_flowers_that_contradict_themselves_are_one_line(tmp_path, labels, ids, reason):
+    known = {"trnid": [1], "valid": [2], "tstid": [3]} | ids
+    files = {f"jpg/image_0000{i}.jpg": b"" for i in (1, 2, 3)}
+    files["imagelabels.mat"] = matlab(tmp_path, {"labels": np.array(labels)})
+    files["setid.mat"] = matlab(tmp_path, {key: np.array(value) for key, value in known.items()})
+    with pytest.raises(DamagedError, match=reason):
+        open_data(write_folder(tmp_path / "set", files))
+
+
+def test_matlab_files_of_two_arrays_of_a_name_and_bombs_are_refused(tmp_path):
+    one = matlab(tmp_path, {"labels": np.arange(4)})
+    with pytest.raises(DamagedError, match=r"x.mat' must have one array of each name"):
+        read_matlab(one + one[128:], "x.mat")
+    for inside in (bytes(2**24 + 8), bytes(8 * 1001)):
+        packed = zlib.compress(inside)
+        with pytest.raises(DamagedError, match=r"cannot be read as a MATLAB 5 file \(ValueError\)"):
+            read_matlab(one[:128] + struct.pack("<II", 15, len(packed)) + packed, "x.mat")
+    half = zlib.compress(struct.pack("<II", 1, 2**23) + bytes(2**23))
+    element = struct.pack("<II", 15, len(half)) + half
+    assert read_matlab(one + element, "x.mat").keys() == {"labels"}
+    with pytest.raises(DamagedError, match=r"\(ValueError\)"):
+        read_matlab(one + element * 2, "x.mat")
 
 
 def test_matlab_files_with_bytes_changed_are_refused_or_numbers(tmp_path):

@@ -1,6 +1,8 @@
 """Several labels an image: data, objective, scores, bundle, predictions."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 
 import vitrail
+from test_bundle import remake_manifest
 from vitrail.configs.bundle import ANSWER
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
@@ -100,6 +103,27 @@ def test_a_csv_of_several_labels(tmp_path):
         (tmp_path / "b.csv").write_text(text)
         with pytest.raises(VitrailError, match=reason):
             open_data(tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("file,labels\n0.png,cat,train\n", "Line 2 .* must have at most 2 cells, got '0.png,cat,train'"),
+        ("file,labels\n0.png,cat,,dog\n", "Line 2 .* must have at most 2 cells"),
+        ("0.png,cat,train,dog\n", "Line 1 .* must have at most 3 cells"),
+        ("file,labels,labels\n0.png,cat,dog\n", "CSV header must name file, .* once, got file, labels, labels in"),
+        ("file,path,labels\n0.png,1.png,dog\n", "CSV header must name file, .* once"),
+        ("file,label,labels\n0.png,cat,dog\n", "CSV header must name file, .* once"),
+        ("file,label,split,split\n0.png,cat,train,test\n", "CSV header must name file, .* once"),
+        ("file,labels\n0.png,cat\n1.png,a\n0.png,dog\n", "Line 4 .* must label '0.png' as an earlier line does"),
+        ("0.png,cat\n0.png,dog\n", "Line 2 .* must label '0.png' as an earlier line does, got 'dog'"),
+    ],
+)
+def test_a_csv_that_contradicts_itself_is_refused(tmp_path, text, reason):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(VitrailError, match=reason) as caught:
+        open_data(tmp_path / "a.csv")
+    assert "\n" not in str(caught.value)
 
 
 def test_some_of_each_label_stay_for_training():
@@ -241,9 +265,38 @@ def test_a_threshold_too_few_is_refused(run):
     bundle = vitrail.load(run.folder / "bundle")
     with pytest.raises(UsageError, match="Thresholds must be one for each of the model's 4 classes, got 1"):
         vitrail.Bundle(model=bundle.model, preprocess=bundle.preprocess, answer=SeveralLabels(thresholds=(0.5,)))
-    for wrong in ((2,), "x", ("a",), (float("nan"),)):
+    for wrong in ((2,), (1.0000000005,), "x", ("a",), (float("nan"),)):
         with pytest.raises(UsageError, match="Thresholds must be"):
             SeveralLabels(thresholds=wrong)
+
+
+def test_another_answer_is_another_bundle_without_its_scores(run):
+    bundle = vitrail.load(run.folder / "bundle")
+    assert "scores" in bundle.provenance
+    others = [dataclasses.replace(bundle, answer=one) for one in (SeveralLabels(thresholds=(0.5,) * 4), ONE_CLASS)]
+    assert len({one.fingerprint() for one in (bundle, *others)}) == 3
+    assert not any("scores" in one.provenance for one in others)
+    assert "scores" in dataclasses.replace(bundle, answer=SeveralLabels(thresholds=bundle.answer.thresholds)).provenance
+
+
+@pytest.mark.parametrize("document", [{"kind": [1]}, {"kind": {}}, {"kind": None}, [], {"kind": "class", "x": 1}])
+def test_a_strange_answer_is_one_line(tmp_path, document):
+    shutil.copytree(FIXTURE, tmp_path / "bundle")
+    (tmp_path / "bundle" / ANSWER).write_text(json.dumps(document))
+    remake_manifest(tmp_path / "bundle")
+    with pytest.raises(
+        DamagedError, match=r"is not a valid bundle: (Kind of answer must be|Answer of kind class must)"
+    ):
+        vitrail.load(tmp_path / "bundle")
+
+
+def test_format_1_with_an_answer_is_refused(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "bundle")
+    config = tmp_path / "bundle" / "config.json"
+    config.write_text(config.read_text().replace('"format": 2', '"format": 1'))
+    remake_manifest(tmp_path / "bundle")
+    with pytest.raises(DamagedError, match=r"answer.json' must not be in a bundle of format 1"):
+        vitrail.load(tmp_path / "bundle")
 
 
 def test_another_format_keeps_what_it_answers_and_warns(run, call, tmp_path):

@@ -177,6 +177,8 @@ def test_a_bundle_that_was_uploaded_comes_back_as_it_was(hub, published, tmp_pat
     convert("hf:me/bundle", tmp_path / "back", "vitrail", images=CLOTHES)
     for name in ("model.safetensors", "labels.json", "preprocess.json"):
         assert (tmp_path / "back" / name).read_bytes() == (published / "ours" / name).read_bytes()
+    hub.publish("me/several", Path(__file__).parent / "fixtures" / "bundle-format-2")
+    assert fetch("hf:me/several").bundle.answer.thresholds == (0.25, 0.5, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -474,6 +476,62 @@ def test_a_file_that_changed_meanwhile_starts_anew(hub, published):
     hub.faults.clear()
     serve(hub, published, "huggingface")
     assert fetch(address).library == "huggingface"
+
+
+def test_a_rest_of_another_version_is_not_joined(hub, published):
+    """Whatever a server that does not know If-Range sends."""
+    address = serve(hub, published)
+    content, etag = hub.files["small.safetensors"], hashlib.md5(hub.files["small.safetensors"]).hexdigest()
+    size, rest = len(content), b"\0" * (len(content) - 700)
+    place = f"bytes 700-{size - 1}/{size}"
+    for other in (
+        {"ETag": '"other"', "Content_Range": place},
+        {"Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": place},
+        {"Content_Range": place},
+        {"ETag": f'"{etag}"', "Content_Range": f"bytes 700-{size - 1}/*"},
+        {"ETag": f'"{etag}"', "Content_Range": f"bytes 701-{size - 1}/{size}"},
+    ):
+        hub.faults["/files/"] += [
+            ("cut", 700),
+            {"status": 206, "body": rest, "Content_Length": str(len(rest)), **other},
+        ]
+        found = fetch(address).fetched
+        assert found.path.read_bytes() == content
+        found.discard()
+    part = {"ETag": f'"{etag}"', "Content_Range": f"bytes 700-799/{size}", "Content_Length": "100"}
+    hub.faults["/files/"] += [("cut", 700), {"status": 206, "body": content[700:800], **part}]
+    hub.requests.clear()
+    found = fetch(address).fetched
+    assert found.path.read_bytes() == content
+    assert [headers.get("range") for _, _, headers in hub.requests] == [None, "bytes=700-", "bytes=800-"]
+    found.discard()
+    hub.requests.clear()
+    wrong = {"status": 206, "body": rest, "Content_Length": str(len(rest)), "ETag": '"other"', "Content_Range": place}
+    hub.faults["/files/"] += [("cut", 700), wrong] * 40
+    with pytest.raises(VitrailError, match="cannot be fetched"):
+        fetch(address)
+    assert len(hub.requests) < 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"status": 206, "body": b"PK\3\4", "Content_Length": "4", "Content_Range": "bytes 0-3/9"}, "206 Partial"),
+        ({"status": 204}, "the server answers 204 No Content, which is no whole file"),
+        ({"status": 200, "Content_Length": "0"}, "the file is empty"),
+        ({"status": 200, "body": b"0\r\n\r\n", "Transfer_Encoding": "chunked"}, "the file is empty"),
+        ({"status": 200, "body": b"PK\3\4"}, "the server does not say how many bytes it has"),
+        ({"status": 304}, "the server answers 304 Not Modified"),
+        ({"status": 302, "Location": "http://[::1", "Content_Length": "0"}, "an address that cannot be read"),
+    ],
+)
+def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer, reason):
+    hub.faults["/files/"] += [answer]
+    done = call("convert", f"{hub.storage}/files/x.npz", tmp_path / "out")
+    assert done.returncode == 2, done.stderr
+    assert f"got '{hub.storage}/files/x.npz' (" in done.stderr
+    assert reason in done.stderr.splitlines()[-1]
+    assert leftovers(tmp_path / "home") == []
 
 
 @pytest.mark.parametrize(

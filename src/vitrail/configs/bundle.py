@@ -76,6 +76,8 @@ def read_config(folder: Path) -> ModelConfig:
     for name in (MANIFEST, *FILES, *([ANSWER] if version > 1 else [])):
         if not (folder / name).is_file():
             raise DamagedError(path=folder / name, cause="is missing or not a file", advice="Restore it from a copy.")
+    if version == 1 and (folder / ANSWER).exists():  # an older version would read its logits as one class
+        raise DamagedError(path=folder / ANSWER, cause="must not be in a bundle of format 1")
     verify(folder, ("config.json",))
     _check_extensions(folder, fields.pop("extensions", {}))
     try:

@@ -11,22 +11,29 @@ if TYPE_CHECKING:
 
 _MATRIX, _COMPRESSED = 14, 15
 _KINDS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-_MOST = 2**26  # bytes of unpacked labels
+_MOST = 2**24  # bytes of unpacked labels, in all
+_MANY = 1000  # elements in a file, or in one of its elements
 
 
 def read_matlab(content: bytes, name: str) -> dict[str, "np.ndarray"]:
     """The arrays of numbers by their names, flat. Messages call the file `name`."""
     try:
         order = {b"IM": "<", b"MI": ">"}[content[126:128]]
-        return dict(_matrices(content[128:], order))
+        arrays = _matrices(content[128:], order)
     except Exception as error:  # a damaged file raises whatever its parser meets
         raise DamagedError(path=name, cause=f"cannot be read as a MATLAB 5 file ({type(error).__name__})") from None
+    found = dict(arrays)
+    if len(found) < len(arrays):
+        raise DamagedError(path=name, cause="must have one array of each name")
+    return found
 
 
 def _elements(content: bytes, order: str) -> "list[tuple[int, bytes]]":
     """The kind and the bytes of each element; small ones have both in their tag."""
     found, at = [], 0
     while at + 8 <= len(content):
+        if len(found) == _MANY:
+            raise ValueError("there are too many elements")
         kind, size = struct.unpack_from(f"{order}II", content, at)
         if kind >> 16:
             found.append((kind & 0xFFFF, content[at + 4 : at + 4 + (kind >> 16)]))
@@ -42,11 +49,16 @@ def _elements(content: bytes, order: str) -> "list[tuple[int, bytes]]":
 def _matrices(content: bytes, order: str) -> "list[tuple[str, np.ndarray]]":
     import numpy as np
 
-    found = []
-    for kind, inside in _elements(content, order):
+    found, left = [], _MOST
+    for kind, element in _elements(content, order):
+        parts = [(kind, element)]
         if kind == _COMPRESSED:
-            found += _matrices(zlib.decompressobj().decompress(inside, _MOST), order)
-        elif kind == _MATRIX:
+            unpacked = zlib.decompressobj().decompress(element, left + 1)
+            left -= len(unpacked)
+            if left < 0:
+                raise ValueError("it unpacks to too much")
+            parts = _elements(unpacked, order)
+        for inside in (part for sort, part in parts if sort == _MATRIX):
             _, _, (_, name), *data = _elements(inside, order)  # flags, dimensions, name, numbers
             if data and data[0][0] in _KINDS:
                 found.append((name.decode(), np.frombuffer(data[0][1], order + _KINDS[data[0][0]])))

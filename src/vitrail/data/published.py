@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vitrail.data.tree import Layout, Tree, is_image
@@ -44,6 +46,21 @@ def _rows(tree: Tree, path: str, columns: int) -> list[list[str]]:
     return rows
 
 
+def _check_names(tree: Tree, path: str, names: Iterable[str]) -> None:
+    """Refuse a list that names an image twice, which could have two classes or be in two splits, or one elsewhere."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DamagedError(path=tree.full(path), cause=f"must name each image once, got {name!r} {count} times")
+        if "/" in name or "\\" in name:
+            raise DamagedError(path=tree.full(path), cause=f"must name images without folders, got {name!r}")
+
+
+def _check_listed(tree: Tree, path: str, names: Iterable[str], of: dict[str, str]) -> None:
+    """Refuse images that a list has no class of."""
+    if missing := [name for name in names if name not in of]:
+        raise DamagedError(path=tree.full(path), cause=f"has no label of {missing[0]}")
+
+
 class TinyImageNet(Layout):
     """`train/<class>/images/*`, `val/images/*` with `val/val_annotations.txt`; `test` has no labels."""
 
@@ -61,6 +78,8 @@ class TinyImageNet(Layout):
             raise DamagedError(
                 path=tree.full(self._list), cause=f"has a class that is not in train: {', '.join(strange[:3])}"
             )
+        _check_names(tree, self._list, (row[0] for row in rows))
+        _check_listed(tree, self._list, filter(is_image, tree.files("val/images")), {row[0]: row[1] for row in rows})
         validation = [(tree.image(f"val/images/{row[0]}"), row[1]) for row in rows]
         unlabelled = len(tree.images("test")) if "test" in tree.folders() else 0
         left = f" (its {unlabelled:,} test images have no labels)" if unlabelled else ""
@@ -88,23 +107,21 @@ class ImageNetValidation(Layout):
                 f" {self._devkit} in {tree.name!r}, whose numbers follow the development kit's own order."
             )
         if listed == self._numbers:
-            of = {row[0].rpartition("/")[2]: row[1] for row in _rows(tree, listed, 2)}
+            found = [(row[0].rpartition("/")[2], row[1]) for row in _rows(tree, listed, 2)]
         elif listed == self._solution:
             try:
                 rows = list(csv.reader(tree.text(listed).splitlines()[1:]))
             except csv.Error as error:
                 raise DamagedError(path=tree.full(listed), cause=f"cannot be read as CSV ({error})") from None
-            of = {f"{row[0]}.JPEG": row[1].split()[0] for row in rows if len(row) > 1 and row[1].split()}
+            found = [(f"{row[0]}.JPEG", row[1].split()[0]) for row in rows if len(row) > 1 and row[1].split()]
         else:
-            ids = [row[0] for row in _rows(tree, self._ids, 1)]
-            if len(ids) != len(names):
-                raise DamagedError(
-                    path=tree.full(self._ids),
-                    cause=f"must have a line for each of {len(names):,} images, got {len(ids):,}",
-                )
-            of = dict(zip(names, ids, strict=True))
-        if missing := [name for name in names if name not in of]:
-            raise DamagedError(path=tree.full(str(listed)), cause=f"has no label of {missing[0]}")
+            # The line of an image is the number in its name, so that a folder may have some of them.
+            ids = {number: row[0] for number, row in enumerate(_rows(tree, self._ids, 1), 1)}
+            numbered = [(name, re.fullmatch(r"ILSVRC2012_val_(\d{1,8})\.\w+", name, re.ASCII)) for name in names]
+            found = [(name, ids[int(known[1])]) for name, known in numbered if known and int(known[1]) in ids]
+        _check_names(tree, str(listed), (name for name, _ in found))
+        of = dict(found)
+        _check_listed(tree, str(listed), names, of)
         kinds = sorted({of[name] for name in names})
         how = ""
         if len(kinds) == _IMAGENET_CLASSES and kinds[0].startswith("n"):
@@ -138,9 +155,11 @@ class OxfordPets(Layout):
 
     def read(self, tree: Tree) -> "Dataset":
         _refuse_packed(tree, {"images": "images.tar.gz", "annotations": "annotations.tar.gz"}, "Oxford Pets")
+        names = {split: [row[0] for row in _rows(tree, path, 2)] for split, path in self._lists.items()}
+        _check_names(tree, "annotations", (name for split in names.values() for name in split))
         files = {
-            split: [(tree.image(f"images/{row[0]}.jpg"), re.sub(r"_\d+$", "", row[0])) for row in _rows(tree, path, 2)]
-            for split, path in self._lists.items()
+            split: [(tree.image(f"images/{name}.jpg"), re.sub(r"_\d+$", "", name)) for name in listed]
+            for split, listed in names.items()
         }
         return _dataset(tree, files, "Oxford Pets")
 
@@ -158,9 +177,11 @@ class OxfordFlowers(Layout):
         _refuse_packed(tree, {"jpg": "102flowers.tgz"}, "Oxford Flowers")
         labels = self._numbers(tree, "imagelabels.mat", "labels")
         files: dict[str, Pairs] = {}
+        ids = {key: self._numbers(tree, "setid.mat", key) for _, key in self._splits}
+        _check_names(tree, "setid.mat", (str(one) for chosen in ids.values() for one in chosen))
         for split, key in self._splits:
-            chosen = self._numbers(tree, "setid.mat", key)
-            if min(chosen) < 1 or max(chosen) > len(labels):
+            chosen = ids[key]
+            if max(chosen) > len(labels):
                 raise DamagedError(
                     path=tree.full("setid.mat"), cause=f"must number images from 1 to {len(labels):,} in {key}"
                 )
@@ -173,7 +194,10 @@ class OxfordFlowers(Layout):
         found: Any = read_matlab(tree.read(path), tree.full(path)).get(key)
         if found is None or not len(found):
             raise DamagedError(path=tree.full(path), cause=f"must have numbers called {key}")
-        return [int(number) for number in found.tolist()]
+        numbers = found.tolist()
+        if any(not number >= 1 or number % 1 for number in numbers):  # NaN is not, and infinity has a NaN as its rest
+            raise DamagedError(path=tree.full(path), cause=f"must have whole numbers of at least 1 in {key}")
+        return [int(number) for number in numbers]
 
 
 def _refuse_packed(tree: Tree, archives: dict[str, str], name: str) -> None:

@@ -54,20 +54,32 @@ def _read_lines(path: Path) -> list[tuple[str, str, str | tuple[str, ...]]]:
         raise DamagedError(path=path, cause=f"cannot be read as CSV ({error})") from None
     columns = {"file": 0, "label": 1, "split": 2}
     header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
-    several = "labels" in header and "label" not in header
+    several = "labels" in header
+    width = len(columns)
     if several or "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
-        named = {("file" if name in _FILE_COLUMNS else name): place for place, name in enumerate(header)}
+        known = ["file" if name in _FILE_COLUMNS else name for name in header]
+        named = {name: place for place, name in enumerate(known)}
         what = "labels" if several else "label"
+        if any(known.count(name) > 1 for name in ("file", what, "split")) or {"label", "labels"} <= named.keys():
+            raise UsageError(
+                f"CSV header must name file, label (or labels) and split once, got {', '.join(header)} in"
+                f" {str(path)!r}."
+            )
         if not {"file", what} <= named.keys():
             raise UsageError(
                 f"CSV header must have file and label (or labels), got {', '.join(header)} in {str(path)!r}."
             )
         columns = {"file": named["file"], "label": named[what], "split": named.get("split", len(header))}
-        rows = rows[1:]
+        width, rows = len(header), rows[1:]
     if not rows:
         raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
-    lines = []
+    lines: list[tuple[str, str, str | tuple[str, ...]]] = []
+    labelled: dict[str, str | tuple[str, ...]] = {}
     for number, row in rows:
+        if any(row[width:]):
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must have at most {width} cells, got {','.join(row)!r}.", path=path
+            )
         cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
         if not cells["file"] or (not cells["label"] and not several):
             raise DamagedError(
@@ -80,6 +92,13 @@ def _read_lines(path: Path) -> list[tuple[str, str, str | tuple[str, ...]]]:
                 f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}.",
                 path=path,
             )
-        labels = tuple(dict.fromkeys(filter(None, map(str.strip, cells["label"].split(";")))))
-        lines.append((split, cells["file"], labels if several else cells["label"]))
+        labels = tuple(sorted(set(filter(None, map(str.strip, cells["label"].split(";"))))))
+        label = labels if several else cells["label"]
+        if labelled.setdefault(cells["file"], label) != label:
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must label {cells['file']!r} as an earlier line does, got"
+                f" {cells['label']!r}.",
+                path=path,
+            )
+        lines.append((split, cells["file"], label))
     return lines

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitrail.errors import UsageError
-from vitrail.settings import check_number
+from vitrail.settings import check_share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class Answer(ABC):
     def check_threshold(self, threshold: float | None) -> None:
         """Refuse a threshold where there is none, or that is no probability."""
         if threshold is not None:
-            check_number("threshold", threshold, low=0, below=1 + 1e-9)
+            check_share("threshold", threshold, 1)
 
     def check(self, classes: int) -> None:  # noqa: B027 - most kinds have no settings
         """Refuse settings that do not fit a model of so many classes."""
@@ -88,7 +88,7 @@ class SeveralLabels(Answer):
         if not isinstance(self.thresholds, list | tuple):
             raise UsageError(f"Thresholds must be a list of probabilities, got {self.thresholds!r}.")
         for threshold in self.thresholds:
-            check_number("thresholds", threshold, low=0, below=1 + 1e-9)
+            check_share("thresholds", threshold, 1)
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
 
     def probabilities(self, logits_BK: "Tensor") -> "Tensor":
@@ -118,7 +118,7 @@ def answer_from_json(document: object) -> Answer:
     """The answer that `to_json` wrote."""
     fields = dict(document) if isinstance(document, dict) else {}
     kind = fields.pop("kind", None)
-    if kind not in ANSWERS:
+    if not isinstance(kind, str) or kind not in ANSWERS:
         raise UsageError(f"Kind of answer must be one of {', '.join(ANSWERS)}, got {kind!r}.")
     names = {field.name for field in dataclasses.fields(ANSWERS[kind])}
     if fields.keys() != names:

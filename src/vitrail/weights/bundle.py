@@ -48,14 +48,15 @@ class Measured(NamedTuple):
     """Configuration of the model, this very object: a new head or another model has another one."""
     preprocess: Preprocess
     labels: tuple[str, ...] | None
+    answer: Answer
     weights: str
     """SHA-256 of the model.safetensors that it was loaded from, otherwise the bundle's fingerprint; empty without
     claims."""
 
     def fits(self, bundle: "Bundle") -> bool:
         """Whether the parts of a bundle are those that were measured, whatever its weights are now."""
-        known = (self.preprocess, self.labels)
-        return self.config is bundle.model.config and known == (bundle.preprocess, bundle.labels)
+        known = (self.preprocess, self.labels, self.answer)
+        return self.config is bundle.model.config and known == (bundle.preprocess, bundle.labels, bundle.answer)
 
     def is_of(self, bundle: "Bundle", weights: Path) -> bool:
         """Whether a bundle, whose weights are in this file, is the one that was measured."""
@@ -74,7 +75,7 @@ class Bundle:
     """A model with its preprocessing, labels and provenance, which are checked against each other.
 
     To change a part, make another bundle with `dataclasses.replace`: the preprocessing and the resize rule stay, and
-    scores and proofs of another model, preprocessing or list of labels leave the provenance.
+    scores and proofs of another model, preprocessing, list of labels or answer leave the provenance.
 
         >>> bundle = vitrail.load("fashion")
         >>> bundle.model.reset_classifier(2)
@@ -105,7 +106,7 @@ class Bundle:
         if self.measured is None:
             claims = _claims(self.provenance)
             weights = self.fingerprint() if claims else ""
-            measured = Measured(claims, self.model.config, self.preprocess, self.labels, weights)
+            measured = Measured(claims, self.model.config, self.preprocess, self.labels, self.answer, weights)
             object.__setattr__(self, "measured", measured)
 
     @property
@@ -120,8 +121,10 @@ class Bundle:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that its answers depend on: settings, preprocessing, labels and weights."""
+        """SHA-256 of everything that its answers depend on: settings, preprocessing, labels, answer and weights."""
         known = [self.model.config.to_document(), self.preprocess.to_json(), self.labels]
+        if self.answer != ONE_CLASS:  # other fingerprints are what they were before there were answers
+            known.append(self.answer.to_json())
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             plain = tensor.detach().cpu().contiguous()
@@ -240,7 +243,9 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         labels=parts.labels,
         provenance=parts.provenance,
         answer=parts.answer,
-        measured=Measured(_claims(parts.provenance), model.config, parts.preprocess, parts.labels, recorded),
+        measured=Measured(
+            _claims(parts.provenance), model.config, parts.preprocess, parts.labels, parts.answer, recorded
+        ),
     )
 
 

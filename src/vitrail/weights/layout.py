@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from vitrail.configs.bundle import ANSWER
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, read_json
 
@@ -14,7 +15,7 @@ DOCUMENTS = ("config.json", "preprocessor_config.json", "vitrail.json")
 """JSON documents of other libraries, and ours beside them."""
 ENDINGS = (".safetensors", ".npz", *PICKLES)
 """How the names of checkpoints end."""
-BESIDE = (*DOCUMENTS, CARD, MANIFEST, "preprocess.json", "labels.json", "provenance.json")
+BESIDE = (*DOCUMENTS, CARD, MANIFEST, "preprocess.json", "labels.json", "provenance.json", ANSWER)
 """Files beside the tensors that are read, of other libraries and of bundles."""
 WEIGHTS = (
     "model.safetensors",

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import ipaddress
 import json
+import re
 import shutil
 import time
 import urllib.error
@@ -113,15 +114,15 @@ class _Copy:
 
     def _try_often(self) -> None:
         """Fetch until the file is complete, as long as each attempt brings something."""
-        attempts = 0
+        attempts, most = 0, self._come
         while True:
-            before = self._come
             try:
                 return self._attempt()
             except (_Cut, http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code < 500:
                     raise _Refused(f"the server answers {error.code} {error.reason}") from None
-                attempts = 0 if self._come > before else attempts + 1
+                attempts = 0 if self._come > most else attempts + 1
+                most = max(most, self._come)  # what comes a second time is no progress
                 if attempts >= _ATTEMPTS or (not self._come and _is_wall(error)):
                     raise _Cut(_spoken(error)) from None
                 time.sleep(_PAUSE)
@@ -140,38 +141,53 @@ class _Copy:
         try:
             answer = _OPENER.open(urllib.request.Request(self.address, headers=headers), timeout=_PATIENCE)
         except urllib.error.HTTPError as error:
-            if error.code == 304:
+            if error.code == 304 and {"If-None-Match", "If-Modified-Since"} & headers.keys():
                 return
             if error.code == 416:  # the file has become shorter
                 self._part.unlink(missing_ok=True)
                 raise _Cut("the file has changed") from None
             raise
+        except ValueError:  # urllib reads the address of a redirect before we do
+            raise _Refused("it leads to an address that cannot be read") from None
         with answer:
+            if answer.status != 200 and not (answer.status == 206 and "Range" in headers):
+                raise _Refused(f"the server answers {answer.status} {answer.reason}, which is no whole file")
             self._receive(answer)
 
     def _receive(self, answer: Any) -> None:
-        begun = self._come if answer.status == 206 else 0
-        length = answer.headers.get("Content-Length")
-        total = begun + int(length) if length and length.isdecimal() else None
-        if begun and not str(answer.headers.get("Content-Range", "")).startswith(f"bytes {begun}-"):
-            self._part.unlink()
-            raise _Cut("the server continues elsewhere")
+        etag, date = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
+        validator = etag if etag.startswith('"') else date  # a weak one does not promise equal bytes
+        begun, total = 0, _length(answer)
+        if answer.status == 206:
+            begun, total = self._come, self._continued(answer, validator)
+            validator = self._read_state()["part"]
         _check_size(total, self.bare)
         if total is not None and shutil.disk_usage(self._part.parent).free < total - begun:
             raise VitrailError(
                 f"{self.bare} has {total:,} bytes, for which the disk of {self._part.parent} is too full."
             )
-        etag, date = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
-        validator = etag if etag.startswith('"') else date  # a weak one does not promise equal bytes
         self._write_state({**self._read_state(), "part": validator})
         say(f"fetching {self.bare}" + (f" ({total:,} bytes)" if total else "") + (f" from {begun:,}" if begun else ""))
         with self._kept(), self._part.open("ab" if begun else "wb") as file:
             _copy_stream(answer, file, self.bare, self.file.name, begun)
         if total is not None and self._come != total:
             raise _Cut(f"the connection ended after {self._come:,} of {total:,} bytes")
+        if not self._come:
+            raise _Refused("the file is empty")
         self.digest = checksum(self._part)
         self._write_state({"validator": validator, "sha256": self.digest})
         self._part.replace(self.file)
+
+    def _continued(self, answer: Any, validator: str) -> int:
+        """The size of the file whose rest comes; what has come is dropped if the rest is not of the same file."""
+        known = self._read_state()["part"]
+        # Only a date may be left out of an answer to If-Range.
+        is_same = validator == known or (not validator and not known.startswith('"'))
+        place = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""), re.ASCII)
+        if not is_same or place is None or int(place[1]) != self._come:
+            self._part.unlink()
+            raise _Cut("the server continues elsewhere" if is_same else "the file has changed")
+        return int(place[2])
 
     @contextlib.contextmanager
     def _kept(self) -> Generator[None]:
@@ -198,6 +214,16 @@ class _Copy:
 
     def _write_state(self, state: dict[str, str]) -> None:
         replace_text(self._state, json.dumps(state))
+
+
+def _length(answer: Any) -> int | None:
+    """The stated size of a whole file; None if it comes in chunks, whose end is marked."""
+    if answer.chunked:
+        return None
+    length = answer.headers.get("Content-Length", "")
+    if not (length.isascii() and length.isdecimal()):
+        raise _Refused("the server does not say how many bytes it has, so its end cannot be known")
+    return int(length)
 
 
 def _copy_stream(answer: Any, file: BinaryIO, bare: str, name: str, begun: int) -> None:
