@@ -30,7 +30,7 @@ def test_both_doublings_must_gain(tmp_path, deeper, wider, verdict):
 
 
 def test_without_results_nothing_is_said(tmp_path):
-    assert nothing(Size("size", digits_lab()), tmp_path) == {"C5": "cannot tell", "C9": "reported"}
+    assert nothing(Size("size", digits_lab()), tmp_path) == {"C5": "cannot tell", "C9": "cannot tell"}
     assert nothing(Size("size", digits_lab(sizes=(300,))), tmp_path)["C5"] == "cannot tell"
 
 

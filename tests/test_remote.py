@@ -318,8 +318,9 @@ def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, publishe
     bundle = dataclasses.replace(small(), provenance={"licence": "CC BY 4.0"})
     vitrail.save(bundle, tmp_path / "ours")
     convert(str(tmp_path / "ours"), tmp_path / to, to, verifies=False, images=CLOTHES)
-    huggingface_hub.create_repo("me/mine", exist_ok=True)
-    huggingface_hub.upload_folder(repo_id="me/mine", folder_path=tmp_path / to)
+    api = huggingface_hub.HfApi(endpoint=hub.address)  # the module's own one keeps the address it was imported with
+    api.create_repo("me/mine", exist_ok=True)
+    api.upload_folder(repo_id="me/mine", folder_path=tmp_path / to)
     arrived = hub.uploads.pop("me/mine")
     assert sorted(arrived) == sorted(path.name for path in (tmp_path / to).iterdir())
     card = huggingface_hub.ModelCard(arrived["README.md"].decode()).data
@@ -604,12 +605,12 @@ SLOW = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from vitrail.weights import web
-web._CHUNK = 50_000
+web._CHUNK = 20_000
 read = web._copy_stream
 class Slow:
     def __init__(self, answer): self.answer = answer
     def read(self, size):
-        time.sleep(0.02)
+        time.sleep(0.05)
         return self.answer.read(size)
 web._copy_stream = lambda answer, *rest: read(Slow(answer), *rest)
 print(web.Web().fetch({address!r}, None).weights, flush=True)

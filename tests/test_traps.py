@@ -192,6 +192,9 @@ def test_19_a_cache_of_images_remembers_no_augmentation(tmp_path):
 def test_no_pickle_is_trusted_anywhere():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
+        if path.relative_to(SOURCE).as_posix() == "data/unpickle.py":  # runs behind the wall, and knows a list of names
+            assert re.findall(r"pickle\.\w+", text) == ["pickle.Unpickler"]
+            continue
         assert not re.search(r"^\s*(import|from) (pickle|dill|cloudpickle)\b", text, re.MULTILINE), path
         assert "joblib.load" not in text, path  # the lab's engine uses joblib for its own processes alone
         assert "allow_pickle=True" not in text, path
