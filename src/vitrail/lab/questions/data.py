@@ -98,7 +98,7 @@ class Data(Question):
         sizes = self.lab.sizes
         yield Verdict("C1", "trained", smallest([self._lead("resnet", "vit", count) for count in sizes[:2]]))
         yield self._overtakes()
-        yield Verdict("C3", "trained", self._narrowing())
+        yield Verdict("C3", "trained", self._narrowing(), is_share=False)
         yield Verdict("C7", "trained", smallest([self._gap_shrinks(family) for family in self.lab.families]))
         yield Verdict("C8", "reported", words=self._floor_words())
         if "mixer" in self.lab.families:
