@@ -602,7 +602,8 @@ def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 sys.path.insert(0, {tests!r})
 from vitrail.weights import web
 web._CHUNK = 20_000
