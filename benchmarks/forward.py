@@ -175,7 +175,7 @@ def main():
     print(
         f"torch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds, images/s (% of ceiling)\n"
     )
-    with torch.inference_mode():
+    with torch.no_grad():
         if arguments.models:
             race_vits(arguments.models, arguments.rounds)
         if arguments.families:
