@@ -428,7 +428,11 @@ def evaluate(
     if asked := [name for name, value in outputs.items() if value is not None]:
         if protocol != "classify":
             raise UsageError(f"--{asked[0]} must come with --protocol classify, got {protocol}.")
-        scores = _evaluate_each(bundle, data, split, settings, force=force, **outputs, **running)
+        from vitrail.evaluation.outputs import evaluate_each
+        from vitrail.evaluation.protocols import check_settings
+
+        check_settings(protocol, settings)
+        scores = evaluate_each(bundle, data, split, force=force, **outputs, **running)
     else:
         scores = tasks.evaluate(bundle, data, split, protocol=protocol, **settings, **running).scores
     for note in scores["notes"]:
@@ -443,49 +447,6 @@ def evaluate(
         sys.stdout.write("\n")
         print_table(None, written)
     return None
-
-
-def _evaluate_each(
-    bundle: str,
-    data: str,
-    split: str | None,
-    settings: dict[str, Any],
-    *,
-    output: Path | None,
-    page: Path | None,
-    against: str | None,
-    force: bool,
-    workers: int,
-    device: str,
-) -> dict[str, Any]:
-    """The scores, and what is asked for of each image."""
-    from vitrail.answers.kept import KeptAnswers
-    from vitrail.evaluation import outputs
-    from vitrail.evaluation.protocols import answer_split, check_settings
-    from vitrail.weights.bundle import load
-
-    check_settings("classify", settings)
-    outputs.check_outputs(output, page, force=force)
-    other: Any = None
-    if against is not None:
-        is_kept = against.lower().endswith(".npz")
-        other = KeptAnswers.read(Path(against)) if is_kept else load(check_folder(against), device=device)
-    loaded = load(bundle, device=device)
-    loaded.parts.check_one_class("--output, --page and --against")
-    answered = answer_split(loaded, data, split, workers=workers)
-    scores = answered.scores()
-    if against is not None:
-        if not isinstance(other, KeptAnswers):
-            try:
-                other = answer_split(other, data, split, workers=workers)
-            except UsageError as error:
-                raise UsageError(f"--against {against}: {error}") from None
-        scores["against"] = outputs.describe(outputs.compare(answered, other), bundle, against)
-    if output is not None:
-        outputs.write_output(answered, output, force=force)
-    if page is not None:
-        outputs.write_page(answered, scores, loaded.preprocess, page, model=bundle, workers=workers, force=force)
-    return scores
 
 
 def runs(

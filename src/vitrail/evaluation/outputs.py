@@ -13,16 +13,59 @@ from vitrail.answers.kept import KeptAnswers
 from vitrail.answers.paired import Paired
 from vitrail.answers.sheet import ON_PAGE, Judged, word, write_mistakes
 from vitrail.answers.thumbnail import thumbnail
+from vitrail.configs.bundle import check_folder
 from vitrail.data.prefetch import prefetch
-from vitrail.errors import DamagedError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.metrics import doubtful_labels, wilson
-from vitrail.evaluation.protocols import Answered
+from vitrail.evaluation.protocols import Answered, answer_split
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.page import Html, numbers, table
 from vitrail.storage import check_output
+from vitrail.weights.bundle import Bundle, load
 
 _BEST = 5  # answers of an image in a table
 _CONFUSIONS = 20
+
+
+def evaluate_each(
+    bundle: str,
+    data: str,
+    split: str | None = None,
+    *,
+    output: Path | None = None,
+    page: Path | None = None,
+    against: str | None = None,
+    force: bool = False,
+    workers: int = 2,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """The scores of a bundle, and what is asked for of each image: a table or file of answers, a page of mistakes, the
+    comparison with another bundle or with the answers that one left. What cannot be read or written is refused before
+    any image is."""
+    check_outputs(output, page, force=force)
+    other = None if against is None else _open_other(against, device)
+    loaded = load(bundle, device=device)
+    loaded.parts.check_one_class("--output, --page and --against")
+    answered = answer_split(loaded, data, split, workers=workers)
+    scores = answered.scores()
+    if isinstance(other, Bundle):
+        try:
+            other = keep(answer_split(other, data, split, workers=workers))
+        except UsageError as error:
+            raise UsageError(f"--against {against}: {error}") from None
+    if against is not None and other is not None:
+        scores["against"] = describe(keep(answered).against(other), bundle, against)
+    if output is not None:
+        write_output(answered, output, force=force)
+    if page is not None:
+        write_page(answered, scores, loaded.preprocess, page, model=bundle, workers=workers, force=force)
+    return scores
+
+
+def _open_other(against: str, device: str) -> Bundle | KeptAnswers:
+    if against.lower().endswith(".npz"):
+        return KeptAnswers.read(Path(against))
+    return load(check_folder(against), device=device)
 
 
 def check_outputs(output: Path | None, page: Path | None, *, force: bool) -> None:
@@ -60,11 +103,6 @@ def _rows(answered: Answered, best: int) -> Iterator[Row]:
         chosen = np.argsort(-probabilities, kind="stable")[:best]
         named = [{"label": answered.names[place], "score": float(probabilities[place])} for place in chosen]
         yield {"file": answered.split.name_of(int(index)), "truth": answered.names[truth], "predictions": named}
-
-
-def compare(answered: Answered, other: Answered | KeptAnswers) -> Paired:
-    """The paired comparison with another model on the same images."""
-    return keep(answered).against(other if isinstance(other, KeptAnswers) else keep(other))
 
 
 def describe(paired: Paired, one: str, other: str) -> dict[str, Any]:
