@@ -215,6 +215,49 @@ def test_looking_changes_nothing_and_costs_only_the_layers_asked_for():
     torch.testing.assert_close(pooled, seen.steps["pooled"], rtol=0, atol=1e-4)
 
 
+STEPS = ["norm1", "q", "k", "v", "scores", "weights", "heads", "msa", "middle", "norm2", "z1", "activated", "z2"]
+
+
+@pytest.mark.parametrize("position", ["learned-1d", "rope-2d", "relative"])
+@pytest.mark.parametrize("changes", [{}, {"layer_scale": 0.3, "attention_scale": 0.2, "activation": "gelu-tanh"}])
+def test_the_inside_of_a_layer_is_what_the_layer_computes(position, changes):
+    model = small(position=position, **changes)
+    images = random_images(model)
+    seen = look(model, images, inside=[1, -1])
+    assert torch.equal(seen.logits, model(images))
+    steps, scale = seen.steps, changes.get("layer_scale", 1.0)
+    assert [name for name in steps if name.count(".") == 2] == [f"blocks.{n}.{step}" for n in (1, 2) for step in STEPS]
+    for layer, entering in ((1, steps["blocks.0"]), (2, steps["blocks.1"])):
+        block, inner = model.blocks[layer], {name: steps[f"blocks.{layer}.{name}"] for name in STEPS}
+        assert torch.equal(inner["norm1"], block.norm1(entering))
+        torch.testing.assert_close(inner["weights"], seen.attention[layer])
+        torch.testing.assert_close(inner["scores"].softmax(-1), seen.attention[layer])
+        mixed = torch.einsum("bhqn,bhnk->bqhk", inner["weights"], inner["v"]).flatten(2)
+        torch.testing.assert_close(inner["msa"], mixed @ block.attn.proj.weight.T + block.attn.proj.bias)
+        gammas = [1.0, 1.0] if scale == 1 else [block.ls1.gamma, block.ls2.gamma]
+        torch.testing.assert_close(inner["middle"], entering + gammas[0] * inner["msa"])
+        torch.testing.assert_close(steps[f"blocks.{layer}"], inner["middle"] + gammas[1] * inner["z2"])
+        assert inner["z1"].shape == inner["activated"].shape == (3, 25, 32)
+
+
+def test_the_inside_of_the_original_encoder_and_of_a_pixel_transformer():
+    model = small(norm_order="post", activation="relu")
+    seen = look(model, random_images(model), inside=[0])
+    inner = {name.removeprefix("blocks.0."): step for name, step in seen.steps.items()}
+    assert torch.equal(inner["norm1"], model.blocks[0].norm1(seen.steps["tokens"] + inner["msa"]))
+    torch.testing.assert_close(inner["norm2"], seen.steps["blocks.0"])
+    pixels = redraw(create("iGPT-Micro", classes=3), std=0.1)
+    seen = look(pixels, torch.rand(2, 1, 14, 14) * 2 - 1, inside=None)
+    for layer in range(pixels.config.depth):
+        middle, output = seen.steps[f"blocks.{layer}.middle"], seen.steps[f"blocks.{layer}.z2"]
+        torch.testing.assert_close(middle + output, seen.steps[f"blocks.{layer}"])
+    with pytest.raises(UsageError, match="got family mixer"):
+        look(create("Mixer-Nano/7"), torch.zeros(1, 1, 28, 28), inside=[0])
+    with pytest.raises(UsageError, match="evaluation mode"):
+        small().train().observe(random_images(model), inside=[0])
+    assert list(look(create("Mixer-Nano/7"), torch.zeros(1, 1, 28, 28)).attention) == []
+
+
 def test_looking_leaves_every_module_in_its_mode():
     model = small().train()
     model.blocks[0].eval()

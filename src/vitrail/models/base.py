@@ -25,10 +25,15 @@ class Seen:
     """The recorded layers, from 0."""
     with_attention: bool = True
     """Whether the attention weights of these layers are recorded, too."""
+    inside: frozenset[int] = frozenset()
+    """The Transformer layers whose every step is recorded, from 0."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     """Intermediate results. Every family: `blocks.0` and so on, the outputs of the recorded layers, and `pooled`, the
     input of the head. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
-    Transformers: `tokens`, with positions."""
+    Transformers: `tokens`, with positions. Of a layer of `inside`, say 0, in the order of eqs. 2, 3 and 5 to 8 of the
+    paper: `blocks.0.norm1`, `.q`, `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (their softmax),
+    `.heads` (weights times v), `.msa` (heads together, projected), `.middle` (z', after the residual connection),
+    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output)."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
     pooling: Tensor | None = None
@@ -39,6 +44,11 @@ class Seen:
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
         return self.with_attention and layer in self.layers
+
+    def keep_inside(self, layer: int, steps: Callable[[], dict[str, Tensor]]) -> None:
+        """Record what `steps` computes of the inside of a layer, if that is asked for."""
+        if layer in self.inside:
+            self.steps |= {f"blocks.{layer}.{name}": step for name, step in steps().items()}
 
     def keep(self, layer: int, output: Tensor) -> None:
         """Record the output of a layer, if that layer is recorded."""
@@ -136,6 +146,8 @@ class Model(nn.Module, Generic[Config]):
     """Whether activation checkpointing is on."""
     embedding: ClassVar[str] = ""
     """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
+    opens_blocks: ClassVar[bool] = False
+    """Whether the steps inside a layer can be recorded: the blocks are those of a Transformer."""
     after_blocks: ClassVar[tuple[str, ...]] = ("head.", "norm.", "pre_logits.", "attn_pool.")
     """Prefixes of the names of parameters that follow the last block."""
 
@@ -245,10 +257,23 @@ class Model(nn.Module, Generic[Config]):
 
     # What a model makes of images, besides logits
 
-    def observe(self, images: Tensor, layers: Iterable[int] | None = (), *, attention: bool = False) -> Seen:
+    def observe(
+        self,
+        images: Tensor,
+        layers: Iterable[int] | None = (),
+        *,
+        attention: bool = False,
+        inside: Iterable[int] | None = (),
+    ) -> Seen:
         """Run the model as it is, in its present mode and with gradients unless they are switched off, and return its
-        intermediate results. `layers` are those to record, from 0 (negative: from the last); None means all."""
-        seen = Seen(frozenset(self._pick(layers)), with_attention=attention)
+        intermediate results. `layers` are those to record, and `inside` those to record step by step, from 0 (negative:
+        from the last); None means all."""
+        opened = frozenset(self._pick(inside))
+        if opened and not self.opens_blocks:
+            raise UsageError(f"Inside must be of a Transformer's layers, got family {self.config.family}.")
+        if opened and self.training:  # computed once more, it would draw another dropout
+            raise UsageError("Inside must be of a model in evaluation mode, got one in training mode.")
+        seen = Seen(frozenset(self._pick(layers)), with_attention=attention, inside=opened)
         self(images, seen)
         return seen
 

@@ -9,6 +9,7 @@ Shapes: B images, N pixels in raster order, D width, P colours, K classes.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Generator
 from typing import Literal, cast
@@ -44,6 +45,14 @@ class PixelBlock(nn.Module):
         z_BND = z_BND + drop(self.attn(self.norm1(z_BND), bias=mask), self.dropout, self.training)
         return z_BND + self.mlp(self.norm2(z_BND))
 
+    def steps(self, z_BND: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """Every step of this layer by its name (see `Seen.steps`)."""
+        norm1_BND = self.norm1(z_BND)
+        attended = self.attn.steps(norm1_BND, bias=mask)
+        middle_BND = z_BND + attended["msa"]
+        norm2_BND = self.norm2(middle_BND)
+        return {"norm1": norm1_BND, **attended, "middle": middle_BND, "norm2": norm2_BND, **self.mlp.steps(norm2_BND)}
+
 
 class IGPT(Model[IGPTConfig]):
     """`forward(images) -> logits`: (B, K) for classes, (B, N, P) if each next pixel is predicted."""
@@ -51,6 +60,7 @@ class IGPT(Model[IGPTConfig]):
     blocks: list[PixelBlock]  # a ModuleList, which cannot say what it holds
     palette: Tensor
     mask: Tensor | None
+    opens_blocks = True
 
     def __init__(self, config: IGPTConfig) -> None:
         super().__init__(config)
@@ -79,6 +89,8 @@ class IGPT(Model[IGPTConfig]):
         for layer, block in enumerate(self.blocks):
             if seen is not None and seen.wants_attention(layer):
                 seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
+            if seen is not None:
+                seen.keep_inside(layer, functools.partial(block.steps, z_BND, self.mask))
             z_BND = self.run_block(block, z_BND, self.mask)
             if seen is not None:
                 seen.keep(layer, z_BND)

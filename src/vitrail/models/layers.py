@@ -111,6 +111,23 @@ class Attention(nn.Module):
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
+    def steps(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> dict[str, Tensor]:
+        """Eqs. 5 to 8 one by one, computed separately from the fused kernel."""
+        q_BHNK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope)
+        scores_BHNN = attention_scores(q_BHNK, k_BHNK, bias, self.scale)
+        weights_BHNN = scores_BHNN.softmax(-1)
+        heads_BHNK = weights_BHNN @ v_BHNK
+        msa_BND = self.proj(heads_BHNK.transpose(1, 2).flatten(2))
+        return {
+            "q": q_BHNK,
+            "k": k_BHNK,
+            "v": v_BHNK,
+            "scores": scores_BHNN,
+            "weights": weights_BHNN,
+            "heads": heads_BHNK,
+            "msa": msa_BND,
+        }
+
     def qkv_heads(
         self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,11 +154,16 @@ class Attention(nn.Module):
 
 def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
     """Attention weights of eq. 6 (B, H, Q, N); rows sum to 1."""
-    logits_BHQN = (q_BHQK * (q_BHQK.shape[-1] ** -0.5 if scale is None else scale)) @ k_BHNK.transpose(-2, -1)
+    return attention_scores(q_BHQK, k_BHNK, bias, scale).softmax(-1)
+
+
+def attention_scores(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
+    """What the softmax of eq. 6 is of: q k^T / sqrt(K) (B, H, Q, N), with a bias or a mask."""
+    scores_BHQN = (q_BHQK * (q_BHQK.shape[-1] ** -0.5 if scale is None else scale)) @ k_BHNK.transpose(-2, -1)
     if bias is not None:
         is_mask = bias.dtype == torch.bool
-        logits_BHQN = logits_BHQN.masked_fill(~bias, -torch.inf) if is_mask else logits_BHQN + bias
-    return logits_BHQN.softmax(-1)
+        scores_BHQN = scores_BHQN.masked_fill(~bias, -torch.inf) if is_mask else scores_BHQN + bias
+    return scores_BHQN
 
 
 def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:
@@ -165,6 +187,12 @@ class MLP(nn.Module):
         hidden_BNM = activate(self.fc1(x_BND), self.activation, fresh=is_plain(self.fc1))
         hidden_BNM = drop(hidden_BNM, self.dropout, self.training)
         return drop(self.fc2(hidden_BNM), self.dropout, self.training)
+
+    def steps(self, x_BND: Tensor) -> dict[str, Tensor]:
+        """The hidden layer, its activation and the output."""
+        z1_BNM = self.fc1(x_BND)
+        activated_BNM = activate(z1_BNM, self.activation, fresh=False)
+        return {"z1": z1_BNM, "activated": activated_BNM, "z2": self.fc2(activated_BNM)}
 
 
 class AttentionPool(nn.Module):

@@ -15,13 +15,15 @@ def look(
     layers: Iterable[int] | None = None,
     *,
     attention: bool = True,
+    inside: Iterable[int] | None = (),
     gradients: bool = False,
 ) -> Seen:
     """Run `model` on a batch of preprocessed `images` and return its intermediate results.
 
     `layers` are the blocks to record, from 0 (negative: from the last); default all. Their attention weights are
     recomputed from the input of the fused kernel, so the kernel stays in use, the logits are bit-identical, and memory
-    grows only with the recorded layers; `attention=False` omits them. The model runs in evaluation mode, and its mode
+    grows only with the recorded layers; `attention=False` omits them. `inside` are layers of a Transformer whose every
+    step is recorded, from LayerNorm to the MLP (see `Seen.steps`); None means all. The model runs in evaluation mode, and its mode
     is restored. `gradients=True` keeps what is needed to differentiate any of the results.
 
         >>> model = vitrail.create("ViT-Nano/7")
@@ -30,9 +32,11 @@ def look(
         ['patches', 'projected', 'tokens', 'blocks.0', 'blocks.3', 'pooled']
         >>> seen.attention[3].shape
         torch.Size([1, 4, 17, 17])
+        >>> vitrail.look(model, torch.zeros(1, 1, 28, 28), inside=[0]).steps["blocks.0.q"].shape
+        torch.Size([1, 4, 17, 16])
     """
     with torch.set_grad_enabled(gradients), evaluating(model):
-        return model.observe(images, layers, attention=attention)
+        return model.observe(images, layers, attention=attention, inside=inside)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
     y    = LN(z_L^0)                                   eq. 4    ViT.read
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal, Self, cast
 
@@ -77,6 +78,23 @@ class Block(nn.Module):
         """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
         return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
 
+    def steps(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
+        """Every step of this layer by its name (see `Seen.steps`), computed separately from the fused kernel. After
+        each part, `norm1` and `norm2` of the original encoder follow the residual connection."""
+        if self.pre_norm:
+            norm1_BTD = self.norm1(z_BTD)
+            attended = self.attn.steps(norm1_BTD, rope, bias)
+            middle_BTD = self._add(z_BTD, attended["msa"], self.ls1)
+            norm2_BTD = self.norm2(middle_BTD)
+            inner = self.mlp.steps(norm2_BTD)
+            return {"norm1": norm1_BTD, **attended, "middle": middle_BTD, "norm2": norm2_BTD, **inner}
+        attended = self.attn.steps(z_BTD, rope, bias)
+        middle_BTD = self._add(z_BTD, attended["msa"], self.ls1)
+        norm1_BTD = self.norm1(middle_BTD)
+        inner = self.mlp.steps(norm1_BTD)
+        norm2_BTD = self.norm2(self._add(norm1_BTD, inner["z2"], self.ls2))
+        return {**attended, "middle": middle_BTD, "norm1": norm1_BTD, **inner, "norm2": norm2_BTD}
+
 
 class PreLogits(nn.Module):
     """The hidden layer of the pre-training head (section 3.1)."""
@@ -96,6 +114,7 @@ class ViT(Model[ViTConfig]):
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
     mask: Tensor | None
     embedding = "patch_embed.proj"
+    opens_blocks = True
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -173,6 +192,8 @@ class ViT(Model[ViTConfig]):
             rope, bias = self.position.rotation(self), self.bias(layer)
             if seen is not None and seen.wants_attention(layer):
                 seen.attention[layer] = block.attention(z_BTD, rope, bias)
+            if seen is not None:
+                seen.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
             entering_BTD = z_BTD
             z_BTD = self.run_block(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)
             if seen is not None and layer in seen.layers:
