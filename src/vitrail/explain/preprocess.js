@@ -1,18 +1,20 @@
-// From a file to the pixels that the model is given, as images/preprocess.py does it: upright, onto the background where
+// From a file to the pixels that the model is given, as images/preprocess.py does it: upright, on the background where
 // it is transparent, grey or colour, resized by Pillow's arithmetic, cropped at the centre; and the levels as the model
 // reads them. `rules` is the bundle's preprocess.json.
 "use strict";
 
 const MOST_PIXELS = 120e6, WHOLE_RESIZE = 32e6;
 
-// The file's pixels (RGBA) as they are stored, with its orientation applied.
-async function decode(file) {
-  const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+// The file's pixels (RGBA) as they are stored, upright, and laid onto the background where they are transparent.
+async function decode(file, { background }) {
+  const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" });
   const { width, height } = bitmap;
   if (width * height > MOST_PIXELS) throw new Error("too many pixels");
   const canvas = document.createElement("canvas");
   canvas.width = width; canvas.height = height;
   const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.fillStyle = `rgb(${background})`;
+  context.fillRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0);
   return { width, height, rgba: context.getImageData(0, 0, width, height).data };
 }
@@ -20,11 +22,11 @@ async function decode(file) {
 // Uint8 pixels (H, W, C) of the model's size.
 function cropped({ width, height, rgba }, rules) {
   const channels = rules.mean.length, [high, wide] = rules.resolution;
-  let planes = planesOf(rgba, width * height, channels, rules.background);
+  const planes = planesOf(rgba, width * height, channels);
   const [broad, tall] = resizedSize(rules, width, height);
   const left = roundHalfEven((broad - wide) / 2), top = roundHalfEven((tall - high) / 2);
   const whole = broad * tall <= WHOLE_RESIZE, [across, down] = [width / broad, height / tall];
-  const fill = planesOf(Uint8ClampedArray.of(...rules.background, 255), 1, channels, rules.background).map(([level]) => level);
+  const fill = planesOf(rules.background, 1, channels).map(([level]) => level);
   const pixels = new Uint8Array(high * wide * channels);
   planes.forEach((plane, c) => {
     const fitted = whole
@@ -41,16 +43,15 @@ function cropped({ width, height, rgba }, rules) {
   return pixels;
 }
 
-// What is transparent is laid onto the background; grey is Pillow's (ITU-R 601-2).
-function planesOf(rgba, count, channels, background) {
-  const planes = Array.from({ length: channels }, () => new Uint8Array(count));
-  for (let i = 0; i < count; i++) {
-    const opaque = rgba[4 * i + 3];
-    const [red, green, blue] = [0, 1, 2].map((c) => Math.round((rgba[4 * i + c] * opaque + background[c] * (255 - opaque)) / 255));
-    if (channels === 1) planes[0][i] = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16;
-    else [planes[0][i], planes[1][i], planes[2][i]] = [red, green, blue];
-  }
-  return planes;
+// Every channel by itself; grey is Pillow's (ITU-R 601-2).
+function planesOf(rgba, count, channels) {
+  return Array.from({ length: channels }, (_, c) => {
+    const plane = new Uint8Array(count);
+    for (let i = 0; i < count; i++) {
+      plane[i] = channels === 3 ? rgba[4 * i + c] : (rgba[4 * i] * 19595 + rgba[4 * i + 1] * 38470 + rgba[4 * i + 2] * 7471 + 0x8000) >> 16;
+    }
+    return plane;
+  });
 }
 
 // Width and height after the resize, before the crop.
