@@ -33,7 +33,8 @@ COMPARE = """async ({ config, layout, images, size, steps, change }) => {
   const worst = {}, logits = [];
   for (let image = 0; image < images; image++) {
     const found = forward({ config, tensors }, next(size), { ...change, ...sets });
-    const all = { ...found.steps, logits: found.logits, ...Object.fromEntries(found.lens.map((one, i) => [`lens.${i}`, one])) };
+    const lens = Object.fromEntries(found.lens.map((one, i) => [`lens.${i}`, one]));
+    const all = { ...found.steps, logits: found.logits, ...lens };
     logits.push([...found.logits]);
     for (const [name, count] of steps) {
       const expected = next(count);
@@ -272,7 +273,7 @@ FILES = {
     "grey with transparency": SMOOTH.convert("LA"),
     "palette": SMOOTH.convert("RGB").quantize(40),
     "black and white": Image.fromarray(NOISE[..., 0] > 100),
-    "16 bits": Image.fromarray((NOISE[..., 0].astype(np.uint16) * 257)),
+    "16 bits": Image.fromarray(NOISE[..., 0].astype(np.uint16) * 257),
 }
 RULES = [
     {"resolution": (28, 28), "crop_fraction": 1.0, "mean": (0.5,), "std": (0.5,)},

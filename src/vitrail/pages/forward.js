@@ -103,12 +103,15 @@ function read({ config, tensors }, z_TD, change) {
     }
     pooled = Float32Array.from(sums, (sum) => sum / count);
   }
-  let y = pooled;
-  if (config.representation !== "none") {
-    const activate = config.representation === "tanh" ? Math.tanh : GELU.gelu;
-    y = linear(y, width, tensors["pre_logits.fc.weight"], tensors["pre_logits.fc.bias"]).map(activate);
-  }
+  const y = represent({ config, tensors }, pooled);
   return { pooled, logits: linear(y, width, tensors["head.weight"], tensors["head.bias"]) };
+}
+
+// The hidden layer of the pre-training head, if there is one.
+function represent({ config, tensors }, pooled) {
+  if (config.representation === "none") return pooled;
+  const hidden = linear(pooled, config.width, tensors["pre_logits.fc.weight"], tensors["pre_logits.fc.bias"]);
+  return hidden.map(config.representation === "tanh" ? Math.tanh : GELU.gelu);
 }
 
 // x W^T + b, for every row of x, which is `width` numbers; some queries, keys and values have no bias.
