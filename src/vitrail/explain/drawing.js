@@ -142,8 +142,10 @@ function makeMap(host, words, pick = null, name = words) {
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const SIGNS = { times: "×", cdot: "·", in: "∈", dots: "…", to: "→", mu: "μ", sigma: "σ", gamma: "γ", beta: "β", epsilon: "ε", R: "ℝ", sum: "∑", approx: "≈" };
 
+const lined = (text) => text.split("~").map(typeset);
+
 function typeset(text) {
-  const tokens = text.match(/\\[a-zA-Z]+|[A-Za-z]+|[0-9][0-9.,]*|\S/g) ?? [];
+  const tokens = text.match(/\\[a-zA-Z]+|[A-Za-z]+|−?[0-9]+(?:\.[0-9]+)?|\S/g) ?? [];
   const make = (tag, ...children) => { const made = document.createElementNS(MATHML, tag); made.append(...children); return made; };
   let at = 0;
   const group = () => {
@@ -159,7 +161,7 @@ function typeset(text) {
     if (token === "\\sqrt") return make("msqrt", group());
     if (token === "\\sum") return make("mo", SIGNS.sum);
     if (token[0] === "\\") return make(/^[a-z]+$/.test(token.slice(1)) && "μσγβε".includes(SIGNS[token.slice(1)]) ? "mi" : "mo", SIGNS[token.slice(1)]);
-    if (/^[0-9]/.test(token)) return make("mn", token);
+    if (/^−?[0-9]/.test(token)) return make("mn", token);
     if (/^[A-Za-z]/.test(token)) return make("mi", token);
     return make("mo", token === "-" ? "−" : token);
   };

@@ -57,8 +57,8 @@ PARTS = {
         Station("image", r"x \in \R^{H \times W \times C}", "{high} x {wide} x {channels}"),
         Station("patches", r"N = \frac{H W}{P^2}", "{count} x {tall} x {broad} x {channels}"),
         Station("flatten", r"x_p \in \R^{N \times (P^2 C)}", "{count} x {flat}"),
-        Station("project", r"x_p^i E + b, E \in \R^{(P^2 C) \times D}", "{count} x {width}"),
-        Station("cls", "[{first}x_p^1 E; x_p^2 E; \\dots; x_p^N E]", "{tokens} x {width}"),
+        Station("project", r"x_p^i E + b, ~E \in \R^{(P^2 C) \times D}", "{count} x {width}"),
+        Station("cls", "[{first}x_p^1 E; x_p^2 E; ~\\dots; x_p^N E]", "{tokens} x {width}"),
         Station("positions", r"z_0 = [\dots] + E_{pos}", "{tokens} x {width}"),
     ),
     "part-layer": (
@@ -69,7 +69,7 @@ PARTS = {
         Station("mix", r"SA_i = \sum_j A_{ij} v_j", "{heads} x {tokens} x {narrow}"),
         Station("heads", r"MSA = [SA^1; \dots; SA^k] U_{msa}", "{tokens} x {width}"),
         Station("attended", "z' = MSA(LN(z_l)) + z_l", "{tokens} x {width}"),
-        Station("mlp", "z1 = LN(z') W_1 + b_1, z2 = GELU(z1) W_2 + b_2", "{tokens} x {hidden} → {tokens} x {width}"),
+        Station("mlp", "z1 = LN(z') W_1 + b_1, ~z2 = GELU(z1) W_2 + b_2", "{tokens} x {hidden} → {tokens} x {width}"),
         Station("added", "z_{l+1} = MLP(LN(z')) + z'", "{tokens} x {width}"),
     ),
     "part-answer": (
@@ -169,7 +169,9 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
     )
     body = (
         f'<noscript><div class="warn">{word("no-script", "p")}</div></noscript>{warning}'
-        f'<p id="told" class="news" role="status" hidden></p><div class="walk">{_pane(kinds)}<div>{parts}</div></div>'
+        f"{_symbols()}"
+        '<p id="told" class="news" role="status" hidden></p>'
+        f'<div class="walk">{_pane()}<div>{parts}</div></div>'
         # Inside a script element, only this one character could end it.
         f'<script type="application/json" id="data">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>'
         f'<script type="text/plain" id="weights">{weights}</script>'
@@ -177,6 +179,16 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
     subtitle = Html(f"{word('intro', parameters=f'{config.parameters:,}')} {word('keys')} {LANGUAGE_BUTTON}")
     script = "\n".join(path.read_text(encoding="utf-8") for path in _SCRIPTS)
     return page(title, subtitle, body, script, style=_HERE.with_name("walk.css").read_text(encoding="utf-8"))
+
+
+def _symbols() -> str:
+    """What the letters of the equations stand for."""
+    named = {"x": "x", "p": "x_p", "e": "E, b", "z": "z_l", "u": "U_{qkv}, U_{msa}", "w": "W, b"}
+    rows = "".join(
+        f'<dt class="math" data-math="{symbol}">{symbol}</dt><dd>{word(f"symbol-{name}")}</dd>'
+        for name, symbol in named.items()
+    )
+    return f'<details class="symbols"><summary>{word("symbols")}</summary><dl>{rows}</dl></details>'
 
 
 def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[str, str]) -> str:
@@ -193,7 +205,7 @@ def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[
     return (
         f'<section class="station" id="s-{name}" tabindex="-1" aria-labelledby="{name}-title">'
         f'<h3 id="{name}-title"><span class="step">{number}</span> {told("title")}</h3>{told("says", "p")}'
-        f'<div class="equation"><div class="math" data-math="{equation}">{equation}</div>'
+        f'<div class="equation"><div class="math" data-math="{equation}">{equation.replace("~", "")}</div>'
         f'<div class="math live" id="{name}-live"></div>'
         f'<p class="shape">{word("shape")} <b>{station.shape.format(**fields).replace(" x ", " &times; ")}</b></p></div>'
         f'<div class="show" id="{name}-show"></div><div class="control" id="{name}-control"></div>'
@@ -201,7 +213,7 @@ def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[
     )
 
 
-def _pane(kinds: dict[str, str]) -> str:
+def _pane() -> str:
     """What stays in sight: the image, the answer, what is changed, and the way through the stations."""
     titles = {station.name: TOLD[f"{station.name}-title"] for station in STATIONS}
     options = "".join(
@@ -218,7 +230,7 @@ def _pane(kinds: dict[str, str]) -> str:
         '<div id="pane-image"></div><div class="says-now">'
         f'<p class="headline"><span class="quiet">{word("answer-now")}</span> <b id="best"></b>'
         ' <span id="best-share"></span></p><p class="was quiet" id="was"></p><ol class="bars" id="bars"></ol></div>'
-        '<p class="truth quiet" id="truth"></p><ul class="changes" id="changes"></ul>'
+        '<p class="truth quiet" id="truth"></p><p class="truth quiet" id="in-hand"></p><ul class="changes" id="changes"></ul>'
         f'<button type="button" id="undo" hidden>{word("undo-all")} <span id="undo-count"></span></button>'
         f'<div class="way">{button("back", "previous", "&lsaquo;")}<label><span class="unseen">{word("station")}</span>'
         f'<select id="where">{options}</select></label>{button("forth", "next", "&rsaquo;")}</div></aside>'
@@ -247,6 +259,7 @@ def _kinds(model: AnyModel) -> dict[str, str]:
     of_class = {"state_l": "z_l^0", "state": "z_L^0", "mean": ""}
     of_mean = {"state_l": "z_l", "state": "z_L^n", "mean": "mean_n "}
     return (of_class if reads == "cls" else of_mean) | {
+        "image-says": "grey" if settings["channels"] == 1 else "colour",
         "cls-says": reads,
         "cls-answer": reads,
         "read-says": reads,

@@ -9,6 +9,7 @@ const [HIGH, WIDE] = config.resolution, [ROWS, COLUMNS] = config.grid, [TALL, BR
 const { channels: CHANNELS, prefix: PREFIX, tokens: TOKENS, width: WIDTH, heads: HEADS, depth: DEPTH, mlp: HIDDEN, classes: CLASSES } = config;
 const PATCHES = ROWS * COLUMNS, FLAT = CHANNELS * TALL * BROAD, NARROW = WIDTH / HEADS;
 const HAS_CLASS = config.pool === "cls";
+const FIRST = [HAS_CLASS ? "[CLS]" : "", PREFIX > Number(HAS_CLASS) ? "R" : ""].filter(Boolean).join(" + ");  // tokens before the patches
 const MOST_IN_ADDRESS = 3072;  // bytes of an image
 
 // Weights and images, from the page itself.
@@ -293,6 +294,8 @@ function drawPane() {
   $("best-share").textContent = percent(now.shares[now.best]);
   $("was").textContent = say("was", { label: label(was), share: percent(before.shares[was]) });
   $("truth").textContent = image.truth === null ? image.name : say("truth", { label: image.truth });
+  const place = say("patch-at", { row: Math.floor(state.patch / COLUMNS), column: state.patch % COLUMNS });
+  $("in-hand").textContent = say("in-hand", { token: state.token === "cls" ? "[CLS]" : place });
   drawBars($("bars"), ranked(Math.min(CLASSES, 6)));
   const made = changes();
   $("changes").replaceChildren(...made.map(({ name, fields, undo }) => {
@@ -375,7 +378,8 @@ async function openFile(file) {
 // The stations
 
 const show = (name) => $(`${name}-show`), control = (name) => $(`${name}-control`);
-const live = (name, text) => $(`${name}-live`).replaceChildren(typeset(text));
+// The equation with the numbers of the token in hand; lines may break at ~.
+const live = (name, text) => $(`${name}-live`).replaceChildren(...lined(text));
 const caption = (host, name, fields) => { const made = el("p", { class: "caption" }, ...(name ? [both(name, fields)] : [])); host.append(made); return made; };
 
 const STATIONS = {
@@ -509,7 +513,7 @@ const STATIONS = {
       }
       this.about.textContent = state.token === "cls" ? say("no-pixels") : "";
       this.pixel(state.pixel);
-      live("flatten", `x_p^{${state.patch}} = ${some3(values)}, x_{p,${state.pixel}}^{${state.patch}} = ${spoken(values[state.pixel])}`);
+      live("flatten", `x_p^{${state.patch}} = ${some3(values)}, ~x_{p,${state.pixel}}^{${state.patch}} = ${spoken(values[state.pixel])}`);
     },
   },
 
@@ -542,7 +546,7 @@ const STATIONS = {
       this.about.textContent = say("pattern", { feature: state.feature });
       this.strip.draw(rowOf("projected", state.patch), { chosen: state.feature });
       this.feature(state.feature);
-      live("project", `x_p^{${state.patch}} E_{${state.feature}} + b_{${state.feature}} = ${spoken(products.reduce((a, b) => a + b, 0))} + ${spoken(bias)} = ${spoken(rowOf("projected", state.patch)[state.feature])}`);
+      live("project", `x_p^{${state.patch}} E_{${state.feature}} + b_{${state.feature}} = ${spoken(products.reduce((a, b) => a + b, 0))} + (${spoken(bias)}) ~= ${spoken(rowOf("projected", state.patch)[state.feature])}`);
     },
   },
 
@@ -562,7 +566,7 @@ const STATIONS = {
       this.canvas.setAttribute("aria-label", say("strip", { name: `${TOKENS} × ${WIDTH}`, count: all.length, low: spoken(Math.min(...all)), high: spoken(Math.max(...all)) }));
       this.at.style.top = `${(100 * inHand()) / TOKENS}%`; this.at.style.height = `${100 / TOKENS}%`;
       this.follow(state.token);
-      const first = HAS_CLASS ? `x_{class} = ${some3(model.tensors.cls_token)}, ` : "";
+      const first = HAS_CLASS ? `x_{class} = ${some3(model.tensors.cls_token)}, ~` : "";
       live("cls", `${first}x_p^{${state.patch}} E = ${some3(rowOf("projected", state.patch))}`);
     },
   },
@@ -590,7 +594,7 @@ const STATIONS = {
       this.map.draw(similar, "signed", t - PREFIX, 1);
       this.input.checked = isOn && !this.input.disabled;
       this.back.disabled = !state.shuffle;
-      live("positions", `z_0^{${t}} = ${some3(own)} + ${some3(place)} = ${some3(sum)}`);
+      live("positions", `z_0^{${t}} = ~${some3(own)} ~+ ${some3(place)} ~= ${some3(sum)}`);
     },
   },
 
@@ -606,7 +610,7 @@ const STATIONS = {
       this.strips[1].draw(out, { chosen: d, text: `μ ${spoken(after.mean)} · σ ${spoken(after.deviation)}` });
       this.layer(state.layer);
       const [scale, offset] = ["weight", "bias"].map((part) => model.tensors[`blocks.${state.layer}.norm1.${part}`][d]);
-      live("norm", `\\frac{${spoken(z[d])} - (${spoken(mean)})}{${spoken(deviation)}} \\cdot ${spoken(scale)} + (${spoken(offset)}) = ${spoken(out[d])}`);
+      live("norm", `\\frac{${spoken(z[d])} - (${spoken(mean)})}{${spoken(deviation)}} \\cdot ${spoken(scale)} ~+ (${spoken(offset)}) = ${spoken(out[d])}`);
     },
   },
 
@@ -619,7 +623,7 @@ const STATIONS = {
       const rows = ["q", "k", "v"].map((name) => headRow(name, inHand()));
       rows.forEach((row, i) => this.strips[i].draw(row, { text: spoken(norm(row)) }));
       this.head(state.head);
-      live("qkv", rows.map((row, i) => `${"qkv"[i]} = ${some3(row)}`).join(", "));
+      live("qkv", rows.map((row, i) => `${"qkv"[i]} = ${some3(row)}`).join(", ~"));
     },
   },
 
@@ -654,7 +658,7 @@ const STATIONS = {
       const row = headRow("weights", inHand(), TOKENS), scores = headRow("scores", inHand(), TOKENS), t = temperature();
       this.map.draw(onPatches(row), "shares", state.key - PREFIX);
       const spread = Math.exp(-row.reduce((sum, share) => sum + (share > 0 ? share * Math.log(share) : 0), 0));
-      this.note.textContent = say("spread", { first: percent(row.slice(0, PREFIX).reduce((a, b) => a + b, 0)), largest: percent(Math.max(...row)), count: spread.toFixed(1) });
+      this.note.textContent = say("spread", { first: FIRST ? ` · ${FIRST} ${percent(row.slice(0, PREFIX).reduce((a, b) => a + b, 0))}` : "", largest: percent(Math.max(...row)), count: spread.toFixed(1) });
       this.temperature(state.temperature);
       const by = t === 1 ? "" : ` / ${spoken(t)}`, sum = scores.reduce((all, score) => all + Math.exp(score / t), 0);
       live("softmax", `A_{${inHand()},${state.key}} = \\frac{exp(${spoken(scores[state.key])}${by})}{${spoken(sum)}} = ${spoken(row[state.key])}`);
@@ -687,7 +691,7 @@ const STATIONS = {
         this.rest.draw(values, { peak });
       }
       this.sum.draw(sum, { peak, text: say("sum") });
-      live("mix", `SA_{${inHand()}} = ${top.slice(0, 2).map((j) => `${spoken(row[j])} \\cdot v_{${j}}`).join(" + ")} + \\dots = ${some3(sum)}`);
+      live("mix", `SA_{${inHand()}} = ${top.slice(0, 2).map((j) => `${spoken(row[j])} \\cdot v_{${j}}`).join(" + ")} + \\dots ~= ${some3(sum)}`);
     },
   },
 
@@ -733,7 +737,7 @@ const STATIONS = {
       this.canvas.setAttribute("aria-label", `${say("gelu-curve")}: ${spoken(z1[state.unit])} → ${spoken(activated[state.unit])}`);
       this.note.textContent = say("quiet-units", { quiet: z1.filter((value) => value < 0).length, count: HIDDEN });
       this.unit(state.unit);
-      live("mlp", `z1_{${state.unit}} = ${spoken(z1[state.unit])}, GELU(${spoken(z1[state.unit])}) = ${spoken(activated[state.unit])}, z2 = ${some3(z2)}`);
+      live("mlp", `z1_{${state.unit}} = ${spoken(z1[state.unit])}, ~GELU(${spoken(z1[state.unit])}) = ${spoken(activated[state.unit])}, ~z2 = ${some3(z2)}`);
     },
   },
 
@@ -765,7 +769,7 @@ const STATIONS = {
         parts.push(`|z_{${n}}| = ${spoken(norm(own))}`);
       }
       this.inputs.forEach((input, layer) => { input.checked = !(state.attention.has(layer) && state.mlp.has(layer)); this.maps[layer + 1].box.classList.toggle("off", !input.checked); });
-      live("layers", parts.join(", "));
+      live("layers", parts.join(", ~"));
     },
   },
 
@@ -793,8 +797,7 @@ const STATIONS = {
         share.textContent = percent(shares[k]);
       });
       this.class();
-      const from = now.lens.findLastIndex((logits) => largest(logits) !== now.best) + 1;
-      live("lens", `l = ${DEPTH}: p_{${k}} = ${spoken(now.shares[k])}, p_{${now.best}} \\to l = ${from}`);
+      live("lens", `p_{${k}} = ${now.lens.map((logits) => `${spoken(softmax(logits, CLASSES)[k])} `).join("~\\to ")}`);
     },
   },
 
@@ -809,7 +812,7 @@ const STATIONS = {
       this.strips[1].draw(y, { chosen: d, text: spoken(norm(y)) });
       this.feature(d);
       const { mean, deviation } = moments(z, 0, WIDTH, config.norm_epsilon), [scale, offset] = ["weight", "bias"].map((part) => model.tensors[`norm.${part}`][d]);
-      live("read", HAS_CLASS ? `y_{${d}} = \\frac{${spoken(z[d])} - (${spoken(mean)})}{${spoken(deviation)}} \\cdot ${spoken(scale)} + (${spoken(offset)}) = ${spoken(y[d])}` : `y = ${some3(y)}`);
+      live("read", HAS_CLASS ? `y_{${d}} = \\frac{${spoken(z[d])} - (${spoken(mean)})}{${spoken(deviation)}} \\cdot ${spoken(scale)} ~+ (${spoken(offset)}) = ${spoken(y[d])}` : `y = ${some3(y)}`);
     },
   },
 
@@ -864,7 +867,7 @@ function sumStation(name, was, plus, is, words, part, from, added, to) {
       note.textContent = say("lengths", { before: spoken(norm(a)), new: spoken(norm(b)), after: spoken(norm(c)), angle: angle.toFixed(0) });
       on.input.checked = !isOff;
       on.text.textContent = say(words, { layer: state.layer });
-      live(name, `${some3(a)} + ${some3(b)} = ${some3(c)}`);
+      live(name, `${some3(a)} ~+ ${some3(b)} ~= ${some3(c)}`);
     },
   };
 }
@@ -920,7 +923,7 @@ function start() {
   restore(location.hash);
   openWeights();
   buildPane();
-  for (const math of document.querySelectorAll("[data-math]")) math.replaceChildren(typeset(math.dataset.math));
+  for (const math of document.querySelectorAll("[data-math]")) math.replaceChildren(...lined(math.dataset.math));
   for (const name of page.stations) STATIONS[name].build();
   speak(state.lang);
   $("language").onclick = () => speak(root.lang === "ko" ? "en" : "ko");
