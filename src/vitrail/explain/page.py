@@ -202,12 +202,13 @@ def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[
     for key in ("first", "state_l", "state", "mean", "hidden_y"):
         equation = equation.replace(f"{{{key}}}", kinds[key])
     equation = escape(equation)
+    shape = station.shape.format(**fields).replace(" x ", " &times; ")
     return (
         f'<section class="station" id="s-{name}" tabindex="-1" aria-labelledby="{name}-title">'
         f'<h3 id="{name}-title"><span class="step">{number}</span> {told("title")}</h3>{told("says", "p")}'
         f'<div class="equation"><div class="math" data-math="{equation}">{equation.replace("~", "")}</div>'
         f'<div class="math live" id="{name}-live"></div>'
-        f'<p class="shape">{word("shape")} <b>{station.shape.format(**fields).replace(" x ", " &times; ")}</b></p></div>'
+        f'<p class="shape">{word("shape")} <b>{shape}</b></p></div>'
         f'<div class="show" id="{name}-show"></div><div class="control" id="{name}-control"></div>'
         f"<details><summary>{told('asks')}</summary>{told('answer', 'p')}</details></section>"
     )
@@ -230,7 +231,8 @@ def _pane() -> str:
         '<div id="pane-image"></div><div class="says-now">'
         f'<p class="headline"><span class="quiet">{word("answer-now")}</span> <b id="best"></b>'
         ' <span id="best-share"></span></p><p class="was quiet" id="was"></p><ol class="bars" id="bars"></ol></div>'
-        '<p class="truth quiet" id="truth"></p><p class="truth quiet" id="in-hand"></p><ul class="changes" id="changes"></ul>'
+        '<p class="truth quiet" id="truth"></p><p class="truth quiet" id="in-hand"></p>'
+        '<ul class="changes" id="changes"></ul>'
         f'<button type="button" id="undo" hidden>{word("undo-all")} <span id="undo-count"></span></button>'
         f'<div class="way">{button("back", "previous", "&lsaquo;")}<label><span class="unseen">{word("station")}</span>'
         f'<select id="where">{options}</select></label>{button("forth", "next", "&rsaquo;")}</div></aside>'

@@ -964,6 +964,8 @@ function start() {
   render();
   if (asksFor !== page.stations[0]) go(asksFor, { focuses: false });
   root.dataset.ready = "true";
+  // The rest is drawn when the first view stands, so that nothing is without its name and number.
+  setTimeout(() => { for (const name of page.stations) if (stale.delete(name)) STATIONS[name].draw(); }, 50);
 }
 
 try {
