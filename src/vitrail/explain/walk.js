@@ -130,17 +130,15 @@ function orderOf(seed) {
 let now = null, before = null, beforeOf = null;
 
 function compute() {
-  const start = performance.now();
   const own = images[state.image].pixels;
   if (beforeOf !== own) { before = forward(model, scaled(own, rules)); before.shares = softmax(before.logits, CLASSES); beforeOf = own; }
   const pixels = moved(state.drawn ?? own), order = orderOf(state.shuffle);
   const again = performance.now();
   const change = { positions: state.positions === "on", order, masked: state.hidden, heads: state.heads, attention: state.attention, mlp: state.mlp, temperature: temperature() };
   now = { ...forward(model, scaled(pixels, rules), change), pixels, order };
-  performance.measure("forward", { start: again, end: performance.now() });
+  clock("forward", again);
   now.shares = softmax(now.logits, CLASSES);
   now.best = largest(now.shares);
-  now.started = start;
 }
 
 // One row of a step (T, D), or of one (H, T, K) for a head.
@@ -178,9 +176,16 @@ function render() {
   page.stations.forEach((name) => stale.add(name));
   drawPane();
   drawSeen();
-  performance.measure(computed ? "computed" : "redrawn", { start: asked, end: performance.now() });
+  const since = asked;
   asked = 0;
+  setTimeout(() => clock(computed ? "computed" : "redrawn", since), 0);  // when the frame is out
   keepAddress();
+}
+
+// How long the newest of its kind took, which benchmarks/explain.py reads.
+function clock(name, start) {
+  performance.clearMeasures(name);
+  performance.measure(name, { start, end: performance.now() });
 }
 
 function drawSeen() {
@@ -895,8 +900,10 @@ function drawCurve(canvas, z1, unit) {
 
 // Going from station to station
 
+let arrived = 0;
 function go(name, { focuses = true } = {}) {
   update({ station: name });
+  arrived = performance.now();
   const target = $(`s-${name}`);
   target.scrollIntoView({ block: "start" });
   if (focuses) target.focus({ preventScroll: true });
@@ -939,7 +946,7 @@ function start() {
     scrolling = requestAnimationFrame(() => {
       const line = window.innerHeight * 0.45, passed = page.stations.filter((name) => $(`s-${name}`).getBoundingClientRect().top < line);
       const station = passed.at(-1) ?? page.stations[0];
-      if (station === state.station) return;
+      if (station === state.station || performance.now() - arrived < 500) return;
       state.station = station; $("where").value = station;
       $("back").disabled = station === page.stations[0]; $("forth").disabled = station === page.stations.at(-1);
       keepAddress();
@@ -960,12 +967,15 @@ function start() {
     page.stations.forEach((name) => STATIONS[name].draw());
     document.querySelectorAll("details").forEach((one) => { one.open = true; });
   });
-  const asksFor = state.station;
+  const drawRest = () => { for (const name of page.stations) if (stale.delete(name)) STATIONS[name].draw(); };
   render();
-  if (asksFor !== page.stations[0]) go(asksFor, { focuses: false });
+  if (state.station === page.stations[0]) {
+    setTimeout(drawRest, 50);  // when the first view stands
+  } else {
+    drawRest();  // it takes the room that it will have before another station is scrolled to
+    go(state.station, { focuses: false });
+  }
   root.dataset.ready = "true";
-  // The rest is drawn when the first view stands, so that nothing is without its name and number.
-  setTimeout(() => { for (const name of page.stations) if (stale.delete(name)) STATIONS[name].draw(); }, 50);
 }
 
 try {
