@@ -357,8 +357,9 @@ def test_space_and_arrows_step(walk):
 def test_the_address_restores_everything(walk, address, browser):
     walk.evaluate(
         "update({ image: 3, patch: 8, token: 'cls', layer: 2, head: 1, key: 5, pixel: 3, feature: 40, unit: 7,"
-        " class: 4, station: 'mix', lang: 'ko', down: -2, right: 3, shuffle: 77, temperature: 5, positions: 'off' });"
+        " class: 4, lang: 'ko', down: -2, right: 3, shuffle: 77, temperature: 5, positions: 'off' });"
         "state.hidden.add(3).add(30); state.heads.add('1.2'); state.attention.add(4); state.mlp.add(0); speak('ko');"
+        "go('mix');"
         "change({ drawn: images[3].pixels.map((level, i) => (i % 7 ? level : 255 - level)) })"
     )
     expected = logits(walk)

@@ -97,19 +97,21 @@ function makeStrip(host, formula, mark = false) {
 function makeMap(host, words, pick = null, name = words) {
   const [rows, columns] = config.grid, canvas = el("canvas"), mark = el("i", { class: "mark" });
   const box = el("div", { class: "map", style: `aspect-ratio: ${config.resolution[1]} / ${config.resolution[0]}` }, canvas, mark);
+  let at = 0;
   if (pick) {
+    const take = (patch) => { at = patch; pick(patch); };  // a second key may come before the first one is drawn
     Object.entries({ tabindex: 0, role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1 }).forEach(([key, value]) => box.setAttribute(key, value));
     const under = (event) => {
       const frame = box.getBoundingClientRect(), inside = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
       return inside((event.clientY - frame.top) / frame.height, rows) * columns + inside((event.clientX - frame.left) / frame.width, columns);
     };
-    box.addEventListener("pointerdown", (event) => pick(under(event)));
-    box.addEventListener("pointermove", (event) => { if (event.buttons) pick(under(event)); });
+    box.addEventListener("pointerdown", (event) => take(under(event)));
+    box.addEventListener("pointermove", (event) => { if (event.buttons) take(under(event)); });
     box.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
       if (step === undefined) return;
       event.preventDefault(); event.stopPropagation();
-      pick((Number(box.getAttribute("aria-valuenow")) + step + rows * columns) % (rows * columns));
+      take((at + step + rows * columns) % (rows * columns));
     });
   } else {
     canvas.setAttribute("role", "img");
@@ -122,8 +124,9 @@ function makeMap(host, words, pick = null, name = words) {
       mark.style.left = `${(100 * (patch % columns)) / columns}%`; mark.style.top = `${(100 * Math.floor(patch / columns)) / rows}%`;
       mark.style.width = `${100 / columns}%`; mark.style.height = `${100 / rows}%`;
       if (!pick) return;
+      at = Math.max(patch, 0);
       box.setAttribute("aria-label", say(name));
-      box.setAttribute("aria-valuenow", Math.max(patch, 0));
+      box.setAttribute("aria-valuenow", at);
       box.setAttribute("aria-valuetext", say("patch-at", { row: Math.floor(patch / columns), column: patch % columns }));
     },
     draw(values, kind, chosen, peak = 0) {

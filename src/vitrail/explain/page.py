@@ -29,7 +29,7 @@ EMBEDDED = ("fashion-40", "digits")
 _HERE = Path(__file__)
 _SCRIPTS = (
     _HERE.parents[1] / "pages" / "forward.js",
-    *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk")),
+    *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk", "stations")),
 )
 WORDS = words_beside(str(_HERE.with_name("words.py")))
 TOLD = words_beside(str(_HERE.with_name("stations.py")))
@@ -64,9 +64,9 @@ PARTS = {
     "part-layer": (
         Station("norm", r"LN(z) = \frac{z - \mu}{\sqrt{\sigma^2 + \epsilon}} \gamma + \beta", "{tokens} x {width}"),
         Station("qkv", r"[q, k, v] = LN(z_l) U_{qkv}", "3 x {heads} x {tokens} x {narrow}"),
-        Station("scores", r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{D_h}}", "{heads} x {tokens} x {tokens}"),
-        Station("softmax", r"A_{ij} = \frac{exp(s_{ij})}{\sum_m exp(s_{im})}", "{heads} x {tokens} x {tokens}"),
-        Station("mix", r"SA_i = \sum_j A_{ij} v_j", "{heads} x {tokens} x {narrow}"),
+        Station("scores", r"s_{i j} = \frac{q_i \cdot k_j}{\sqrt{D_h}}", "{heads} x {tokens} x {tokens}"),
+        Station("softmax", r"A_{i j} = \frac{exp(s_{i j})}{\sum_m exp(s_{i m})}", "{heads} x {tokens} x {tokens}"),
+        Station("mix", r"SA_i = \sum_j A_{i j} v_j", "{heads} x {tokens} x {narrow}"),
         Station("heads", r"MSA = [SA^1; \dots; SA^k] U_{msa}", "{tokens} x {width}"),
         Station("attended", "z' = MSA(LN(z_l)) + z_l", "{tokens} x {width}"),
         Station("mlp", "z1 = LN(z') W_1 + b_1, ~z2 = GELU(z1) W_2 + b_2", "{tokens} x {hidden} → {tokens} x {width}"),
@@ -177,7 +177,7 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
         f'<script type="text/plain" id="weights">{weights}</script>'
     )
     subtitle = Html(f"{word('intro', parameters=f'{config.parameters:,}')} {word('keys')} {LANGUAGE_BUTTON}")
-    script = "\n".join(path.read_text(encoding="utf-8") for path in _SCRIPTS)
+    script = "\n".join(path.read_text(encoding="utf-8") for path in _SCRIPTS) + "begin();\n"
     return page(title, subtitle, body, script, style=_HERE.with_name("walk.css").read_text(encoding="utf-8"))
 
 
