@@ -462,8 +462,8 @@ def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path
             "ViT-Nano/7",
             classes=3,
             channels=3,
-            resolution=(12, 20),
-            patch=(4, 5),
+            resolution=(32, 40),
+            patch=(8, 10),
             pool="gap",
             registers=2,
             position="sincos-2d",
@@ -473,11 +473,12 @@ def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path
         ),
         std=0.3,
     )
-    eye = vitrail.Preprocess(resolution=(12, 20), crop_fraction=1.0)
+    eye = vitrail.Preprocess(resolution=(32, 40), crop_fraction=1.0)
     bundle = vitrail.Bundle(model=model, preprocess=eye, labels=(EVIL, "b", "c"))
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 12, 20, 3)).astype(np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 40, 3)).astype(np.uint8)
     (tmp_path / "index.html").write_text(make_page(bundle, [Shown(one, EVIL) for one in pixels]), encoding="utf-8")
-    page, complaints = browser.new_page(), []
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], locale="en")
+    page, complaints = context.new_page(), []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((tmp_path / "index.html").as_uri())
     assert np.abs(logits(page) - answers(bundle, pixels[:1])[0]).max() < 1e-4
@@ -487,5 +488,12 @@ def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path
     assert page.locator("img[src=x]").count() == 0
     assert EVIL in page.locator("#answer-show").inner_text()
     assert "no [CLS] token" in page.locator("#s-cls").inner_text()
+    see(page, "image")
+    page.locator(".paper").click()
+    settle(page)
+    see(page, "answer")
+    page.locator("#answer-control button").nth(1).click()
+    until(page, "$('told').textContent.startsWith('The link holds everything but the pixels of your drawing')")
+    assert "drawn" not in page.evaluate("navigator.clipboard.readText()")
     assert not complaints
-    page.close()
+    context.close()

@@ -214,7 +214,7 @@ const STATIONS = {
       const place = isOn ? table.subarray(t * WIDTH, (t + 1) * WIDTH) : new Float32Array(WIDTH), sum = rowOf("tokens", t);
       const own = sum.map((value, i) => value - place[i]), peak = Math.max(...sum.map(Math.abs), ...own.map(Math.abs));
       this.strips[0].name.replaceChildren(typeset(state.token === "cls" ? "x_{class}" : "x_p E"));
-      [own, place, sum].forEach((row, i) => this.strips[i].draw(row, { peak, text: spoken(norm(row)) }));
+      [own, place, sum].forEach((row, i) => this.strips[i].draw(row, { peak, text: lengthOf(row) }));
       const similar = Float32Array.from({ length: PATCHES }, (_, n) => cosine(table.subarray(t * WIDTH, (t + 1) * WIDTH), table.subarray((PREFIX + n) * WIDTH, (PREFIX + n + 1) * WIDTH)));
       this.map.draw(similar, "signed", t - PREFIX, 1);
       this.input.checked = isOn && !this.input.disabled;
@@ -246,7 +246,7 @@ const STATIONS = {
     },
     draw() {
       const rows = ["q", "k", "v"].map((name) => headRow(name, inHand()));
-      rows.forEach((row, i) => this.strips[i].draw(row, { text: spoken(norm(row)) }));
+      rows.forEach((row, i) => this.strips[i].draw(row, { text: lengthOf(row) }));
       this.head(state.head);
       live("qkv", rows.map((row, i) => `${"qkv"[i]} = ${some3(row)}`).join(", ~"));
     },
@@ -323,7 +323,7 @@ const STATIONS = {
       const sum = headRow("heads", inHand()), brought = (j) => headRow("v", j).map((value) => row[j] * value);
       const peak = Math.max(...sum.map(Math.abs), ...top.flatMap((j) => [...brought(j).map(Math.abs)]));
       top.forEach((j, i) => {
-        this.strips[i].name.replaceChildren(`${percent(row[j])} · `, typeset(`v_{${j < PREFIX && HAS_CLASS && !j ? "CLS" : tokenName(j)}}`));
+        this.strips[i].name.replaceChildren(`${percent(row[j])} · `, typeset(`v_{${j}}`));
         this.strips[i].draw(brought(j), { peak });
       });
       if (this.rest) {
@@ -356,7 +356,7 @@ const STATIONS = {
         map.box.classList.toggle("off", !input.checked);
       });
       const row = rowOf(inLayer("msa"), inHand());
-      this.strip.draw(row, { text: spoken(norm(row)) });
+      this.strip.draw(row, { text: lengthOf(row) });
       live("heads", `MSA_{${inHand()}} = ${some3(row)}`);
     },
   },
@@ -450,8 +450,8 @@ const STATIONS = {
     },
     draw() {
       const d = state.feature, last = entering(DEPTH), y = now.steps.pooled, z = HAS_CLASS ? rowOf(last, 0) : rowOf(last, inHand());
-      this.strips[0].draw(z, { chosen: d, text: spoken(norm(z)) });
-      this.strips[1].draw(y, { chosen: d, text: spoken(norm(y)) });
+      this.strips[0].draw(z, { chosen: d, text: lengthOf(z) });
+      this.strips[1].draw(y, { chosen: d, text: lengthOf(y) });
       this.feature(d);
       const { mean, deviation } = moments(z, 0, WIDTH, config.norm_epsilon), [scale, offset] = ["weight", "bias"].map((part) => model.tensors[`norm.${part}`][d]);
       live("read", HAS_CLASS ? `y_{${d}} = \\frac{${spoken(z[d])} - (${spoken(mean)})}{${spoken(deviation)}} \\cdot ${spoken(scale)} ~+ (${spoken(offset)}) = ${spoken(y[d])}` : `y = ${some3(y)}`);
@@ -504,7 +504,7 @@ function sumStation(name, was, plus, is, words, part, from, added, to) {
     draw() {
       const t = inHand(), isOff = state[part].has(state.layer), a = rowOf(from(), t), c = rowOf(to(), t);
       const b = isOff ? new Float32Array(WIDTH) : rowOf(inLayer(added), t), peak = Math.max(...a.map(Math.abs), ...b.map(Math.abs), ...c.map(Math.abs));
-      [a, b, c].forEach((row, i) => strips[i].draw(row, { peak, text: spoken(norm(row)) }));
+      [a, b, c].forEach((row, i) => strips[i].draw(row, { peak, text: lengthOf(row) }));
       const angle = (180 / Math.PI) * Math.acos(Math.min(cosine(a, c), 1));
       note.textContent = say("lengths", { before: spoken(norm(a)), new: spoken(norm(b)), after: spoken(norm(c)), angle: angle.toFixed(0) });
       on.input.checked = !isOff;

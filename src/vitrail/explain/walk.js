@@ -151,7 +151,9 @@ const onPatches = (row) => row.slice(PREFIX);
 const label = (k) => labels[k];
 const chosenClass = () => (state.class < 0 ? now.best : state.class);
 const some3 = (row) => `(${[...row.slice(0, 3)].map(spoken).join(", ")}, \\dots)`;
-const tokenName = (t) => (t >= PREFIX ? String(t - PREFIX) : HAS_CLASS && t === 0 ? "[CLS]" : `R${t - (HAS_CLASS ? 1 : 0)}`);
+const placeOf = (patch) => say("patch-at", { row: Math.floor(patch / COLUMNS), column: patch % COLUMNS });
+const tokenName = (t) => `${t}: ${t >= PREFIX ? placeOf(t - PREFIX) : HAS_CLASS && t === 0 ? "[CLS]" : `R${t - Number(HAS_CLASS)}`}`;
+const lengthOf = (row) => say("length", { value: spoken(norm(row)) });
 
 // Drawing: once a frame, and only what is seen
 
@@ -299,8 +301,7 @@ function drawPane() {
   $("best-share").textContent = percent(now.shares[now.best]);
   $("was").textContent = say("was", { label: label(was), share: percent(before.shares[was]) });
   $("truth").textContent = image.truth === null ? image.name : say("truth", { label: image.truth });
-  const place = say("patch-at", { row: Math.floor(state.patch / COLUMNS), column: state.patch % COLUMNS });
-  $("in-hand").textContent = say("in-hand", { token: state.token === "cls" ? "[CLS]" : place });
+  $("in-hand").textContent = say("in-hand", { token: tokenName(inHand()) });
   drawBars($("bars"), ranked(Math.min(CLASSES, 6)));
   const made = changes();
   $("changes").replaceChildren(...made.map(({ name, fields, undo }) => {
