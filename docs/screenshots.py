@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import vitrail
 from vitrail.data.sources import open_data
@@ -47,13 +47,18 @@ def main() -> None:
             for part in parts:
                 name = part if width == 1280 else f"{part}-narrow"
                 page.locator(f"#{part}").screenshot(path=SHOTS / f"{name}.png")
-        walk = explain(vitrail.load("fashion"), output=Path(folder) / "walk").as_uri()
-        page = browser.new_context(viewport={"width": 1160, "height": 760}, color_scheme="light").new_page()
-        page.goto(f"{walk}#lang=en&image=15&patch=24&layer=1&head=1&key=32&positions=off&station=softmax")
-        page.wait_for_timeout(500)
-        WALK.parent.mkdir(exist_ok=True)
-        page.screenshot(path=WALK)
+        take_walk(browser, Path(folder))
         browser.close()
+
+
+def take_walk(browser: Browser, folder: Path) -> None:
+    """The station of the softmax, with positions switched off."""
+    address = explain(vitrail.load("fashion"), output=folder / "walk").as_uri()
+    page = browser.new_context(viewport={"width": 1160, "height": 760}, color_scheme="light").new_page()
+    page.goto(f"{address}#lang=en&image=15&patch=24&layer=1&head=1&key=32&positions=off&station=softmax")
+    page.wait_for_timeout(500)
+    WALK.parent.mkdir(exist_ok=True)
+    page.screenshot(path=WALK)
 
 
 if __name__ == "__main__":
