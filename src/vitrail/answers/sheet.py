@@ -37,7 +37,7 @@ def link(file: str, text: Html) -> Html:
 
 def tile(image: str, name: str, caption: str) -> Html:
     """An image with its caption and, below it, the end of its file's name; all of it under the pointer."""
-    shown = f'<img src="{image}" alt="{escape(name)}" loading="lazy" decoding="async">' if image else ""
+    shown = f'<img src="{image}" alt="{escape(name)}" decoding="async">' if image else ""
     short = name.rstrip("/").rpartition("/")[2]
     return Html(
         f'<figure title="{escape(name)}">{shown}<div>{escape(caption)}</div>'

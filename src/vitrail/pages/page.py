@@ -113,19 +113,30 @@ def numbers(pairs: Sequence[tuple[str, str]]) -> Html:
     return Html(f'<div class="numbers">{cells}</div>')
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: frozenset[int] = frozenset()) -> str:
-    """A table; `numeric` columns are right-aligned."""
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numeric: frozenset[int] = frozenset(),
+    *,
+    stacks: bool = False,
+) -> Html:
+    """A table; `numeric` columns are right-aligned. If it `stacks`, a narrow screen shows each row as a list, below its
+    first cell, so that no column is out of sight."""
 
     def cells(tag: str, row: Sequence[object]) -> str:
         return "".join(
-            f"<{tag}{' class=number' if index in numeric else ''}>{escape(cell)}</{tag}>"
+            f"<{tag}{' class=number' if index in numeric else ''}>"
+            f"{named(index) if tag == 'td' else ''}{escape(cell)}</{tag}>"
             for index, cell in enumerate(row)
         )
 
+    def named(column: int) -> str:
+        return f'<span class="column-name">{escape(headers[column])}</span>' if stacks and column else ""
+
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{cells("th", headers)}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    kind = ' class="stacks"' if stacks else ""
+    head = f"<thead><tr>{cells('th', headers)}</tr></thead>"
+    return Html(f'<div class="scroll"><table{kind}>{head}<tbody>{body}</tbody></table></div>')
 
 
 def figure(title: str, note: str, content: str) -> Html:
