@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
 from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
-from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_recipe, recipe_names, split_change
+from vitrail.configs.recipe import (
+    OTHER_WORDS,
+    Recipe,
+    change_recipe,
+    find_recipe,
+    other_words,
+    recipe_names,
+    split_change,
+)
 from vitrail.console import Meter, in_notebook
 from vitrail.data.files import find_images
 from vitrail.errors import UsageError, did_you_mean
@@ -454,11 +462,11 @@ def _check_keywords(function: FunctionType, given: Mapping[str, Any], others: Se
     for name, value in given.items():
         if name in known:
             continue
-        if "settings" in known and name in Recipe.__dataclass_fields__ and name not in OTHER_WORDS.values():
-            near = f" It is a setting of recipes: settings={{{name!r}: {value!r}}}."
+        elsewhere, setting = other_words(known), OTHER_WORDS.get(name, name)
+        if "settings" in known and setting in Recipe.__dataclass_fields__ and not {name, setting} & elsewhere.keys():
+            near = f" It is a setting of recipes: settings={{{setting!r}: {value!r}}}."
         else:
-            ours = {other: name for name, other in OTHER_WORDS.items() if name in known}
-            near = did_you_mean(name, {word: word for word in known} | ours)
+            near = did_you_mean(name, known, elsewhere)
         raise UsageError(f"Keyword of {function.__name__} must be one that help() lists, got {name!r}.{near}")
 
 
