@@ -1,6 +1,7 @@
 """`vitrail.train`, `finetune`, `evaluate` and `predict`: each command as a function, and what it returns.
 
-The commands call these functions. torch is imported only when the arguments have been checked.
+The commands call these functions, except where they write the answer to each image. torch is imported only when the
+arguments have been checked.
 """
 
 import contextlib
