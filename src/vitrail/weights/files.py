@@ -6,6 +6,7 @@ tensors: `weights.unpickle` behind `vitrail.wall`.
 
 import re
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vitrail.storage import read_document, read_json
 from vitrail.weights import unpickle
 from vitrail.weights.layout import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.weights.vocabulary import Checkpoint
+from vitrail.zips import check_content
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -133,6 +135,14 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
     """The state dict in a pickle, read by a child process without other abilities."""
+    try:
+        with file.open("rb") as opened:
+            is_zip = opened.read(4) == b"PK\3\4"  # since PyTorch 1.6
+        if is_zip:
+            with zipfile.ZipFile(file) as archive:
+                check_content(archive)
+    except Exception as error:  # what the parser raises
+        raise DamagedError(path=file, cause=f"cannot be read ({first_line(error)})") from None
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
         report = convert_pickle(Path(unpickle.__file__), file, plain, plain="a plain state dict")

@@ -179,6 +179,11 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
         absent = [name for name in entry.theirs if name not in tensors]
         missing += absent
         if not absent:
+            if strange := next((name for name in entry.theirs if not tensors[name].is_floating_point()), None):
+                raise DamagedError(
+                    path=checkpoint.path,
+                    cause=f"must have weights in floating point, got {tensors[strange].dtype} in {strange}",
+                )
             try:
                 joined = entry.join([tensors[name].float() for name in entry.theirs])
             except (RuntimeError, ValueError, IndexError) as error:
