@@ -262,6 +262,24 @@ def test_a_listing_that_fails_falls_back_to_the_cache_with_a_note(hub):
     )
 
 
+@pytest.mark.parametrize(
+    "body", [b"<html>log in</html>", b"null", b"[]", b"{}", b'{"id": "timm/small", "sha": "../../x", "siblings": []}']
+)
+def test_what_answers_instead_of_the_hub_is_one_line_or_the_cache(hub, tmp_path, call, body):
+    answer = {"status": 200, "body": body, "Content_Length": str(len(body)), "Content_Type": "text/html"}
+    hub.faults["/api/models"] += [answer]
+    done = call("convert", "hf:timm/small", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.startswith("vitrail: The Hub cannot be reached (what answers is no Hub), and hf:timm/small is")
+    assert leftovers(tmp_path / "hub") == []
+    fetch("hf:timm/small")
+    hub.faults["/api/models"] += [answer]
+    assert (
+        "The Hub cannot be reached (what answers is no Hub): the copy in the cache is used"
+        in fetch("hf:timm/small").notes
+    )
+
+
 def test_behind_a_wall_one_line_says_how_to_fetch_it_elsewhere(hub, monkeypatch, tmp_path, call):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://localhost:1")
     done = call("convert", "deit-ti16.in1k", tmp_path / "out")
