@@ -669,7 +669,7 @@ def published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tu
             names = ["Abyssinian_1", "great_pyrenees_2", "great_pyrenees_10", "Abyssinian_3"]
             files = {f"oxford-iiit-pet/images/{name}.jpg": png(i) for i, name in enumerate(names)}
             files["oxford-iiit-pet/annotations/trainval.txt"] = b"Abyssinian_1 1 1 1\ngreat_pyrenees_10 2 2 1\n"
-            files["oxford-iiit-pet/annotations/test.txt"] = b"# a comment\ngreat_pyrenees_2 2 2 1\nAbyssinian_3 1 1 1\n"
+            files["oxford-iiit-pet/annotations/test.txt"] = b"great_pyrenees_2 2 2 1\nAbyssinian_3 1 1 1\n"
             truth = [("train", "Abyssinian", 0), ("train", "great_pyrenees", 2)]
             truth += [("test", "great_pyrenees", 1), ("test", "Abyssinian", 3)]
             return files, "Oxford Pets: 2 train, 2 test images of 2 classes", truth

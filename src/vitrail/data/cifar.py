@@ -86,6 +86,8 @@ class Cifar(Layout):
             raise DamagedError(
                 path=tree.full(form.names), cause=f"must have {form.classes} names of classes, got {len(names)}"
             )
+        if strange := next((name for name in names if not name.isprintable()), None):
+            raise DamagedError(path=tree.full(form.names), cause=f"must have names that can be read, got {strange!r}")
         arrays = {
             "train_images": images,
             "train_labels": labels,

@@ -34,11 +34,11 @@ def _dataset(tree: Tree, files: dict[str, Pairs], note: str) -> "Dataset":
 
 def _rows(tree: Tree, path: str, *columns: int) -> list[list[str]]:
     """The words of each line of a list, as many as one of `columns` says: a line that has lost its end, or has taken in
-    the next one, is damaged. Comments (#) come before the first line."""
+    the next one, is damaged."""
     rows: list[list[str]] = []
     for number, line in enumerate(tree.text(path).split("\n"), 1):
         words = line.split()
-        if not words or (not rows and words[0].startswith("#")):
+        if not words:
             continue
         if len(words) not in columns:
             raise DamagedError(
