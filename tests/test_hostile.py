@@ -317,3 +317,28 @@ def test_weights_that_are_integers_are_refused(tmp_path):
     save_file(tensors, tmp_path / "a.safetensors")
     with pytest.raises(DamagedError, match=r"must have weights in floating point, got torch.int32 in norm.bias"):
         read_any(str(tmp_path / "a.safetensors"), Told())
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    """With and without a prefix, or in two files of a sharded checkpoint: one of them would be taken in silence."""
+    tensors = small().model.state_dict()
+    torch.save({**tensors, "module.norm.bias": tensors["norm.bias"] + 1}, tmp_path / "a.pth")
+    with pytest.raises(DamagedError, match=r"it has a tensor twice, with and without the prefix module\."):
+        _read(tmp_path / "a.pth", [])
+    save_file(
+        {"mask_token": torch.zeros(1), "teacher.a": torch.zeros(1), "a": torch.ones(1)}, tmp_path / "a.safetensors"
+    )
+    with pytest.raises(DamagedError, match=r"has 3 tensors, but only 2 that differ in more than a prefix"):
+        read_any(str(tmp_path / "a.safetensors"), Told())
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, shards / "1.safetensors")
+    save_file({"b": torch.ones(1)}, shards / "2.safetensors")
+    index = shards / "model.safetensors.index.json"
+    for table, reason in (
+        ({"a": "1.safetensors", "b": "2.safetensors"}, "leads to files that both have b"),
+        ({"a": "2.safetensors", "b": "1.safetensors"}, "names tensors that 2.safetensors has not: a"),
+    ):
+        index.write_text(json.dumps({"weight_map": table}))
+        with pytest.raises(DamagedError, match=reason):
+            _read(index, [])

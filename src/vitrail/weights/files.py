@@ -102,12 +102,14 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
 
 def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
     """Read sharded checkpoints of Hugging Face, whose index lists the file of each tensor."""
-    shards = read_index(index)
     tensors: dict[str, Tensor] = {}
-    for name in shards:
-        tensors |= _read(index.parent / name, notes)
-    if missing := sorted(set().union(*shards.values()) - tensors.keys()):
-        raise DamagedError(path=index, cause=f"names tensors that no file has: {', '.join(missing[:3])}")
+    for name, stated in read_index(index).items():
+        found = _read(index.parent / name, notes)
+        if missing := sorted(stated - found.keys()):
+            raise DamagedError(path=index, cause=f"names tensors that {name} has not: {', '.join(missing[:3])}")
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise DamagedError(path=index, cause=f"leads to files that both have {twice[0]}")
+        tensors |= found
     return tensors
 
 

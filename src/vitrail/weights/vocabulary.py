@@ -65,7 +65,12 @@ class Checkpoint:
     """The licence that the files state."""
 
     def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
-        """A copy with renamed tensors."""
+        """A copy with renamed tensors. None may be lost because another has its name now."""
+        if len(tensors) < len(self.tensors):
+            raise DamagedError(
+                path=self.path,
+                cause=f"has {len(self.tensors):,} tensors, but only {len(tensors):,} that differ in more than a prefix",
+            )
         return dataclasses.replace(self, tensors=tensors)
 
     @property
