@@ -34,6 +34,7 @@ IN_ORDER = (
     "predict",
     "python",
     "inspect",
+    "explain",
     "weights",
     "families",
 )

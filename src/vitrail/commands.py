@@ -669,6 +669,39 @@ def inspect(
     return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
 
 
+def explain(
+    bundle: BundlePath,
+    files: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(
+            metavar="[IMAGE]",
+            help="Up to 40 images, folders of them, or - for names from stdin; else embedded ones, if they fit BUNDLE.",
+        ),
+    ] = (),
+    *,
+    output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, with the weights inside.")],
+    open: Annotated[bool, arg(help="Open the page in a browser.")] = False,
+    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
+) -> None:
+    """Write a page that runs a small ViT in the browser and walks through every step of it: draw, mask, shuffle, switch
+    parts off, and see the answer change."""
+    from vitrail.storage import check_output
+
+    check_output(output, force=force)
+    paths = find_images(files, _lines_of_stdin()) if files else []
+
+    from vitrail.explain.page import explain as write
+    from vitrail.weights.bundle import load
+
+    page = write(load(bundle), paths, output, force=force)
+    print_table(None, [["page", str(page)]])
+    if open:
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
+
+
 def convert(
     source: Annotated[
         str,
@@ -864,6 +897,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "runs": runs,
     "predict": predict,
     "inspect": inspect,
+    "explain": explain,
     "weights": weights,
     "convert": convert,
     "compare": compare,
