@@ -74,6 +74,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     shown = [panel for panel in contents if contents[panel]]
     titles = {panel.name: panel.word("title") for panel in shown}
     sections = {panel.name: contents[panel] for panel in shown}
+    notices = {panel.name: panel.word("notice") for panel in shown if "notice" in panel.words}
     missing = [
         (panel.word(title, **panel.fields()), panel.word(why, **panel.fields()))
         for panel in contents
@@ -88,11 +89,13 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     body = "\n".join(
         [
             f"<nav>{LANGUAGE_BUTTON} {links}</nav>{warning}",
-            *(f'<section id="{name}"><h2>{titles[name]}</h2>{content}</section>' for name, content in sections.items()),
+            *(_section(name, titles[name], notices.get(name, ""), content) for name, content in sections.items()),
         ]
     )
     # Inside a script element, only this one character could end it.
-    data = json.dumps({panel.name: panel.data() for panel in shown if panel.script}, separators=(",", ":"))
+    known = {"page": {"grid": context.grid, "followed": context.followed}}
+    known |= {panel.name: panel.data() for panel in shown if panel.script}
+    data = json.dumps(known, separators=(",", ":"))
     data = data.replace("<", "\\u003c")
     body += f'<script type="application/json" id="data">{data}</script>'
     # Each image is in the page once, as the background of whatever shows it.
@@ -103,6 +106,17 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     title = word("inside", model=config.name or config.family)
     subtitle = word("parameters", bundle=context.name, count=f"{config.parameters:,}")
     return page(title, subtitle, body, _script(shown), style=style)
+
+
+_FIRST = ("answers", "walk", "attention")  # what stays unfolded on a phone
+
+
+def _section(name: str, title: str, notice: str, content: str) -> str:
+    """A section that can be folded. On a phone all but the first are folded when the page opens."""
+    second = "" if name in _FIRST else ' class="second"'
+    notice = f'<p class="notice"><b>{word("notice")}</b> {notice}</p>' if notice else ""
+    head = f"<summary><h2>{title}</h2></summary>"
+    return f'<section id="{name}"><details open{second}>{head}{content}{notice}</details></section>'
 
 
 def _script(panels: list[Panel]) -> str:
