@@ -103,7 +103,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
         f'.p{number} {{ background-image: url("{data_image(rgb(context.pixels(number)), photo=True)}"); }}'
         for number in range(len(context.shown))
     )
-    title = word("inside", model=config.name or config.family)
+    title = word("page-title", model=config.name or config.family)
     subtitle = word("parameters", bundle=context.name, count=f"{config.parameters:,}")
     return page(title, subtitle, body, _script(shown), style=style)
 
@@ -114,7 +114,7 @@ _FIRST = ("answers", "walk", "attention")  # what stays unfolded on a phone
 def _section(name: str, title: str, notice: str, content: str) -> str:
     """A section that can be folded. On a phone all but the first are folded when the page opens."""
     second = "" if name in _FIRST else ' class="second"'
-    notice = f'<p class="notice"><b>{word("notice")}</b> {notice}</p>' if notice else ""
+    notice = f'<p class="notice"><b>{word("notice-label")}</b> {notice}</p>' if notice else ""
     head = f"<summary><h2>{title}</h2></summary>"
     return f'<section id="{name}"><details open{second}>{head}{content}{notice}</details></section>'
 

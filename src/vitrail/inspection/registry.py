@@ -13,6 +13,7 @@ PANELS: "Registry[type[Panel]]" = Registry(
         "answers": "vitrail.inspection.panels.answers:Answers",
         "walk": "vitrail.inspection.panels.walk:Walk",
         "attention": "vitrail.inspection.panels.attention:Attention",
+        "inside": "vitrail.inspection.panels.inside:Inside",
         "maps": "vitrail.inspection.panels.maps:Maps",
         "distances": "vitrail.inspection.panels.distances:Distances",
         "positions": "vitrail.inspection.panels.positions:Positions",
