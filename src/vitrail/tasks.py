@@ -1,15 +1,15 @@
-"""`vitrail.train`, `finetune`, `evaluate` and `predict`: each command as a function, and what it returns.
+"""`vitrail.train`, `finetune`, `evaluate`, `predict` and `inspect`: each command as a function, and what it returns.
 
 The commands call these functions. torch is imported only when the arguments have been checked.
 """
 
 import contextlib
 import dataclasses
-import inspect
 import os
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
@@ -19,7 +19,7 @@ from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_recipe, recipe_names, split_change
 from vitrail.console import Meter, in_notebook
-from vitrail.data.files import find_images
+from vitrail.data.files import find_images, list_images
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.settings import as_integer, check_integer, spoken
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.data.sources import AnyData
     from vitrail.evaluation.protocols import Protocol
     from vitrail.images.preprocess import ImageLike
+    from vitrail.inspection.page import Inspection
     from vitrail.training.callback import Callback
     from vitrail.training.run import Result
     from vitrail.weights.bundle import Bundle
@@ -388,6 +389,98 @@ def predict(
     return found
 
 
+_MORE = 64  # images of `data` that an inspection takes
+
+
+def inspect(
+    bundle: "str | Path | Bundle",
+    images: "ImageLike | Iterable[ImageLike]",
+    *,
+    output: str | Path | None = None,
+    evidence: bool = False,
+    data: "AnyData | None" = None,
+    against: "str | Path | Bundle | None" = None,
+    patch: tuple[int, int] | None = None,
+    inside: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    full: bool = False,
+    device: str | None = None,
+    force: bool = False,
+    **others: Never,
+) -> "Inspection":
+    """Look inside a model, as `vitrail inspect` does: `vitrail.inspect("run/bundle", "photo.jpg")`.
+
+    In a notebook the result is displayed as its page. The keywords have the meaning of the command's flags:
+
+        bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`; a run, whose snapshots show what grows
+                     over training; or the name of a model, whose weights are then new and random
+        images       up to 32, as for `predict`
+        output       folder to write: index.html, figures and inspect.json; None: nothing is written
+        evidence     also remove parts of the images and run the model again, hundreds of times
+        data         more images (up to 64) for results that need many: as for `train`, or any folder of images
+        against      another bundle to compare layers with
+        patch        row and column of the patch to follow, from 0; by default the centre
+        inside       layers to show step by step, from 0 or from the end (-1); by default first, middle and last
+        layers, heads    show only the attention of these
+        full         keep everything on the page, however large it becomes, and write arrays.npz
+        device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+        force        overwrite the folder `output`
+
+        >>> seen = vitrail.inspect("fashion", np.zeros((1, 28, 28), np.uint8), patch=(2, 3))
+        >>> seen.numbers["followed"], len(seen.numbers["pictures"][0]["inside"][0]["heads"])
+        ({'row': 2, 'column': 3}, 3)
+    """
+    _check_keywords(inspect, others)
+    if output is not None:
+        from vitrail.storage import check_output
+
+        check_output(Path(output), force=force)
+    shown, names = _find(images)
+    if patch is not None:
+        match [as_integer(side) for side in patch]:
+            case int() as row, int() as column:
+                patch = row, column
+            case _:
+                raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
+    from vitrail.inspection.examine import examine
+    from vitrail.inspection.page import Inspection
+    from vitrail.inspection.subject import open_subject
+
+    subject = open_subject(bundle, device=device)
+    other = None if against is None else open_subject(against, device=device)
+    found = examine(
+        subject.bundle,
+        shown,
+        name=subject.name,
+        names=names,
+        evidence=evidence,
+        others=() if data is None else _some_images(data, _MORE),
+        against=None if other is None else (other.name, other.bundle),
+        layers=layers,
+        heads=heads,
+        patch=patch,
+        inside=inside,
+        snapshots=subject.snapshots,
+    )
+    made = Inspection(found, full=full, notes=[*subject.notes, *found.notes])
+    return made if output is None else made.save(output, force=force)
+
+
+def _some_images(data: "AnyData", count: int) -> list[Any]:
+    """At most `count` images, evenly spaced, of data or of any folder of images."""
+    import numpy as np
+
+    from vitrail.data.dataset import Split
+    from vitrail.data.sources import open_data
+
+    if isinstance(data, str | os.PathLike) and Path(data).is_dir() and (files := list_images([data])):
+        split = Split("images", files, np.zeros(len(files), np.int64))
+    else:
+        split = open_data(data).for_evaluation(None)
+    return list(split.spread(count).images)
+
+
 def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
     """All images, with folders and patterns replaced by their files, and the name of each."""
     if (shape := getattr(images, "shape", None)) is not None:
@@ -448,7 +541,7 @@ def _check_options(function: FunctionType, options: Mapping[str, Any], seed: int
 
 def _check_keywords(function: FunctionType, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
     """Refuse what is neither a keyword of the function nor one of `others`, with a suggestion."""
-    parameters = inspect.signature(function).parameters
+    parameters = signature(function).parameters
     known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
     known += [name for name in others if name not in known]
     for name, value in given.items():
@@ -470,13 +563,13 @@ def _check_callback(callback: object) -> None:
     if not callable(callback):
         raise UsageError(f"{rule}, got {callback!r}.")
     try:
-        signature = inspect.signature(callback)
+        words = signature(callback)
     except (TypeError, ValueError):  # of some built-in functions it is not known
         return
     try:
-        signature.bind(None)
+        words.bind(None)
     except TypeError:
-        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{signature}.") from None
+        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{words}.") from None
 
 
 @contextlib.contextmanager
@@ -502,7 +595,7 @@ def _is_quiet(quiet: bool | None) -> bool:
 def _as_call(function: FunctionType, given: Mapping[str, Any]) -> str:
     """The call of a function, for the record: its arguments in words, without those that are left at their defaults."""
     words = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature(function).parameters.items():
         value = given[name]
         if parameter.kind is parameter.VAR_KEYWORD:
             words += [f"{key}={_in_words(one)}" for key, one in value.items()]

@@ -6,9 +6,10 @@ DIR/inspect.json    all numbers of its tables, curves and maps
 DIR/arrays.npz      with `full`: attention and all other arrays
 """
 
+import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from PIL import Image
 from vitrail.inspection.examine import Examination, join
 from vitrail.inspection.panel import Figure, Panel, rgb
 from vitrail.inspection.words import SHARED
+from vitrail.pages.notebook import in_frame
 from vitrail.pages.page import data_image, page, stand_alone, table
 from vitrail.pages.words import LANGUAGE_BUTTON, speak_from
+from vitrail.settings import counted
 from vitrail.storage import atomic_folder, write_json
 
 LIMIT = 6_000_000
@@ -29,23 +32,62 @@ word = speak_from(SHARED)
 """A sentence of the page itself, in both languages."""
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class Inspection:
+    """What `vitrail.inspect` returns: the page, its numbers and its figures. A notebook shows the page."""
+
+    found: Examination
+    full: bool = False
+    """Whether the page has everything, however large it becomes."""
+    folder: Path | None = None
+    """Where it was written; None if it was not."""
+    notes: Sequence[str] = ()
+    """What is worth knowing about the model."""
+
+    @functools.cached_property
+    def numbers(self) -> dict[str, Any]:
+        """All numbers of all panels: the content of `inspect.json`."""
+        return self.found.to_json()
+
+    @functools.cached_property
+    def figures(self) -> dict[str, Figure]:
+        """All figures by name: pixels, uint8 (h, w, 3), or SVG."""
+        return render_figures(self.found)
+
+    @functools.cached_property
+    def page(self) -> str:
+        """The page: one HTML document that needs no network."""
+        return _fit_page(self.found, self.figures, full=self.full)
+
+    def save(self, output: str | Path, *, force: bool = False) -> "Inspection":
+        """Write the folder atomically, and return this with its `folder`."""
+        figures, text, document = self.figures, self.page, self.numbers
+        with atomic_folder(Path(output), force=force) as folder:
+            (folder / "figures").mkdir()
+            for name, figure in figures.items():
+                if isinstance(figure, str):
+                    (folder / "figures" / f"{name}.svg").write_text(stand_alone(figure), encoding="utf-8")
+                else:
+                    Image.fromarray(_enlarge(figure)).save(folder / "figures" / f"{name}.png")
+            if self.full:
+                arrays = join(panel.arrays() for panel in self.found.panels.values())
+                np.savez_compressed(folder / "arrays.npz", **arrays)
+            (folder / "index.html").write_text(text, encoding="utf-8")
+            write_json(folder / "inspect.json", document)
+        return dataclasses.replace(self, folder=Path(output))
+
+    def __repr__(self) -> str:
+        context, count = self.found.context, len(self.found.context.shown)
+        where = "" if self.folder is None else f", {self.folder / 'index.html'}"
+        return f"Inspection({context.name}, {counted(count, 'image')}{where})"
+
+    def _repr_html_(self) -> str:
+        return in_frame(self.page, f"vitrail inspect {self.found.context.name}")
+
+
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
     """Write the folder atomically; returns the content of `inspect.json`."""
-    document = found.to_json()
-    figures = render_figures(found)
-    text = _fit_page(found, figures, full=full)
-    with atomic_folder(output, force=force) as folder:
-        (folder / "figures").mkdir()
-        for name, figure in figures.items():
-            if isinstance(figure, str):
-                (folder / "figures" / f"{name}.svg").write_text(stand_alone(figure), encoding="utf-8")
-            else:
-                Image.fromarray(_enlarge(figure)).save(folder / "figures" / f"{name}.png")
-        if full:
-            np.savez_compressed(folder / "arrays.npz", **join(panel.arrays() for panel in found.panels.values()))
-        (folder / "index.html").write_text(text, encoding="utf-8")
-        write_json(folder / "inspect.json", document)
-    return document
+    return Inspection(found, full).save(output, force=force).numbers
 
 
 def render_figures(found: Examination) -> dict[str, Figure]:

@@ -17,6 +17,7 @@ PANELS: "Registry[type[Panel]]" = Registry(
         "maps": "vitrail.inspection.panels.maps:Maps",
         "distances": "vitrail.inspection.panels.distances:Distances",
         "positions": "vitrail.inspection.panels.positions:Positions",
+        "growth": "vitrail.inspection.panels.growth:Growth",
         "filters": "vitrail.inspection.panels.filters:Filters",
         "reach": "vitrail.inspection.panels.reach:ReceptiveField",
         "evidence": "vitrail.inspection.panels.evidence:Evidence",
