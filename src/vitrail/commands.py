@@ -650,8 +650,8 @@ def inspect(
         tyro.conf.Positional,
         arg(
             metavar="BUNDLE",
-            help="A folder written by train, finetune or convert, or the embedded bundle fashion; a run, whose snapshots"
-            " (train --snapshots N) show what grows over training; or the name of a model, untrained.",
+            help="A folder written by train, finetune or convert, or the embedded bundle fashion; a run, whose"
+            " snapshots (train --snapshots N) show what grows over training; or the name of a model, untrained.",
         ),
     ],
     files: Annotated[

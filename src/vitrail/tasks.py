@@ -252,6 +252,21 @@ class Evaluation:
             f" {low:.1%} to {high:.1%}{calibration})"
         )
 
+    def _repr_html_(self) -> str:
+        from vitrail.pages.notebook import card
+
+        low, high = self.accuracy_interval
+        rows = [
+            (
+                "accuracy",
+                f"{self.accuracy:.1%} ({self.right:,} of {self.count:,}; 95 % interval {low:.1%} to {high:.1%})",
+            ),
+            *([] if self.map is None else [("mean average precision", f"{self.map:.1%}")]),
+            *([] if self.top5 is None else [("top 5", f"{self.top5:.1%}")]),
+            *([] if self.ece is None else [("calibration error", f"{self.ece:.3f}")]),
+        ]
+        return card(f"{self.split} images", rows, "vitrail.evaluate")
+
 
 def evaluate(
     bundle: "str | Path | Bundle",
@@ -333,6 +348,22 @@ class Prediction:
     """Why the image could not be classified."""
 
 
+class Predictions(list[Prediction]):
+    """A list of `Prediction`, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from vitrail.pages.notebook import bar, rows_of
+
+        rows = [
+            (one.file, one.error) if one.label is None else (one.file, one.label, bar(one.score or 0.0))
+            for one in self[:_SHOWN]
+        ]
+        return rows_of(("image", "class", "probability"), rows, max(len(self) - _SHOWN, 0))
+
+
+_SHOWN = 20  # predictions in a notebook
+
+
 def predict(
     bundle: "str | Path | Bundle",
     images: "ImageLike | Iterable[ImageLike]",
@@ -344,7 +375,7 @@ def predict(
     jpeg: Literal["exact", "double"] | None = None,
     device: str | None = None,
     **others: Never,
-) -> list[Prediction]:
+) -> Predictions:
     """Classify images, as `vitrail predict` does: `vitrail.predict("run/bundle", "new-photos")[0].label`.
 
     An image that cannot be read has an `error` instead of a label; the others are classified. The keywords:
@@ -377,7 +408,7 @@ def predict(
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     if hasattr(images, "shape") and not isinstance(chosen[0], str):  # what is wrong with one of its images is with all
         classifier.preprocess.read(chosen[0])
-    found: list[Prediction] = []
+    found = Predictions()
     meter = Meter(len(chosen), "images")
     for answer in classifier.stream(chosen, names=names, top_k=top_k, threshold=threshold):
         classes = tuple((one["label"], one["score"]) for one in answer.get("predictions", ()))
@@ -474,7 +505,7 @@ def _some_images(data: "AnyData", count: int) -> list[Any]:
     from vitrail.data.dataset import Split
     from vitrail.data.sources import open_data
 
-    if isinstance(data, str | os.PathLike) and Path(data).is_dir() and (files := list_images([data])):
+    if isinstance(data, str | Path) and Path(data).is_dir() and (files := list_images([data])):
         split = Split("images", files, np.zeros(len(files), np.int64))
     else:
         split = open_data(data).for_evaluation(None)

@@ -116,7 +116,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     shown = [panel for panel in contents if contents[panel]]
     titles = {panel.name: panel.word("title") for panel in shown}
     sections = {panel.name: contents[panel] for panel in shown}
-    notices = {panel.name: panel.word("notice") for panel in shown if "notice" in panel.words}
+    notices = {panel.name: panel.word(panel.notice) for panel in shown if panel.notice}
     missing = [
         (panel.word(title, **panel.fields()), panel.word(why, **panel.fields()))
         for panel in contents

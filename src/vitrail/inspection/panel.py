@@ -147,9 +147,7 @@ def prepare(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
 def place_in(patch: int, grid: Pair, other: Pair) -> int:
     """The place of a finer or coarser grid at the centre of a patch, both counted row by row."""
     row, column = divmod(patch, grid[1])
-    down, across = (
-        (2 * at + 1) * many // (2 * few) for at, few, many in zip((row, column), grid, other, strict=True)
-    )
+    down, across = ((2 * at + 1) * many // (2 * few) for at, few, many in zip((row, column), grid, other, strict=True))
     return down * other[1] + across
 
 
@@ -167,6 +165,11 @@ class Panel:
     def __init__(self, name: str, context: Context) -> None:
         """Refuse impossible options here, before any image is decoded."""
         self.name, self.context = name, context
+
+    @property
+    def notice(self) -> str:
+        """Name of the sentence that says what to notice; empty for none."""
+        return "notice" if "notice" in self.words else ""
 
     @property
     def opens(self) -> frozenset[int]:

@@ -1,5 +1,5 @@
-"""Sentences of the page of `vitrail inspect` itself and of several panels: `words.toml`; and what the symbols of equations
-mean: `symbols.toml`."""
+"""Sentences of the page of `vitrail inspect` itself and of several panels: `words.toml`; and what the symbols of
+equations mean: `symbols.toml`."""
 
 from pathlib import Path
 

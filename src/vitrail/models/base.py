@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
 from vitrail.models.stations import Station
+from vitrail.pages.notebook import rows_of
 from vitrail.settings import Pair, counted
 
 
@@ -41,6 +42,12 @@ class Seen:
     """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
     """Output of the model, bit for bit the same as without recording."""
+
+    def _repr_html_(self) -> str:
+        rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
+        rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
+        rows.append(("logits", " x ".join(map(str, self.logits.shape))))
+        return rows_of(("step", "shape"), rows)
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
@@ -379,7 +386,9 @@ class Model(nn.Module, Generic[Config]):
         sentence = "features" if self.pixel_kernels() is None else "patches"
         return [
             Station("patches", "x_p in R^(N x P^2 C)", patches, sentence, grid, fields=numbers, shows="patch"),
-            Station("projected", "x_p E", projected, "projected", grid, space="z", fields={"width": projected.shape[1]}),
+            Station(
+                "projected", "x_p E", projected, "projected", grid, space="z", fields={"width": projected.shape[1]}
+            ),
         ]
 
     def layer_station(self, layer: int, equation: str, seen: Seen, **others: Any) -> Station:

@@ -1,4 +1,4 @@
-"""The way from an image to its logits, station by station, as `inspect` shows it. Each family names its own stations."""
+"""The way from an image to its logits, station by station, as `inspect` shows it. Every family names its own."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple

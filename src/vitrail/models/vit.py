@@ -39,7 +39,6 @@ from vitrail.models.positions import Position, attention_mask
 from vitrail.models.stations import Station
 from vitrail.settings import Pair
 
-
 _NORMS = {"layer": "LN", "batch": "BN"}
 
 

@@ -1,10 +1,10 @@
 """Equations in plain text as MathML, which browsers typeset themselves.
 
-    x_p E                            products are written side by side
-    z_1 = MLP(LN(z')) + z'           subscripts, primes, functions
-    q k^T / sqrt(d)                  a fraction of the product before the stroke and the factor after it
-    x in R^(H x W x C)               sets, and "x" between spaces as a multiplication sign
-    [x_class; x_1 E; ...]            sequences
+x_p E                            products are written side by side
+z_1 = MLP(LN(z')) + z'           subscripts, primes, functions
+q k^T / sqrt(d)                  a fraction of the product before the stroke and the factor after it
+x in R^(H x W x C)               sets, and "x" between spaces as a multiplication sign
+[x_class; x_1 E; ...]            sequences
 """
 
 import re
@@ -16,8 +16,8 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<name>[A-Za-z][A-Za-z0-9]*)(?P<primes>'*)|(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?)|(?P<dots>\.\.\.)"
     r"|(?P<sign>.))"
 )
-_GREEK = {"mu": "μ", "sigma": "σ", "gamma": "γ", "beta": "β", "epsilon": "ε", "sum": "∑"}
-_SIGNS = {"*": "⊙", "-": "−", "|": "|"}
+_GREEK = {"mu": "μ", "sigma": "σ", "gamma": "γ", "beta": "β", "epsilon": "ε", "sum": "∑"}  # noqa: RUF001
+_SIGNS = {"*": "⊙", "-": "−"}  # noqa: RUF001
 _CLOSING = {"(": ")", "[": "]"}
 _ENDS = {"=", "+", "-", "*", ",", ";", "in"}  # what a fraction does not reach beyond
 
@@ -29,7 +29,7 @@ def typeset(equation: str) -> Html:
 
 
 def symbols(equation: str) -> list[str]:
-    """The names in an equation, each with its subscript if that is a name or number, in the order of their first use."""
+    """The names in an equation, each with its subscript if that is one word, in the order of their first use."""
     found = re.findall(r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)?'*", re.sub(r"\bin\b| x (?=\S)", " ", equation))
     return list(dict.fromkeys(found))
 
@@ -54,7 +54,7 @@ class _Parser:
                 continue
             if self._is_times(token, parts):
                 self.at = token.end()
-                parts.append("<mo>×</mo>")
+                parts.append("<mo>&times;</mo>")
                 continue
             if (sign or token["name"]) in _ENDS:
                 self.at = token.end()
@@ -130,7 +130,7 @@ def _atom(token: re.Match[str]) -> str:
     if token["dots"]:
         return "<mo>…</mo>"
     if token["name"]:
-        shown = "ℝ" if token["name"] == "R" else _GREEK.get(token["name"], token["name"])
-        primes = "′" * len(token["primes"])
+        shown = "&#8477;" if token["name"] == "R" else _GREEK.get(token["name"], token["name"])
+        primes = "&prime;" * len(token["primes"])
         return f"<msup><mi>{shown}</mi><mo>{primes}</mo></msup>" if primes else f"<mi>{shown}</mi>"
     return f"<mo>{escape(_SIGNS.get(token['sign'], token['sign']))}</mo>"

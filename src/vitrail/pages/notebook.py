@@ -21,9 +21,7 @@ def card(title: str, rows: Sequence[tuple[str, object]], note: str = "") -> str:
 def rows_of(headers: Sequence[str], rows: Sequence[Sequence[object]], more: int = 0) -> str:
     """A table; `more` is the number of rows that are left out."""
     head = "".join(f'<th style="{_CELL};{_QUIET}">{escape(name)}</th>' for name in headers)
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL}">{escape(one)}</td>' for one in row) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(one)}</td>' for one in row) + "</tr>" for row in rows)
     rest = f'<div style="{_QUIET}">and {more:,} more</div>' if more else ""
     return f'<table style="margin:4px 0"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}'
 

@@ -22,8 +22,15 @@ _ROOM = 200_000_000  # bytes that the scores of every token may take
 _OF_HEADS = ("q", "k", "v", "heads")
 _OF_PAIRS = ("scores", "weights")
 _SCRIPTED = (
-    "length", "mean-deviation", "largest-score", "largest-weight", "prefix-weight", "of-heads", "positive", "one-patch-only",
-)  # fmt: skip
+    "length",
+    "mean-deviation",
+    "largest-score",
+    "largest-weight",
+    "prefix-weight",
+    "of-heads",
+    "positive",
+    "one-patch-only",
+)
 
 
 class Inner(NamedTuple):
@@ -156,7 +163,9 @@ class Inside(Panel):
                 {
                     "head": head,
                     "length": float(f"{np.linalg.norm(inner.heads['heads'][head, at]):.6g}"),
-                    "scores": [None if np.isneginf(score) else float(f"{score:.5g}") for score in inner.scores[head, at]],
+                    "scores": [
+                        None if np.isneginf(score) else float(f"{score:.5g}") for score in inner.scores[head, at]
+                    ],
                     "weights": rounded_to(weights[head, at], 5),
                 }
                 for head in range(len(inner.scores))
@@ -170,7 +179,9 @@ class Inside(Panel):
             return ""
         equations = self.context.model.layer_equations(self.layers[0])
         layers = "".join(f'<option value="{layer}">{layer}</option>' for layer in self.layers)
-        heads = "".join(f'<option value="{head}">{head}</option>' for head in range(self.context.model.config.heads or 1))
+        heads = "".join(
+            f'<option value="{head}">{head}</option>' for head in range(self.context.model.config.heads or 1)
+        )
         controls = (
             f'<label>{self.word("layer")} <select id="inside-layer">{layers}</select></label>'
             f'<label>{self.word("head")} <select id="inside-head">{heads}</select></label>'
@@ -182,7 +193,7 @@ class Inside(Panel):
             )
         rows = "".join(self._row(name, equation) for name, equation in {"entering": "z", **equations}.items())
         return (
-            f'{self.say("inside-intro")}{"" if self.has_all else self.say("few-tokens")}'
+            f"{self.say('inside-intro')}{'' if self.has_all else self.say('few-tokens')}"
             f'<form class="controls" autocomplete="off">{controls}</form><p id="inside-of" aria-live="polite"></p>'
             f'<div class="steps">{rows}</div>{self.symbols(" ".join(equations.values()))}'
         )

@@ -18,7 +18,7 @@ from vitrail.inspection.words import SHARED
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.look import evaluating
 from vitrail.models.stations import Station
-from vitrail.pages.equations import symbols, typeset
+from vitrail.pages.equations import typeset
 from vitrail.pages.page import Html, Line, chart, data_image, escape, figure
 from vitrail.pages.words import LANGUAGES, words_beside
 from vitrail.settings import Pair
@@ -28,7 +28,6 @@ _NUMBERS = 6  # of each step are printed
 _TOP = 5  # classes that are named
 _MAPS = 8  # feature maps of a layer that are shown
 _FEATURES = 96  # of each vector that the page carries for every patch
-_SCRIPTED = ("followed", "followed-cell")
 
 
 class Step(NamedTuple):
@@ -88,6 +87,10 @@ class Walk(Panel):
         """Of each shown image: `class_path`."""
         self.logits: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """Of each shown image that is classified: logits and probabilities."""
+
+    @property
+    def notice(self) -> str:
+        return "notice" if self.context.followed is not None else "notice-whole"
 
     def why_absent(self) -> str | None:
         return "one-patch" if self.context.model.config.grid == (1, 1) else None
@@ -167,7 +170,7 @@ class Walk(Panel):
         elif step.colours is not None:
             shown = f'<div class="side">{self._map(step.colours, step)}</div>'
         if step.maps is not None:
-            shown += self._tiles(step)
+            shown += self._tiles(step, rows=2)
         if step.key in ("logits", "probabilities") and number in self.logits:
             return self._titled(step, self.say(step.sentence, **step.words) + self._bars(number, step.key))
         content = f"{shown}{self.say(step.sentence, **step.words)}{self._strip(number, index, step)}"
@@ -184,23 +187,28 @@ class Walk(Panel):
     def _layers(self, number: int, steps: list[tuple[int, Step]]) -> Html:
         """All layers in one figure: small multiples, then a row with the followed vector of each."""
         kinds = {step.sentence: step for _, step in reversed(steps)}
-        numbers = [_layer_of(step) for _, step in steps]
+        numbers = [_layer_of(step) or 0 for _, step in steps]
         title = self.word("layers-title", first=min(numbers), last=max(numbers))
         parts = []
         for _, step in reversed(kinds.items()):
             parts.append(f"{typeset(step.equation)}{self.say(step.sentence, **step.words)}")
         if any(step.colours is not None for _, step in steps):
             parts.append(f'<div class="multiples">{"".join(self._multiple(step) for _, step in steps)}</div>')
-        for index, step in steps:
+        for _, step in steps:
             if step.maps is not None:
                 parts.append(f'<div class="channels">{_name(step)}{self._tiles(step)}</div>')
             elif step.station is not None and step.station.shows == "states":
                 sheet = data_image(signed(_array(step.station.extra)))
                 parts.append(f'<div class="channels">{_name(step)}<img class="sheet" src="{sheet}" alt=""></div>')
-            elif step.station is not None and step.station.shows == "reads" and self.features:
-                canvas = f'<canvas class="map" data-reads="{number} {index}"></canvas>'
-                parts.append(f'<div class="channels reads">{_name(step)}{canvas}</div>')
-        note = self.say("strips", scale=f"{steps[0][1].scale:.2g}")
+        reads = "".join(
+            f'<div><canvas class="map" data-reads="{number} {index}"></canvas><small>{_name(step)}</small></div>'
+            for index, step in steps
+            if step.station is not None and step.station.shows == "reads" and self.features
+        )
+        parts.append(f'<div class="multiples">{reads}</div>' if reads else "")
+        wide = max(len(step.vector) for _, step in steps)
+        fields = {"scale": f"{steps[0][1].scale:.2g}", "shown": min(wide, self.features or _FEATURES), "width": wide}
+        note = self.say("strips" if self.context.followed is not None else "strips-whole", **fields)
         rows = "".join(
             f'<div class="row-name">{_name(step)}</div>{self._canvas(number, index)}{self._length(number, index, step)}'
             for index, step in steps
@@ -215,7 +223,8 @@ class Walk(Panel):
         if step.colours is None:
             return ""
         mean = "" if step.norms is None else f"{step.norms.mean():.3g}"
-        return f'<div>{self._map(step.colours, step)}<small>{_name(step)} {self.word("mean-length", mean=mean)}</small></div>'
+        note = f"<small>{_name(step)} {self.word('mean-length', mean=mean)}</small>"
+        return f"<div>{self._map(step.colours, step)}{note}</div>"
 
     def _map(self, colours: np.ndarray, step: Step) -> str:
         """Colours at every place, with the followed one marked; a click follows another."""
@@ -226,12 +235,13 @@ class Walk(Panel):
             f'<img src="{data_image(colours)}" alt="{escape(step.key)}"><div class="mark"></div></div>'
         )
 
-    def _tiles(self, step: Step) -> str:
+    def _tiles(self, step: Step, rows: int = 1) -> str:
         """The strongest feature maps side by side, on one scale."""
         assert step.maps is not None
         tiles = sequential(step.maps / max(float(step.maps.max()), 1e-12))
-        wide = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=255)
-        return f'<img class="sheet" src="{data_image(np.concatenate(list(wide), axis=1))}" alt="">'
+        framed = np.pad(tiles, ((0, -len(tiles) % rows), (0, 1), (0, 1), (0, 0)), constant_values=255)
+        lines = [np.concatenate(list(line), axis=1) for line in np.split(framed, rows)]
+        return f'<img class="sheet" src="{data_image(np.concatenate(lines))}" alt="">'
 
     def _strip(self, number: int, index: int, step: Step) -> str:
         if not step.vector.size:
@@ -289,7 +299,9 @@ class Walk(Panel):
             )
             rows.append(f'<tr><td class="number">{row["layer"]}</td>{cells}</tr>')
         table = f'<div class="scroll"><table class="lens"><thead><tr><th class="number">{self.word("layer")}</th>'
-        table += f'<th colspan="3">{self.word("lens-top")}</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        table += (
+            f'<th colspan="3">{self.word("lens-top")}</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        )
         return figure(self.word("path"), self.word("path-note"), f'<div class="panes">{table}{curve}</div>')
 
     # What the script reads
