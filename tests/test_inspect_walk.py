@@ -208,7 +208,7 @@ def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
         length = seen.steps[f"blocks.1.{step}"][0, token].norm()
         assert inside["lengths"][step] == pytest.approx(float(length), rel=1e-4)
     assert inside["lengths"]["out"] == pytest.approx(float(seen.steps["blocks.1"][0, token].norm()), rel=1e-4)
-    entering = model.entering(1, seen)
+    entering = model.entering(1, seen).detach()
     if model.config.family != "igpt" and model.config.norm_order == "pre":
         torch.testing.assert_close(model.blocks[1].norm1(entering), seen.steps["blocks.1.norm1"])
         assert inside["norms"]["norm1"]["mean"] == pytest.approx(float(entering[0, token].mean()), abs=1e-4)
@@ -296,7 +296,7 @@ def test_an_inspection_is_a_page_and_its_numbers(tmp_path):
     assert repr(saved).endswith("out/index.html)")
     assert (tmp_path / "out" / "index.html").read_text() == found.page
     assert json.loads((tmp_path / "out" / "inspect.json").read_text()) == found.numbers
-    with pytest.raises(UsageError, match="exists"):
+    with pytest.raises(UsageError, match="must not exist yet"):
         vitrail.inspect("fashion", CLOTHES[:1], output=tmp_path / "out")
     with pytest.raises(UsageError, match="got 'patches'. Did you mean 'patch'"):
         vitrail.inspect("fashion", CLOTHES[:1], patches=(0, 0))

@@ -124,7 +124,7 @@ class Inside(Panel):
             for name in model.layer_equations(layer)
             if name != "out"
         }
-        steps["entering"] = model.entering(layer, seen)[0].float().cpu().numpy()
+        steps["entering"] = model.entering(layer, seen)[0].detach().float().cpu().numpy()
         steps["out"] = seen.steps[f"blocks.{layer}"][0].float().cpu().numpy()
         is_first = next(iter(model.layer_equations(layer))) == "norm1"
         normed = {"norm1": "entering", "norm2": "middle"} if is_first else {"norm1": "middle"}
