@@ -47,7 +47,7 @@ def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
     grid = model.config.grid or (1, 1)
     patch = grid[0] * grid[1] - 2 if grid != (1, 1) else 0
     steps = {step.key: step for step in walk(model, seen, patch)}
-    assert list(steps)[0] == "picture"
+    assert next(iter(steps)) == "picture"
     assert list(steps)[-2:] == ["pooled", "logits"]
     np.testing.assert_array_equal(steps["pooled"].vector, seen.steps["pooled"][0].numpy())
     np.testing.assert_array_equal(steps["logits"].vector, np.sort(seen.logits[0].numpy())[::-1])
@@ -186,9 +186,7 @@ def test_a_family_without_places_follows_nothing():
 # The inside of a layer
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [one for one in KINDS if one[0].startswith(("ViT", "Hybrid", "iGPT"))]
-)
+@pytest.mark.parametrize(("name", "changes"), [one for one in KINDS if one[0].startswith(("ViT", "Hybrid", "iGPT"))])
 def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
     model, _ = kind(name, changes)
     height, width = model.config.resolution
@@ -249,7 +247,8 @@ def test_a_run_shows_what_grows(call, tmp_path):
     assert "growth" not in found.numbers
     for folder in (run / "snapshots").iterdir():
         folder.rename(tmp_path / folder.name)
-    assert vitrail.inspect(run, str(tmp_path / "one.png")).notes[0].endswith("train with --snapshots N to see what grows")
+    (note,) = vitrail.inspect(run, str(tmp_path / "one.png")).notes
+    assert note.endswith("train with --snapshots N to see what grows")
 
 
 def test_a_models_name_is_a_model_without_training():
@@ -298,5 +297,5 @@ def test_an_inspection_is_a_page_and_its_numbers(tmp_path):
     assert json.loads((tmp_path / "out" / "inspect.json").read_text()) == found.numbers
     with pytest.raises(UsageError, match="must not exist yet"):
         vitrail.inspect("fashion", CLOTHES[:1], output=tmp_path / "out")
-    with pytest.raises(UsageError, match="got 'patches'. Did you mean 'patch'"):
+    with pytest.raises(UsageError, match=r"got 'patches'\. Did you mean 'patch'"):
         vitrail.inspect("fashion", CLOTHES[:1], patches=(0, 0))

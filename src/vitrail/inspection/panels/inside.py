@@ -202,7 +202,7 @@ class Inside(Panel):
         shape = 'class="map"' if name in _OF_PAIRS else 'class="strip"'
         return (
             f'<div class="step"><div>{typeset(equation)}</div>'
-            f'<div>{self.say(f"step-{name}")}<canvas {shape} data-step="{name}"></canvas>'
+            f'<div>{self.say(f"step-{name}")}<canvas {shape} aria-hidden="true" data-step="{name}"></canvas>'
             f'<code data-note="{name}"></code></div></div>'
         )
 

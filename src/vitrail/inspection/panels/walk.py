@@ -201,7 +201,8 @@ class Walk(Panel):
                 sheet = data_image(signed(_array(step.station.extra)))
                 parts.append(f'<div class="channels">{_name(step)}<img class="sheet" src="{sheet}" alt=""></div>')
         reads = "".join(
-            f'<div><canvas class="map" data-reads="{number} {index}"></canvas><small>{_name(step)}</small></div>'
+            f'<div><canvas class="map" aria-hidden="true" data-reads="{number} {index}"></canvas>'
+            f"<small>{_name(step)}</small></div>"
             for index, step in steps
             if step.station is not None and step.station.shows == "reads" and self.features
         )
@@ -251,7 +252,7 @@ class Walk(Panel):
         return f'{self._canvas(number, index)}<code data-values="{number} {index}">{values}{rest}</code>'
 
     def _canvas(self, number: int, index: int) -> str:
-        return f'<canvas class="strip" data-strip="{number} {index}"></canvas>'
+        return f'<canvas class="strip" aria-hidden="true" data-strip="{number} {index}"></canvas>'
 
     def _length(self, number: int, index: int, step: Step) -> str:
         length = float(np.linalg.norm(step.vector))
