@@ -12,7 +12,7 @@ function stationOf(name) {
 function rowOf(name) {
   const station = stationOf(name);
   if (!vectors.has(name)) vectors.set(name, unpack(station.rows));
-  const place = station.grid === null || patch === null ? 0 : placeIn(patch, grid, station.grid);
+  const place = station.many ? patch : 0;
   return { station, place, values: vectors.get(name).slice(place * station.width, (place + 1) * station.width) };
 }
 
@@ -33,8 +33,8 @@ function draw() {
     code.textContent = spoken(station.lengths[place]);
   }
   for (const canvas of shown("[data-reads]")) {
-    const { station, place } = rowOf(canvas.dataset.reads), count = station.grid[0] * station.grid[1];
-    paintHeat(canvas, unpack(station.reads).slice(place * count, (place + 1) * count), station.grid, data.ramp);
+    const { station, place } = rowOf(canvas.dataset.reads), count = grid[0] * grid[1];
+    paintHeat(canvas, unpack(station.reads).slice(place * count, (place + 1) * count), grid, data.ramp);
   }
   if (patch === null) return;
   for (const map of shown(".place")) {

@@ -46,7 +46,9 @@ class Step(NamedTuple):
     """Values for the placeholders of its sentence, whose name is `sentence`."""
     sentence: str = ""
     places: np.ndarray | None = None
-    """The first features at every place, (N, at most 96)."""
+    """The first features at every place that can be followed, (N, at most 96)."""
+    lengths: np.ndarray | None = None
+    """Norms of the whole vectors there, (N)."""
     scale: float = 1.0
     """Largest value of the signed colours of its vectors, the same for all steps of one space."""
     station: Station | None = None
@@ -169,7 +171,7 @@ class Walk(Panel):
             shown = f'<div class="patch p{number}" data-zoom></div>'
         elif step.colours is not None:
             shown = f'<div class="side">{self._map(step.colours, step)}</div>'
-        if step.maps is not None:
+        if step.maps is not None and self.features:
             shown += self._tiles(step, rows=2)
         if step.key in ("logits", "probabilities") and number in self.logits:
             return self._titled(step, self.say(step.sentence, **step.words) + self._bars(number, step.key))
@@ -194,7 +196,7 @@ class Walk(Panel):
             parts.append(f"{typeset(step.equation)}{self.say(step.sentence, **step.words)}")
         if any(step.colours is not None for _, step in steps):
             parts.append(f'<div class="multiples">{"".join(self._multiple(step) for _, step in steps)}</div>')
-        for _, step in steps:
+        for _, step in steps if self.features else ():
             if step.maps is not None:
                 parts.append(f'<div class="channels">{_name(step)}{self._tiles(step)}</div>')
             elif step.station is not None and step.station.shows == "states":
@@ -322,19 +324,18 @@ class Walk(Panel):
         """A step's vectors: of every place, of the followed one, or of the image as one."""
         if not step.vector.size or step.key in ("logits", "probabilities"):
             return None
-        places, many = step.vector[None, : self.features or _FEATURES], step.places is not None and self.features
-        lengths = [float(np.linalg.norm(step.vector))]
-        first = step.vector[None, :_NUMBERS]
-        if many and step.places is not None and step.norms is not None:
-            places, lengths = step.places[:, : self.features], step.norms.ravel().tolist()
-            first = step.places[:, :_NUMBERS]
+        places, lengths = step.vector[None], np.linalg.norm(step.vector[None], axis=-1)
+        many = step.places is not None and step.lengths is not None and self.features > 0
+        if step.places is not None and step.lengths is not None and many:
+            places, lengths = step.places, step.lengths
+        first, places = places[:, :_NUMBERS], places[:, : self.features or _FEATURES]
         found: dict[str, Any] = {
-            "grid": step.grid if many else None,
+            "many": many,
             "width": places.shape[1],
             "of": len(step.vector),
             "rows": pack(places, scale=step.scale),
             "first": rounded_to(first),
-            "lengths": rounded_to(np.asarray(lengths)),
+            "lengths": rounded_to(lengths),
         }
         if many and step.station is not None and step.station.shows == "reads":
             reads = _array(step.station.extra)
@@ -367,10 +368,12 @@ def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
     colours = _colours_by_space(stations, arrays)
     steps = []
     for station, values, shown in zip(stations, arrays, colours, strict=True):
-        vector, places, norms, maps = values, None, None, None
+        vector, places, lengths, norms, maps = values, None, None, None, None
         if station.grid is not None:
-            vector = values[place_in(patch, grid, station.grid)]
-            places, norms = values[:, :_FEATURES], np.linalg.norm(values, axis=-1).reshape(station.grid)
+            at = [place_in(one, grid, station.grid) for one in range(grid[0] * grid[1])]
+            all_norms = np.linalg.norm(values, axis=-1)
+            vector, places, lengths = values[at[patch]], values[at, :_FEATURES], all_norms[at]
+            norms = all_norms.reshape(station.grid)
         if station.shows == "maps" and station.grid is not None:
             strongest = np.argsort(-np.abs(values).mean(axis=0), kind="stable")[:_MAPS]
             maps = np.abs(values[:, np.sort(strongest)]).T.reshape(-1, *station.grid)
@@ -379,7 +382,7 @@ def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
         scale = _scale_of(station, stations, arrays)
         shape = station.shape or values.shape
         named = (station.key, station.equation, shape, vector, shown, norms, station.fields, station.sentence)
-        steps.append(Step(*named, places, scale, station._replace(values=torch.empty(0)), maps))
+        steps.append(Step(*named, places, lengths, scale, station._replace(values=torch.empty(0)), maps))
     return steps
 
 
