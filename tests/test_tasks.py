@@ -48,8 +48,8 @@ def test_the_names_are_there_before_torch():
     words = "import sys, vitrail; vitrail.train; vitrail.predict; import vitrail.training, vitrail.evaluation"
     words += "; sys.exit(bool({'torch', 'numpy', 'tyro'} & sys.modules.keys()) or not callable(vitrail.train))"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
-    assert {"train", "finetune", "evaluate", "predict"} <= set(vitrail.__all__)
-    for name in {"train", "finetune", "evaluate", "predict"}:  # a module of this name would take its place
+    assert {"train", "finetune", "evaluate", "predict", "inspect"} <= set(vitrail.__all__)
+    for name in {"train", "finetune", "evaluate", "predict", "inspect"}:  # a module of this name would take its place
         assert importlib.util.find_spec(f"vitrail.{name}") is None
     assert vitrail.evaluate is tasks.evaluate
 
@@ -67,6 +67,8 @@ def test_functions_and_commands_know_the_same_words():
         assert {*own} - {*command} <= {"images", "others"}
         files = {"output", "page", "against", "features", "force", "sort", "json"}  # what is printed and written
         assert {*command} - {*own} <= files | {"files", "split"}
+    own, command = (inspect.signature(one).parameters for one in (vitrail.inspect, commands.inspect))
+    assert {*own} ^ {*command} == {"images", "others", "files", "json"}
 
 
 def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):

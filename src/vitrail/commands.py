@@ -39,7 +39,7 @@ from vitrail.console import (
     setting_cell,
 )
 from vitrail.data.files import find_images
-from vitrail.data.sources import describe_sources, find_split, open_data, some_images
+from vitrail.data.sources import describe_sources, find_split, open_data
 from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_integer
 
@@ -609,7 +609,15 @@ def _printing(
 
 
 def inspect(
-    bundle: BundlePath,
+    bundle: Annotated[
+        str,
+        tyro.conf.Positional,
+        arg(
+            metavar="BUNDLE",
+            help="A folder written by train, finetune or convert, or the embedded bundle fashion; a run, whose"
+            " snapshots (train --snapshots N) show what grows over training; or the name of a model, untrained.",
+        ),
+    ],
     files: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
@@ -625,6 +633,14 @@ def inspect(
         arg(metavar="DATA", help="More images (up to 64) for results that need many; any folder of images will do."),
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
+    patch: Annotated[
+        tuple[int, int] | None,
+        arg(metavar="ROW COLUMN", help="The patch to follow through the model, from 0; by default the centre."),
+    ] = None,
+    inside: Annotated[
+        tuple[int, ...],
+        arg(metavar="L", help="Show these layers step by step, from 0 or from the end (-1); by default three."),
+    ] = (),
     layers: Annotated[
         tuple[int, ...], arg(metavar="L", help="Show only the attention of these layers, from 0 or from the end (-1).")
     ] = (),
@@ -637,36 +653,34 @@ def inspect(
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
     json: Annotated[bool, arg(help="Print the content of inspect.json.")] = False,
 ) -> None:
-    """Show what happens inside a model, on one page: attention, position embeddings, receptive fields, and more."""
+    """Show what happens inside a model, on one page: every step, attention, position embeddings, and more."""
     from vitrail.storage import check_output
 
     check_output(output, force=force)
-    paths = find_images(files, _lines_of_stdin())
-
-    from vitrail.inspection.examine import examine
-    from vitrail.inspection.page import LIMIT, write_page
-    from vitrail.weights.bundle import load
-
-    others = () if data is None else some_images(data, 64)
-    other = None if against is None else (against, load(against, device=device))
-    found = examine(
-        load(bundle, device=device),
-        paths,
-        name=bundle,
+    made = tasks.inspect(
+        bundle,
+        find_images(files, _lines_of_stdin()),
+        output=output,
         evidence=evidence,
-        others=others,
-        against=other,
+        data=data,
+        against=against,
+        patch=patch,
+        inside=inside or None,
         layers=layers or None,
         heads=heads or None,
+        full=full,
+        device=device,
+        force=force,
     )
-    document = write_page(found, output, full=full, force=force)
+    from vitrail.inspection.page import LIMIT
+
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
         say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
-    for note in found.notes:
+    for note in made.notes:
         say(f"note: {note}")
-    if not found.is_trained:
+    if not made.found.is_trained:
         say("note: nothing says that this model was trained; maps of random weights mean nothing")
-    return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
+    return print_json(made.numbers) if json else print_table(None, [["page", str(output / "index.html")]])
 
 
 def explain(

@@ -88,13 +88,13 @@ def find_split(words: Sequence[str], split: str | None = None) -> "Split | None"
     return None
 
 
-def some_images(data: str, count: int) -> list[Any]:
+def some_images(data: AnyData, count: int) -> list[Any]:
     """At most `count` images, evenly spaced, of a data set or of any folder of images."""
     import numpy as np
 
     from vitrail.data.dataset import Split
 
-    if Path(data).is_dir() and (files := list_images([data])):
+    if isinstance(data, str | Path) and Path(data).is_dir() and (files := list_images([data])):
         split = Split("images", files, np.zeros(len(files), np.int64))
     else:
         split = open_data(data).for_evaluation(None)

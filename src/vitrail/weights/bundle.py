@@ -30,6 +30,8 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import find_device
+from vitrail.pages.notebook import card
+from vitrail.settings import counted
 from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
 from vitrail.weights.answers import ONE_CLASS, Answer
 from vitrail.weights.card import model_card
@@ -118,6 +120,26 @@ class Bundle:
             provenance=self.provenance,
             answer=self.answer,
         )
+
+    def _repr_html_(self) -> str:
+        config, known = self.model.config, self.provenance
+        labels = self.labels or ()
+        shown = ", ".join(labels[:5]) + (f", and {len(labels) - 5:,} more" if len(labels) > 5 else "")
+        rows = [
+            ("input", f"{' x '.join(map(str, config.resolution))} px, {counted(config.channels, 'channel')}"),
+            ("classes", f"{config.classes:,}" + (f": {shown}" if shown else "")),
+            ("parameters", f"{config.parameters:,}"),
+            (
+                "trained",
+                f"{known['steps']:,} steps"
+                if isinstance(known.get("steps"), int)
+                else known.get("converted_from", "-"),
+            ),
+        ]
+        scores = known.get("scores")
+        if isinstance(scores, dict) and isinstance(scores.get("accuracy"), float):
+            rows.append(("accuracy", f"{scores['accuracy']:.1%}"))
+        return card(config.name or config.family, rows, "vitrail.Bundle")
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that its answers depend on: settings, preprocessing, labels, answer and weights."""
