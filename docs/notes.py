@@ -43,7 +43,11 @@ text { fill: #1c2127; font: 13px system-ui, sans-serif; text-anchor: middle; } .
 .start { text-anchor: start; } .soft { fill: #5b6470; } .axis, .frame { stroke: #98a2b0; fill: none; }
 image { image-rendering: pixelated; } .c0 { fill: #0072b2; } .c1 { fill: #d55e00; } .c2 { fill: #009e73; }
 .l0 { stroke: #0072b2; } .l1 { stroke: #d55e00; } .l2 { stroke: #009e73; } path { fill: none; stroke-width: 2; }
-@media (prefers-color-scheme: dark) { text { fill: #e8eaed; } .soft { fill: #98a2b0; } }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e8eaed; } .soft { fill: #98a2b0; }
+  .c0 { fill: #4aa8e0; } .c1 { fill: #ff8a3c; } .c2 { fill: #2ec79c; }
+  .l0 { stroke: #4aa8e0; } .l1 { stroke: #ff8a3c; } .l2 { stroke: #2ec79c; }
+}
 """
 
 
@@ -652,7 +656,7 @@ def number(claim: dict, language: str) -> str:
 
 def lab_table(ids: Sequence[str], language: str) -> str:
     """What the lab says of these claims, as a table."""
-    heads = ("| claim | the lab's verdict | what it found |", "| 주장 | 실험실의 판정 | 결과 |")[language == "ko"]
+    heads = ("| claim | verdict | what the lab found |", "| 주장 | 판정 | 실험실의 결과 |")[language == "ko"]
     rows = [heads, "|---|---|---|"]
     for name in ids:
         claim = claims()[name]

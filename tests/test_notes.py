@@ -75,7 +75,7 @@ def test_the_contents_list_what_chapters_have(language):
     assert {int(number): set(claims.split()) for number, claims in rows} == {
         number: set(in_tables(chapter(number, language))) for number in CHAPTERS
     }
-    slips = re.findall(rf"^\| (S\d+) \|.*\[([\d.]+)\]\(notes-(\d){language}\.md\) \|$", text, re.MULTILINE)
+    slips = re.findall(rf"^\| (S\d+) \|.*\[([\d.]+)\]\(notes-(\d){language}\.md#\S+\) \|$", text, re.MULTILINE)
     assert {name for name, _, _ in slips} == SLIPS
     for name, section, number in slips:
         (found,) = re.findall(rf"^## {section} .*?(?=^## |\Z)", chapter(number, language), re.DOTALL | re.MULTILINE)
