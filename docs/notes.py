@@ -612,7 +612,7 @@ UNITS = {
     "C17": ("R²", "R²"),
     "C30": ("exponent - 1.5", "지수 - 1.5"),
     "C32a": ("exponent", "지수"),
-    "C32b": ("recency - 0.5", "최근성 - 0.5"),
+    "C32b": ("recency index - 0.5", "최신성 지수 - 0.5"),
 }
 """Of claims whose number is not a difference of accuracies, in English and Korean."""
 
@@ -662,9 +662,8 @@ def lab_table(ids: Sequence[str], language: str) -> str:
         claim = claims()[name]
         verdict = sentences()[f"page {claim['verdict']}"][language]
         said = [number(claim, language), *(say(claim[key], language) for key in ("result", "why") if key in claim)]
-        rows.append(
-            f"| **{name}** {say(claim['claim'], language)} | {verdict} | {'; '.join(filter(None, said)) or '-'} |"
-        )
+        found = "; ".join(filter(None, said)) or say(claim["rule"], language)
+        rows.append(f"| **{name}** {say(claim['claim'], language)} | {verdict} | {found} |")
     return "\n".join(rows)
 
 
