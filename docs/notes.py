@@ -31,6 +31,7 @@ from vitrail.inspection.reach import reach, reach_colours
 from vitrail.lab.permute import move, patch_order
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.layers import patchify
+from vitrail.pages.families import COLOURS
 
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "notes"
@@ -40,13 +41,13 @@ BOOT = 15  # an ankle boot among the forty embedded images
 
 STYLE = """
 text { fill: #1c2127; font: 13px system-ui, sans-serif; text-anchor: middle; } .end { text-anchor: end; }
-.start { text-anchor: start; } .soft { fill: #5b6470; } .axis, .frame { stroke: #98a2b0; fill: none; }
-image { image-rendering: pixelated; } .c0 { fill: #0072b2; } .c1 { fill: #d55e00; } .c2 { fill: #009e73; }
-.l0 { stroke: #0072b2; } .l1 { stroke: #d55e00; } .l2 { stroke: #009e73; } path { fill: none; stroke-width: 2; }
+.start { text-anchor: start; } .soft { fill: #5b6470; } .axis, .frame { stroke: #98a2b0; stroke-width: .7; fill: none; }
+image { image-rendering: pixelated; } .c0 { fill: #0072b2; } .c1 { fill: #d55e00; } .c2 { fill: #009e73; } .c4 { fill: #b87f00; }
+.l0 { stroke: #0072b2; } .l1 { stroke: #d55e00; } .l2 { stroke: #009e73; } .l4 { stroke: #b87f00; } path { fill: none; stroke-width: 2; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e8eaed; } .soft { fill: #98a2b0; }
-  .c0 { fill: #4aa8e0; } .c1 { fill: #ff8a3c; } .c2 { fill: #2ec79c; }
-  .l0 { stroke: #4aa8e0; } .l1 { stroke: #ff8a3c; } .l2 { stroke: #2ec79c; }
+  .c0 { fill: #4aa8e0; } .c1 { fill: #ff8a3c; } .c2 { fill: #2ec79c; } .c4 { fill: #e69f00; }
+  .l0 { stroke: #4aa8e0; } .l1 { stroke: #ff8a3c; } .l2 { stroke: #2ec79c; } .l4 { stroke: #e69f00; }
 }
 """
 
@@ -110,6 +111,7 @@ def lines(
     up: str,
     ticks: Sequence[tuple[float, str]],
     levels: Sequence[tuple[float, str]],
+    colours: Sequence[int] = (0, 1, 2),
 ) -> str:
     """Curves with dots: a name, places across and values up; `ticks` and `levels` are the marks of the two axes."""
     (left, right), (low, high) = ((marks[0][0], marks[-1][0]) for marks in (ticks, levels))
@@ -123,7 +125,7 @@ def lines(
         parts += [f'<path class="axis" d="M 60 {y:.1f} H 400"/>', text(54, y + 4, words, "end soft")]
     parts += [text(at(value, low)[0], 220, words, "soft") for value, words in ticks]
     ends = []
-    for number, (name, xs, ys) in enumerate(curves):
+    for number, (name, xs, ys) in zip(colours, curves, strict=False):
         places = [at(x, y) for x, y in zip(xs, ys, strict=True)]
         parts.append(f'<path class="l{number}" d="M {" L ".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>')
         parts += [f'<circle class="c{number}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places]
@@ -356,6 +358,28 @@ def gradients() -> str:
     return lines("Gradients of twelve layers at the start", curves, "layer", "|gradient|", ticks, _decades(-2, 0))
 
 
+def answer() -> str:
+    bundle, head = clothes()[0], clothes()[0].model.head
+    parts = [tile(8, 26, 288, np.repeat(signed(step("pooled")[None]), 8, axis=0), "y", "96")]
+    parts.append(tile(8, 106, 288, signed(head.weight.detach().numpy()), "W", "10 x 96"))
+    for row, (label, logit) in enumerate(zip(bundle.labels, boot().logits[0].tolist(), strict=True)):
+        y, left, right = 12 + 18 * row, 490 + 16 * min(logit, 0), 490 + 16 * max(logit, 0)
+        parts += [
+            text(430, y + 11, label, "end"),
+            f'<rect class="c{int(logit < 0)}" x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="13"/>',
+            text(580, y + 11, f"{logit:.1f}", "start soft"),
+        ]
+    return draw(620, 200, "From the normalised class token to ten logits: one linear layer", *parts)
+
+
+def sizes() -> str:
+    names = ("ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16", "ViT-H/14")
+    rows = [
+        (name, config.parameters / 1e6, f"{config.parameters / 1e6:.1f} M") for name in names if (config := find(name))
+    ]
+    return bars("Parameters of published ViTs, with 1,000 classes", rows, most=700)
+
+
 # Chapter 3
 
 
@@ -376,12 +400,12 @@ def orderless() -> str:
     kept = {name: tensor for name, tensor in bundle.model.state_dict().items() if name != "pos_embed"}
     bare = bundle.model.changed(kept, position="none").eval()
     parts = [tile(8, 26, 112, pixels[BOOT], "x"), tile(136, 26, 112, _grey(changed[BOOT, 0]), "shuffled x")]
-    for column, (name, model) in enumerate((("E_pos", bundle.model), ("-", bare))):
+    for column, (name, model) in enumerate((("E_pos", bundle.model), ("none", bare))):
         left = 290 + 200 * column
         parts.append(text(left + 80, 18, f"logits, position {name}"))
         for row, (one, other) in enumerate(zip(model(images)[BOOT], model(changed)[BOOT], strict=True)):
             for offset, value, kind in ((0, one, "c0"), (5, other, "c1")):
-                start, wide = left + 80 + min(float(value), 0) * 9, abs(float(value)) * 9
+                start, wide = left + 80 + min(float(value), 0) * 14, abs(float(value)) * 14
                 parts.append(
                     f'<rect class="{kind}" x="{start:.1f}" y="{26 + 14 * row + offset}" width="{wide:.1f}" height="4"/>'
                 )
@@ -395,6 +419,14 @@ def stream() -> str:
     high = 10 * int(np.ceil(max(max(ys) for _, _, ys in curves) / 10))
     ticks, levels = [(at, str(at)) for at in depth], [(value, str(value)) for value in range(0, high + 1, 10)]
     return lines("The residual stream, and what each part adds to it", curves, "layer", "mean length", ticks, levels)
+
+
+def functions() -> str:
+    x = torch.linspace(-3, 3, 25)
+    kinds = (("GELU", torch.nn.functional.gelu), ("tanh", torch.tanh), ("ReLU", torch.relu))
+    curves = [(name, x.tolist(), function(x).tolist()) for name, function in kinds]
+    ticks = [(at, str(at)) for at in range(-3, 4)]
+    return lines("Three activation functions", curves, "x", "", ticks, [(at, str(at)) for at in range(-1, 4)])
 
 
 def path() -> str:
@@ -501,6 +533,12 @@ def norms() -> str:
     return lines("Mean and deviation of each token over its D values", curves, "token", "", ticks, levels)
 
 
+def states() -> str:
+    names = ["tokens", *(f"blocks.{layer}" for layer in range(5))]
+    cells = [(colours_of(step(name)[1:], (7, 7)), f"z_{at}", "") for at, name in enumerate(names)]
+    return tiles("The 49 patches after each layer: three principal components as colours", [cells], side=96)
+
+
 def learners() -> str:
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import GaussianNB
@@ -563,11 +601,25 @@ def memory() -> str:
         places = [*range(0, 195, 5), 195]
         curves.append((name.split("-")[0], places, np.log10(found[places] / found.max())))
     ticks = [(at, str(at)) for at in (0, 50, 100, 150, 195)]
-    return lines("The last state's dependence on each patch", curves, "i", "|gradient|", ticks, _decades(-5, 0))
+    title, levels = "The last state's dependence on each patch", _decades(-5, 0)
+    return lines(title, curves, "i", "|gradient|", ticks, levels, [COLOURS["vit"], COLOURS["lstm"]])
 
 
 def _decades(low: int, high: int) -> list[tuple[float, str]]:
     return [(power, f"{10.0**power:g}") for power in range(low, high + 1)]
+
+
+@torch.no_grad()
+def steps() -> str:
+    bundle, _, images, _ = clothes()
+    kept = {name: tensor for name, tensor in bundle.model.state_dict().items() if name != "pos_embed"}
+    models = {"none": bundle.model.changed(kept, position="none").eval(), "E_pos": bundle.model}
+    cells = []
+    for by in (0, 4, 1):
+        moved = images.roll(by, dims=3)
+        changes = [f"{name} {float((one(moved) - one(images)).abs().max()):.1f}" for name, one in models.items()]
+        cells.append((_grey(moved[BOOT, 0]), f"{by} px", ", ".join(changes)))
+    return tiles("The largest change of a logit under shifts, without and with positions", [cells], side=140)
 
 
 def mixing() -> str:
@@ -598,10 +650,10 @@ def prices() -> str:
 
 DRAWN: tuple[Callable[[], str], ...] = (
     *(fields, shifts, patches, order, kernels, cls, positions),
-    *(transfer, heads, mlp, commuting, hybrid, gradients),
-    *(sinusoids, orderless, stream, path, resized),
-    *(count, costs, attending, scaling, activation, norms, learners),
-    *(knowing, horizon, memory, mixing, prices),
+    *(transfer, heads, mlp, answer, commuting, hybrid, sizes, gradients),
+    *(sinusoids, orderless, stream, functions, path, resized),
+    *(count, costs, attending, scaling, activation, norms, states, learners),
+    *(knowing, horizon, memory, steps, mixing, prices),
 )
 
 
@@ -648,10 +700,14 @@ def number(claim: dict, language: str) -> str:
     """The deciding number of a trained claim with its interval; empty where there is none."""
     if not isinstance(claim["value"], float | int) or isinstance(claim["value"], bool):
         return ""
-    unit = UNITS[claim["id"]][language == "ko"] if claim["id"] in UNITS else ("points", "%p")[language == "ko"]
-    shown = [claim["value"], *(claim["interval"] or ())]
-    shown = [f"{value:+.2f}" if claim["id"] in UNITS else f"{100 * value:+.1f}" for value in shown]
-    return f"{shown[0]} {unit}" + (f" ({shown[1]} … {shown[2]})" if len(shown) == 3 else "")
+    value, *ends = (
+        f"{one:+.2f}" if claim["id"] in UNITS else f"{100 * one:+.1f}"
+        for one in (claim["value"], *(claim["interval"] or ()))
+    )
+    interval = f" ({' … '.join(ends)})" if ends else ""
+    if claim["id"] in UNITS:
+        return f"{UNITS[claim['id']][language == 'ko']}: {value}{interval}"
+    return f"{value} {('points', '%p')[language == 'ko']}{interval}"
 
 
 def lab_table(ids: Sequence[str], language: str) -> str:
