@@ -12,7 +12,7 @@ from vitrail.data.dataset import Dataset, Split, sample_held_out, sample_per_cla
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.storage import MANIFEST, atomic_folder, read_json, verify, write_json
-from vitrail.training.start import channels_of
+from vitrail.training.initial import channels_of
 
 _SIZES = {8: "Pico", 28: "Nano"}  # pixels that have presets of their own; others are resized
 _OTHER_SIZE, _OTHER_PIXELS = "Nano/8", 32

@@ -23,8 +23,8 @@ def look(
     `layers` are the blocks to record, from 0 (negative: from the last); default all. Their attention weights are
     recomputed from the input of the fused kernel, so the kernel stays in use, the logits are bit-identical, and memory
     grows only with the recorded layers; `attention=False` omits them. `inside` are layers of a Transformer whose every
-    step is recorded, from LayerNorm to the MLP (see `Seen.steps`); None means all. The model runs in evaluation mode, and its mode
-    is restored. `gradients=True` keeps what is needed to differentiate any of the results.
+    step is recorded, from LayerNorm to the MLP (see `Seen.steps`); None means all. The model runs in evaluation mode,
+    and its mode is restored. `gradients=True` keeps what is needed to differentiate any of the results.
 
         >>> model = vitrail.create("ViT-Nano/7")
         >>> seen = vitrail.look(model, torch.zeros(1, 1, 28, 28), layers=[0, -1])

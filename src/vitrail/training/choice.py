@@ -2,9 +2,9 @@
 
 from typing import Any, Literal, NamedTuple
 
+from vitrail.training.initial import Initial
 from vitrail.training.loop import Trainer
 from vitrail.training.runlog import RunLog
-from vitrail.training.start import Start
 
 
 class Choice(NamedTuple):
@@ -14,32 +14,34 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(trainer: Trainer, begin: Start, log: RunLog) -> Choice | None:
+def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
     """Keep the trained model, unless the initial one is better on the held-out images."""
-    start = trainer.start
-    if start is None or begin.body is None or not trainer.total:
+    initial_scores = trainer.initial_scores
+    if initial_scores is None or initial.body is None or not trainer.total:
         return None
     tuned = trainer.latest or trainer.examine()  # a run that had ended already evaluates once more
-    choice, scores = _compare(trainer, start, tuned), {}
-    if tuned is not None and start["count"]:
-        scores = {"start": start["score"], "tuned": tuned["score"], "count": start["count"]}
+    choice, scores = _compare(trainer, initial_scores, tuned), {}
+    if tuned is not None and initial_scores["count"]:
+        scores = {"start": initial_scores["score"], "tuned": tuned["score"], "count": initial_scores["count"]}
     log.write("choice", step=trainer.step, kept=choice.kept, **scores, reason=choice.reason)
     log.say(f"note: {choice.reason}")
     if choice.kept == "start":
-        trainer.return_to_start(begin.body())
+        trainer.return_to_initial(initial.body())
     return choice
 
 
-def _compare(trainer: Trainer, start: dict[str, Any], tuned: dict[str, Any] | None) -> Choice:
-    if tuned is None or not start["count"]:
+def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, Any] | None) -> Choice:
+    if tuned is None or not initial_scores["count"]:
         return Choice(
             "tuned",
             "the tuned model is kept: there are no held-out images to compare it with the head by least squares",
         )
-    head, model = (f"{trainer.objective.describe(found)}, loss {found['loss']:.3f}" for found in (start, tuned))
-    on = f"on {start['count']:,} held-out images"
-    if start["score"] > tuned["score"]:
+    head, model = (
+        f"{trainer.objective.describe(found)}, loss {found['loss']:.3f}" for found in (initial_scores, tuned)
+    )
+    on = f"on {initial_scores['count']:,} held-out images"
+    if initial_scores["score"] > tuned["score"]:
         return Choice("start", f"the head by least squares is kept: {head} {on}; after {trainer.step:,} steps {model}")
-    if start["score"] == tuned["score"]:
+    if initial_scores["score"] == tuned["score"]:
         return Choice("tuned", f"the tuned model is kept: {model} {on}; the head by least squares was as good")
     return Choice("tuned", f"the tuned model is kept: {model} {on}; the head by least squares had {head}")

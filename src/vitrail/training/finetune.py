@@ -27,8 +27,8 @@ from vitrail.settings import Pair
 from vitrail.storage import writable
 from vitrail.training.callback import Callback
 from vitrail.training.folder import RunFolder
+from vitrail.training.initial import Given, Initial, channels_of
 from vitrail.training.run import Result, run
-from vitrail.training.start import Given, Start, channels_of
 from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
 
 # Settings that matter in training alone: a recipe may change them in a model that exists.
@@ -62,7 +62,7 @@ def finetune(
     if not decays:
         recipe = recipe.replace(layer_decay=1.0)
 
-    def start(given: Given) -> Start:
+    def initialise(given: Given) -> Initial:
         channels = channels_of(given.dataset.first)
         model, preprocess, notes = adapt(loaded, given.dataset.labels, channels, recipe, resolution)
         if not decays:
@@ -81,10 +81,10 @@ def finetune(
         def body() -> AnyModel:
             return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
 
-        return Start(model, preprocess, manifest[:12], origin, notes, probe, damaged, body)
+        return Initial(model, preprocess, manifest[:12], origin, notes, probe, damaged, body)
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(data, folder, recipe, options, start, quiet=quiet, command=command, callback=callback)
+    return run(data, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
 
 
 def _known_of(bundle: Bundle) -> dict[str, Any]:

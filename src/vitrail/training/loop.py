@@ -90,8 +90,8 @@ class Trainer:
         self._best_state: dict[str, Tensor] = {}
         self.waited = 0
         self.stopped: Ending | None = None
-        self.start: dict[str, Any] | None = None
-        self._start_head: dict[str, Tensor] = {}
+        self.initial_scores: dict[str, Any] | None = None
+        self._initial_head: dict[str, Tensor] = {}
         self.damaged: dict[str, str] = {}
         self.left_out = 0
         self.latest: dict[str, Any] | None = None
@@ -167,7 +167,7 @@ class Trainer:
         state = filled(checkpoint.state)
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
         self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
-        self.start, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
+        self.initial_scores, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
         self.latest = None if state["latest"] is None else _with_nan(state["latest"])
         # They are sums over all ranks.
         parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
@@ -178,7 +178,7 @@ class Trainer:
         This changes the weights."""
         state = filled(checkpoint.state)
         self._best_state = self._clone_kept() if self.recipe.patience and state["best"] is not None else {}
-        self._start_head = self._clone_head() if state["start"] is not None else {}
+        self._initial_head = self._clone_head() if state["start"] is not None else {}
         if state["left_out"] == checkpoint.step:
             for optimiser in self.optimisers:
                 optimiser.state.clear()
@@ -189,7 +189,7 @@ class Trainer:
         tensors = {f"now/{name}": tensor for name, tensor in self.objective.state_dict().items()}
         if self.average:
             tensors |= {f"average/{name}": tensor for name, tensor in self.average.model.state_dict().items()}
-        tensors |= {f"start/{name}": tensor for name, tensor in self._start_head.items()}
+        tensors |= {f"start/{name}": tensor for name, tensor in self._initial_head.items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self._best_state.items()}
         return tensors | {f"memory/{name}/{entry}": tensor for name, entry, tensor in self._memory()}
 
@@ -232,16 +232,16 @@ class Trainer:
 
     # The choice between the model as it began and what training made of it
 
-    def remember_start(self) -> None:
+    def remember_initial(self) -> None:
         """Evaluate the initial model with its head from least squares, and keep that head in every checkpoint."""
         found = self.examine()
         is_known = found is not None and found["count"] and math.isfinite(found["loss"])
-        self.start = found if is_known else {"count": 0}
-        self._start_head = self._clone_head()
+        self.initial_scores = found if is_known else {"count": 0}
+        self._initial_head = self._clone_head()
 
-    def return_to_start(self, body: AnyModel) -> None:
+    def return_to_initial(self, body: AnyModel) -> None:
         """Replace the kept model by the initial one: `body` with the initial head."""
-        self.kept.load_state_dict({**body.state_dict(), **self._start_head})
+        self.kept.load_state_dict({**body.state_dict(), **self._initial_head})
 
     def return_to_best(self) -> bool:
         """With patience, replace the kept model by the one that was best on the held-out images. Returns whether there
@@ -559,7 +559,7 @@ class Trainer:
             "damaged": self.damaged,
             "left_out": self.left_out,
             "seconds": round(self.spent, 1),
-            "start": self.start,
+            "start": self.initial_scores,
             "waited": self.waited,
             "stopped": self.stopped,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],

@@ -26,13 +26,13 @@ from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.choice import Choice, choose
 from vitrail.training.folder import RunFolder
+from vitrail.training.initial import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.report import Report, read_events
 from vitrail.training.resume import resume
 from vitrail.training.runlog import RunLog
-from vitrail.training.start import Given, Start, make_preprocess, resolve_model, some_images
 from vitrail.training.state import Ending
 from vitrail.training.stop import Stop
 from vitrail.weights.bundle import Bundle, save
@@ -98,7 +98,7 @@ def train(
     if recipe.head == "probe":
         raise UsageError("Head must be zero where a model begins with its first weights, got probe. See finetune.")
 
-    def start(given: Given) -> Start:
+    def initialise(given: Given) -> Initial:
         config = resolve_model(zoo.find(model), given.dataset, recipe)
         preprocess = make_preprocess(config, given.training, recipe)
         torch.manual_seed(options.seed)
@@ -106,10 +106,10 @@ def train(
         if recipe.head_bias and made.head.bias is not None:
             torch.nn.init.constant_(made.head.bias, recipe.head_bias)
         made.prepare(lambda count: some_images(given.training, preprocess, count, options.seed), options.seed)
-        return Start(made, preprocess, notes=zoo.alias_notes(model))
+        return Initial(made, preprocess, notes=zoo.alias_notes(model))
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(data, folder, recipe, options, start, quiet=quiet, command=command, callback=callback)
+    return run(data, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
 
 
 def run(
@@ -117,13 +117,14 @@ def run(
     folder: RunFolder,
     recipe: Recipe,
     options: Options,
-    start: Callable[[Given], Start],
+    initialise: Callable[[Given], Initial],
     *,
     quiet: bool,
     command: str,
     callback: Callback | None = None,
 ) -> Result:
-    """A run from any start: claim the folder, start or resume, train, evaluate, write the bundle and the report."""
+    """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle and the
+    report."""
     began = time.monotonic()
     recipe.check_length()
     with contextlib.ExitStack() as stack:
@@ -148,13 +149,13 @@ def run(
         ranks.first_does(lambda: folder.hold(stack) if folder.path.is_dir() else None)
         goes_on = ranks.first_does(lambda: folder.goes_on)
 
-        begin = start(Given(dataset, training, ranks, is_new=not goes_on, tell=tell))
+        initial = initialise(Given(dataset, training, ranks, is_new=not goes_on, tell=tell))
         cache = None
         if options.cache:
             cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
         trainer = Trainer(
-            begin.model,
-            begin.preprocess,
+            initial.model,
+            initial.preprocess,
             training,
             held_out,
             recipe,
@@ -164,76 +165,58 @@ def run(
             cache=cache,
         )
         trainer.began = began
-        trainer.loader.damaged |= begin.damaged
+        trainer.loader.damaged |= initial.damaged
 
-        config = _config(dataset, begin, recipe, options, command)
+        config = _config(dataset, initial, recipe, options, command)
         is_new = ranks.first_does(lambda: folder.claim(config, stack, tell))
         agreed = {
-            "bundle": begin.source,
+            "bundle": initial.source,
             "seed": options.seed,
-            "model": begin.model.config.to_document(),
-            "preprocess": begin.preprocess.to_json(),
+            "model": initial.model.config.to_document(),
+            "preprocess": initial.preprocess.to_json(),
             "recipe": recipe.to_json(),
             "data": dataset.fingerprint(),
         }
         checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, agreed)
         changes = []
         if checkpoint is not None:
-            begin = dataclasses.replace(begin, origin=checkpoint.state["origin"])
+            initial = dataclasses.replace(initial, origin=checkpoint.state["origin"])
             changes = _changes(checkpoint, options, ranks)
         else:
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
                 ranks.first_does(lambda: folder.write_config(config))
-            if begin.probe is not None and trainer.planned != 0:
-                trainer.remember_start()
-            trainer.total, note = _length(trainer, begin, began)
+            if initial.probe is not None and trainer.planned != 0:
+                trainer.remember_initial()
+            trainer.total, note = _length(trainer, initial, began)
             notes += [note] if note else []
 
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
         typed = str(data) if isinstance(data, str | Path) else None
         report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
         with Stop().watching() as stop:
-            for note in (*dataset.notes, *begin.notes, *notes, *changes):
+            for note in (*dataset.notes, *initial.notes, *notes, *changes):
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)
                 log.say(_goes_on(trainer))
             else:
-                _introduce(log, begin, dataset, training, held_out, trainer)
-            state = {**agreed, **_circumstances(options, ranks), "origin": begin.origin}
+                _introduce(log, initial, dataset, training, held_out, trainer)
+            state = {**agreed, **_circumstances(options, ranks), "origin": initial.origin}
             snapshots = _snapshots(trainer, folder, dataset)
             trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
 
-        is_best = trainer.return_to_best()
-        choice = choose(trainer, begin, log)
         split = dataset.splits.get("test", held_out)
-        judgement = _judge(trainer, split, log)
-        # Only the first rank has the judgement, but all of them must evaluate.
-        fitted = _fitted(trainer) if ranks.from_first(judgement is not None) else {}
-        scores = None
-        if judgement is not None and split is not None:
-            scores = {"split": split.name, **judgement.scores, **fitted}
-        answer = trainer.kept_objective.answer(trainer.watch, ranks)
-        bundle = Bundle(
-            model=trainer.kept.eval(),
-            answer=answer,
-            preprocess=trainer.preprocess,
-            labels=dataset.labels if trainer.objective.classifies else None,
-            provenance=_provenance(trainer, begin, dataset, agreed["data"], choice, scores, command, is_best=is_best),
-        )
+        bundle, judgement = _conclude(trainer, initial, dataset, split, log, agreed["data"], command)
         if ranks.is_first:
-            if scores is not None:
-                log.write("final", step=trainer.step, **scores)
             save(bundle, folder.path / "bundle", force=True)
             if judgement is not None and (answers := judgement.answers_to(dataset)) is not None:
                 answers.write(folder.path / ANSWERS, force=True)
-            shown = trainer.loader.split if split is None else split
-            report.finish(bundle, judgement, shown)
+            report.finish(bundle, judgement, training if split is None else split)
             log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
     return Result(
         folder=folder.path,
         bundle=bundle,
-        scores=scores,
+        scores=bundle.provenance.get("scores"),
         sentence=None if judgement is None else judgement.sentence,
         steps=trainer.step,
         total=trainer.total,
@@ -242,6 +225,35 @@ def run(
         history=read_events(folder.path / "metrics.jsonl") if ranks.is_first else [],
         is_first=ranks.is_first,
     )
+
+
+def _conclude(
+    trainer: Trainer,
+    initial: Initial,
+    dataset: Dataset,
+    split: Split | None,
+    log: RunLog,
+    fingerprint: str,
+    command: str,
+) -> tuple[Bundle, Judgement | None]:
+    """After the last step: the weights to keep, their final evaluation on `split`, the bundle."""
+    is_best = trainer.return_to_best()
+    choice = choose(trainer, initial, log)
+    judgement = _judge(trainer, split, log)
+    # Only the first rank has the judgement, but all of them must evaluate.
+    fitted = _fitted(trainer) if trainer.ranks.from_first(judgement is not None) else {}
+    scores = None
+    if judgement is not None and split is not None:
+        scores = {"split": split.name, **judgement.scores, **fitted}
+        log.write("final", step=trainer.step, **scores)
+    bundle = Bundle(
+        model=trainer.kept.eval(),
+        answer=trainer.kept_objective.answer(trainer.watch, trainer.ranks),
+        preprocess=trainer.preprocess,
+        labels=dataset.labels if trainer.objective.classifies else None,
+        provenance=_provenance(trainer, initial, dataset, fingerprint, choice, scores, command, is_best=is_best),
+    )
+    return bundle, judgement
 
 
 def _goes_on(trainer: Trainer) -> str:
@@ -264,7 +276,7 @@ def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
         )
 
 
-def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | None]:
+def _length(trainer: Trainer, initial: Initial, began: float) -> tuple[int, str | None]:
     """Number of steps of a run, and a note if there are too few to train."""
     recipe = trainer.recipe
     if trainer.planned is not None:
@@ -272,7 +284,7 @@ def _length(trainer: Trainer, begin: Start, began: float) -> tuple[int, str | No
     minutes = recipe.minutes or 0.0
     steps = int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
     least = min(recipe.least_steps, max(_ENOUGH_STEPS, _ENOUGH_EPOCHS * trainer.loader.steps))
-    if begin.probe is None or steps >= least:
+    if initial.probe is None or steps >= least:
         return steps, None
     return 0, (
         f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {least}, the head by least"
@@ -305,30 +317,30 @@ def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str
     ]
 
 
-def _config(dataset: Dataset, begin: Start, recipe: Recipe, options: Options, command: str) -> str:
+def _config(dataset: Dataset, initial: Initial, recipe: Recipe, options: Options, command: str) -> str:
     """All settings of the run, with defaults filled in, as TOML."""
     # A value that is none has no word in TOML and is left out: it is the default.
     fields = {
         "data": dataset.name,
         **options.to_json(),
         **recipe.to_json(),
-        "preprocess": begin.preprocess.to_json(),
-        "model": begin.model.config.to_document(),
+        "preprocess": initial.preprocess.to_json(),
+        "model": initial.model.config.to_document(),
     }
     words = " ".join(command.removeprefix("vitrail ").split()) or "in Python"
     return f"{words}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"
 
 
 def _introduce(
-    log: RunLog, begin: Start, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
+    log: RunLog, initial: Initial, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
 ) -> None:
     """Log the start of a new run."""
     log.write("start", step=0, total=trainer.total, seed=trainer.options.seed, threads=torch.get_num_threads())
-    if begin.probe is not None:
-        log.write("probe", step=0, **begin.probe)
-    if trainer.start is not None and trainer.start["count"]:
-        trainer.write_evaluation(0, trainer.start, log)
-    config = begin.model.config
+    if initial.probe is not None:
+        log.write("probe", step=0, **initial.probe)
+    if trainer.initial_scores is not None and trainer.initial_scores["count"]:
+        trainer.write_evaluation(0, trainer.initial_scores, log)
+    config = initial.model.config
     height, width = config.resolution
     watched = f", {len(held_out):,} held out" if held_out is not None else ""
     epochs = trainer.total / trainer.loader.steps
@@ -386,7 +398,7 @@ def _snapshots(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Callabl
 
 def _provenance(
     trainer: Trainer,
-    begin: Start,
+    initial: Initial,
     dataset: Dataset,
     fingerprint: str,
     choice: Choice | None,
@@ -402,7 +414,7 @@ def _provenance(
         "data_fingerprint": fingerprint,
         "licence": dataset.licence,
         "objective": recipe.objective,
-        "weights": _which_weights(trainer, begin, choice, is_best=is_best),
+        "weights": _which_weights(trainer, initial, choice, is_best=is_best),
         **({} if choice is None else {"choice": choice.reason}),
         "steps": trainer.step,
         **({} if trainer.stopped is None else {"stopped": f"by {trainer.stopped}, of {trainer.total} steps"}),
@@ -414,7 +426,7 @@ def _provenance(
         "torch": str(torch.__version__),
         "seconds": round(trainer.spent, 1),
         "command": writable(command),
-        **begin.origin,
+        **initial.origin,
     }
     if (package := OBJECTIVES.provider(recipe.objective)) is not None:
         provenance["objective_package"] = package
@@ -426,11 +438,11 @@ def _provenance(
     return provenance
 
 
-def _which_weights(trainer: Trainer, begin: Start, choice: Choice | None, *, is_best: bool) -> str:
+def _which_weights(trainer: Trainer, initial: Initial, choice: Choice | None, *, is_best: bool) -> str:
     if choice is not None and choice.kept == "start":
         return "as they began, with a head by least squares"
     if not trainer.total:
-        return "as they began" if begin.probe is None else "as they began, with a head by least squares"
+        return "as they began" if initial.probe is None else "as they began, with a head by least squares"
     average = trainer.recipe.average
     which = f"running average, decay {average}" if average else "last"
     if not is_best or trainer.best is None:

@@ -1,4 +1,4 @@
-"""The start of a run: the initial model for the data, and its preprocessing."""
+"""What a run begins with: the initial model for the data, and its preprocessing."""
 
 import contextlib
 import dataclasses
@@ -24,8 +24,8 @@ _LOOKED_AT = 200  # files that tell whether images are grey
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """The start of a run: the initial model and its preprocessing."""
+class Initial:
+    """What a run begins with: the initial model and its preprocessing."""
 
     model: AnyModel
     preprocess: Preprocess
@@ -44,7 +44,7 @@ class Start:
 
 
 class Given(NamedTuple):
-    """What a start is built from."""
+    """What the initial model is built from."""
 
     dataset: Dataset
     training: Split
