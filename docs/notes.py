@@ -41,9 +41,10 @@ BOOT = 15  # an ankle boot among the forty embedded images
 
 STYLE = """
 text { fill: #1c2127; font: 13px system-ui, sans-serif; text-anchor: middle; } .end { text-anchor: end; }
-.start { text-anchor: start; } .soft { fill: #5b6470; } .axis, .frame { stroke: #98a2b0; stroke-width: .7; fill: none; }
-image { image-rendering: pixelated; } .c0 { fill: #0072b2; } .c1 { fill: #d55e00; } .c2 { fill: #009e73; } .c4 { fill: #b87f00; }
-.l0 { stroke: #0072b2; } .l1 { stroke: #d55e00; } .l2 { stroke: #009e73; } .l4 { stroke: #b87f00; } path { fill: none; stroke-width: 2; }
+.start { text-anchor: start; } .soft { fill: #5b6470; } image { image-rendering: pixelated; }
+path { fill: none; stroke-width: 2; } .axis, .frame { stroke: #98a2b0; stroke-width: .7; fill: none; }
+.c0 { fill: #0072b2; } .c1 { fill: #d55e00; } .c2 { fill: #009e73; } .c4 { fill: #b87f00; }
+.l0 { stroke: #0072b2; } .l1 { stroke: #d55e00; } .l2 { stroke: #009e73; } .l4 { stroke: #b87f00; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e8eaed; } .soft { fill: #98a2b0; }
   .c0 { fill: #4aa8e0; } .c1 { fill: #ff8a3c; } .c2 { fill: #2ec79c; } .c4 { fill: #e69f00; }
@@ -366,7 +367,7 @@ def answer() -> str:
         y, left, right = 12 + 18 * row, 490 + 16 * min(logit, 0), 490 + 16 * max(logit, 0)
         parts += [
             text(430, y + 11, label, "end"),
-            f'<rect class="c{int(logit < 0)}" x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="13"/>',
+            f'<rect class="c{int(logit > 0)}" x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="13"/>',
             text(580, y + 11, f"{logit:.1f}", "start soft"),
         ]
     return draw(620, 200, "From the normalised class token to ten logits: one linear layer", *parts)
@@ -511,7 +512,7 @@ def activation() -> str:
         for at, (number, (low, _high)) in enumerate(zip(counts, pairwise(edges), strict=True)):
             tall = 110 * number / counts.max()
             parts.append(
-                f'<rect class="c{int(low < -0.25)}" x="{left + at * 3.3:.1f}" y="{140 - tall:.1f}" width="2.9"'
+                f'<rect class="c{int(low >= -0.25)}" x="{left + at * 3.3:.1f}" y="{140 - tall:.1f}" width="2.9"'
                 f' height="{tall:.1f}"/>'
             )
         parts += [text(left + 105, 18, label), text(left + 105, 158, "0", "soft")]
