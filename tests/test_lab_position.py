@@ -77,14 +77,14 @@ def test_lost_skill_is_the_share_beyond_chance():
     generator = np.random.default_rng(0)
     original, changed = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
     noise = pool(one.mean(axis=1) for one in (original, changed))
-    found = lost_skill(original, changed, noise, 0.1)
+    found = lost_skill((original, noise), (changed, noise), 0.1)
     assert found.value == pytest.approx(0.5, abs=0.02)
     draws = []
     for _ in range(300):
         one, other = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
         draws.append((one.mean() - other.mean()) / (one.mean() - 0.1))
     assert found.error == pytest.approx(np.std(draws), rel=0.5)
-    assert math.isnan(lost_skill(changed * 0, changed, noise, 0.1).error)
+    assert math.isnan(lost_skill((changed * 0, noise), (changed, noise), 0.1).error)
 
 
 def test_a_mean_over_seeds_has_the_noise_of_seeds():

@@ -47,7 +47,7 @@ def test_more_pre_training_is_better_only_if_the_numbers_say_so(tmp_path, sign, 
     generator = np.random.default_rng(0)
     for (_, _, count), cells in question.cells.items():
         for cell in cells:
-            good = 0.5 + sign * 0.1 * (count == 300) + generator.normal(0, 0.01)
+            good = 0.5 + sign * 0.3 * (count == 300) + generator.normal(0, 0.01)
             add(results, cell, {"fewshot": good, "finetuned": good, "validation_accuracy": 0.5})
     question.read(results)
     states = {one.claim: one.state(0.05) for one in question.verdicts()}

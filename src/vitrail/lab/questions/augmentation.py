@@ -71,7 +71,7 @@ class Augmentation(Question):
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        self.found = Accuracies(results, self.cells, alike=lambda key: key[2])
         self.fitted = training_accuracies(results, self.cells)
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:

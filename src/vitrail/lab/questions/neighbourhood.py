@@ -17,9 +17,9 @@ from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, smallest
+from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate
+from vitrail.lab.statistics import Estimate, smallest
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.create import build
 from vitrail.pages.page import Range, figure, ranges, table
