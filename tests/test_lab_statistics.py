@@ -8,8 +8,9 @@ from scipy import stats
 
 from fake_lab import digits_lab
 from made_up import Filled
+from vitrail.lab import page
 from vitrail.lab.cell import Cell, pack
-from vitrail.lab.question import Accuracies, Verdict
+from vitrail.lab.question import Accuracies, Question, Verdict
 from vitrail.lab.questions.augmentation import Augmentation
 from vitrail.lab.questions.data import Data
 from vitrail.lab.questions.encoder import Encoder
@@ -344,3 +345,48 @@ def test_positions_and_orders_are_doubted_where_rates_were_cut_off(tmp_path):
 def test_a_mean_is_a_sum_of_one():
     noise = SeedNoise(0.04, 5)
     assert mean_of([1.0, 3.0], noise) == sum_of_means([(1.0, [1.0, 3.0], noise)])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        (Verdict("C1", "trained"), "not-run"),
+        (Verdict("C1", "exact"), "not-run"),
+        (Verdict("C1", "trained", Estimate(0.1, math.nan, 0)), "one-seed"),
+        (Verdict("C1", "trained", Estimate(0.1, 0.001, 9, halves=(0.3, -0.1))), "unsteady"),
+        (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, halves=(0.3, -0.1))), "more-seeds"),
+        (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, is_cut_off=True)), "cut-off"),
+        (Verdict("C2", "trained", Estimate(-0.1, 0.001, 9), is_one_sided=True), "beyond-range"),
+        (Verdict("C1", "trained", Estimate(0.001, 0.02, 9)), "far-too-few"),
+        (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, lasting=0.019)), "more-images"),
+        (Verdict("C1", "trained", Estimate(0.1, 0.001, 9)), None),
+    ],
+)
+def test_why_nothing_was_decided_and_what_it_takes(verdict, why):
+    found = page._why(digits_lab(), verdict, LEVEL)
+    assert (None if found is None else found.name) == why
+    for language in ("en", "ko") if found is not None else ():
+        assert page.WORDS[found.name][language].format(**found.fields)
+    if why == "more-seeds":  # t at 9 degrees of freedom is 2.26: twice that squared, times two seeds
+        assert found.fields["seeds"] == math.ceil(2 * (2 * stats.t.ppf(0.975, 9)) ** 2)
+
+
+def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):
+    """Two claims at p = 0.04 are none after Holm's correction over both; one alone is."""
+
+    class Claims(Question):
+        def verdicts(self):
+            yield from (Verdict(claim, "trained", Estimate(0.01, error, math.inf)) for claim, error in self.errors)
+
+    Claims.words = {name: {"en": name, "ko": name} for name in ("title", "about", "C1", "C1-rule", "C2", "C2-rule")}
+    question = Claims("claims", digits_lab())
+    nearly = 0.01 / stats.norm.isf(0.02)
+    for errors, wanted in (
+        ([("C1", nearly)], ["supported"]),
+        ([("C1", nearly), ("C2", nearly)], ["cannot tell", "cannot tell"]),
+        ([("C1", nearly), ("C2", nearly / 10)], ["supported", "supported"]),
+    ):
+        question.errors = errors
+        found = page.write_report(tmp_path, question.lab, {"claims": question}, command="")
+        assert [one["verdict"] for one in found["claims"]] == wanted
+        assert all((one["interval"][0] > 0) == (one["verdict"] == "supported") for one in found["claims"])

@@ -153,9 +153,10 @@ def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
         return Why("not-run", {})
     if one.deciding is None:
         return Why("one-seed", {})
-    if one.doubt is not None:
+    low, high = one.deciding.interval(level)
+    if one.doubt == "cut-off" or (one.doubt is not None and not low <= 0 <= high):
         return Why(one.doubt, {"halves": " / ".join(map(_say(one), one.estimate.halves))})
-    if one.is_one_sided and one.deciding.interval(level)[1] < 0:
+    if one.is_one_sided and high < 0:
         return Why("beyond-range", {})
     times = one.deciding.times_seeds(level)
     if times > _MOST_TIMES:
