@@ -108,6 +108,9 @@ def test_permutations_move_what_they_say(level):
     moved = order.view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
     same_patch = [set(row.tolist()) in [set(cell.tolist()) for cell in cells] for row in moved]
     assert all(same_patch) == (level != "pixels")
+    others = [permutation(level, (8, 8), (2, 2), seed).tolist() for seed in (0, 1, 2)]
+    assert others[0] == order.tolist()
+    assert others[0] != others[1] != others[2] != others[0]  # each seed has another
     if level == "within":
         assert [set(row.tolist()) for row in moved] == [set(cell.tolist()) for cell in cells]
         assert len({tuple((row - row.min()).tolist()) for row in moved}) == 1
@@ -374,9 +377,11 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
         ({"questions": ("dat",)}, "Did you mean 'data'"),
         ({"budget": "1s"}, "Budget must be at least"),
         ({"seeds": 0}, "Seeds must be"),
+        ({"backend": "spark"}, "Backend must be loky or dask, or one that is registered with joblib, got 'spark'"),
     ):
         with pytest.raises(UsageError, match=match):
             compare("digits", tmp_path / "new", **{**TINY, **words}, jobs=1, tell=lambda _: None)
+    assert not list((tmp_path / "new").glob("cells/*"))
     with pytest.raises(UsageError, match="on the same images"):
         compare("fashion-40", folder, **TINY, jobs=1, tell=lambda _: None)
     (tmp_path / "photos").mkdir()

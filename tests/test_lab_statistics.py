@@ -257,6 +257,21 @@ def test_whether_vit_overtakes_is_said_as_far_as_the_noise_allows(tmp_path, lead
         assert float(verdict.words["low"].replace(",", "")) < at < float(verdict.words["high"].replace(",", ""))
 
 
+def test_few_images_are_the_two_smallest_sizes(tmp_path):
+    """The CNN leads by 20 points at 100 images, by 10 at 300, and lags at 1,000."""
+    leads = {100: 0.2, 300: 0.1, 1000: -0.2}
+    _, found = ask_about_data(
+        tmp_path, lambda family, count: 0.6 + leads[count] * (family == "resnet"), sizes=tuple(leads)
+    )
+    assert found["C1"].estimate.value == pytest.approx(0.1, abs=0.01)
+    assert len(found["C1"].estimate.among) == 2
+
+
+def test_one_size_says_nothing_of_growing_data(tmp_path):
+    _, found = ask_about_data(tmp_path, lambda _family, _count: 0.8, sizes=(300,))
+    assert [found[claim].estimate for claim in ("C3", "C7")] == [None, None]
+
+
 def test_a_gap_has_the_noise_of_the_images_it_was_measured_on(tmp_path):
     question, found = ask_about_data(tmp_path, lambda _family, count: 0.5 if count == 100 else 0.8)
     gap = found["C7"].estimate

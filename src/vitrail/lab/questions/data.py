@@ -144,6 +144,8 @@ class Data(Question):
 
     def _narrowing(self) -> Estimate | None:
         """Lead of the CNN in log error at the smallest less at the largest size."""
+        if len(self.lab.sizes) < 2:
+            return None
         ends = ((self.lab.sizes[0], 1.0), (self.lab.sizes[-1], -1.0))
         return self.found.log_errors(
             *(
@@ -157,7 +159,7 @@ class Data(Question):
         """Train-test gap at the smallest less at the largest size."""
         few, many = ((family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
         tested = self.found.difference(few, many)
-        if tested is None:
+        if tested is None or few == many:
             return None
         noises = {
             key: pool(gaps for other, gaps in self.gaps.items() if _size(other) == _size(key)) for key in (few, many)
