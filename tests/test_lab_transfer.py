@@ -11,6 +11,7 @@ from vitrail.data.sources import open_data
 from vitrail.lab.cell import pack
 from vitrail.lab.images import prepare
 from vitrail.lab.question import Lab
+from vitrail.lab.questions import self_supervision
 from vitrail.lab.questions.self_supervision import SelfSupervision, learn, probe_pixels
 from vitrail.lab.questions.transfer import Transfer, halves, transfer
 from vitrail.lab.results import Results
@@ -89,6 +90,19 @@ def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
     models = [vitrail.load(tmp_path / name).model for name in ("untrained", "trained")]
     assert not torch.equal(*(next(model.blocks.parameters()) for model in models))
     assert probe_pixels({"count": 300}, DIGITS, [], tmp_path).result["accuracy"] > 0.7
+
+
+def test_the_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
+    untrained = SelfSupervision("self", LAB).cells["ViT", False][0]
+    good = np.ones(len(DIGITS.test), bool)
+
+    def probe(_model, _images, _few, layer):
+        """The second layer is best by validation images, and worst by test images."""
+        return (0.9, ~good) if layer == 1 else (0.2, good)
+
+    monkeypatch.setattr(self_supervision, "_probe", probe)
+    found = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
+    assert (found["layer"], found["validation_accuracy"], found["accuracy"]) == (1, 0.9, 0)
 
 
 def test_training_without_labels_helps_only_if_the_numbers_say_so(tmp_path):
