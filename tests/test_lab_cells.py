@@ -106,6 +106,12 @@ def test_parts_of_the_images_are_judged_alone(tmp_path):
     assert parts.noise_of(("one", "right")).variance == 0
 
 
+def test_large_training_sets_have_one_seed_less():
+    lab = digits_lab(seeds=3)
+    assert [len(lab.seeds_for(count)) for count in (300, 10_000, 10_001, 58_000)] == [3, 3, 2, 2]
+    assert len(dataclasses.replace(lab, seeds=1).seeds_for(58_000)) == 1
+
+
 def test_small_batches_see_as_many_images(tmp_path):
     lab = digits_lab()
     cell = lab.train("mlp", count=100, seed=0, seen=64, recipe={"batch": 4}).changed(learning_rate=1e-3)

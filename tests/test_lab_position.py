@@ -33,6 +33,8 @@ def test_sinusoids_meet_the_three_conditions_and_random_tables_only_two():
     one = conditions(distances(random), float(np.abs(random).max()), (7, 7))
     assert one.unique > 0.7
     assert one.uneven > 0.8
+    larger = conditions(distances(50 * random), float(np.abs(50 * random).max()), (7, 7))
+    assert larger == pytest.approx((one.unique, 50 * one.bounded, one.uneven))  # shares do not depend on the scale
     assert max(found["none"].values()) < 1e-12
     assert set(found["kinds"]) == set(KINDS) - {"none"}
     assert min(found["kinds"].values()) > 0.01

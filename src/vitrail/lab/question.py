@@ -220,6 +220,11 @@ class Accuracies:
     def __contains__(self, name: Any) -> bool:
         return name in self.right
 
+    @property
+    def seeds(self) -> str:
+        """How many seeds variants were run with: 2, or 2-3."""
+        return range_text(map(len, self.right.values()))
+
     def estimate(self, name: Any) -> Estimate:
         """The accuracy of a variant."""
         found = accuracy(*self._read_of(name))
@@ -281,6 +286,12 @@ def training_accuracies(results: Results, groups: Mapping[Any, Sequence[Cell]]) 
         if known:
             found[name] = sum(known) / len(known)
     return found
+
+
+def range_text(counts: Iterable[int]) -> str:
+    """The smallest and the largest of some numbers: 2, or 2-3."""
+    known = sorted(set(counts))
+    return "-".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "0"
 
 
 def points(value: float) -> str:

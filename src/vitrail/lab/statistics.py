@@ -109,9 +109,10 @@ def half_means(values: np.ndarray) -> tuple[float, ...]:
     return (float(values[:middle].mean()), float(values[middle:].mean())) if len(values) > 1 else ()
 
 
-def complement(one: Estimate) -> Estimate:
-    """1 less a share."""
-    return one._replace(value=1 - one.value, halves=tuple(1 - half for half in one.halves))
+def complement(one: Estimate, most: float = math.inf) -> Estimate:
+    """1 less a share; `most` is what the truth cannot exceed."""
+    halves, bounds = tuple(1 - half for half in one.halves), (-math.inf, most)
+    return one._replace(value=1 - one.value, halves=halves, bounds=bounds)
 
 
 class SeedNoise(NamedTuple):

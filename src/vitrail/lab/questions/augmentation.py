@@ -102,7 +102,11 @@ class Augmentation(Question):
         if not figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word("figure-title", count=f"{count:,}"), self.word("figure-note"), figures[name])
+            figure(
+                self.word("figure-title", count=f"{count:,}"),
+                self.word("figure-note", seeds=self.found.seeds),
+                figures[name],
+            )
             for count in self.ends
             if (name := f"augmentation-{count}") in figures
         )

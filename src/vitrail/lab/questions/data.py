@@ -226,7 +226,11 @@ class Data(Question):
         if "data-accuracy" not in figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}"), svg)
+            figure(
+                self.word(f"{name}-title"),
+                self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found.seeds),
+                svg,
+            )
             for name, svg in figures.items()
         )
         return f'<div class="panes">{panes}</div>{self._table()}{self._floor_sentence()}'

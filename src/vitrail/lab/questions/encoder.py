@@ -230,7 +230,11 @@ class Encoder(Question):
         if not figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note", count=f"{self.count:,}"), svg)
+            figure(
+                self.word(f"{name}-title"),
+                self.word(f"{name}-note", count=f"{self.count:,}", seeds=self.found.seeds),
+                svg,
+            )
             for name, svg in figures.items()
         )
         rows = []

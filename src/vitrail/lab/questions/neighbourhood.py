@@ -166,9 +166,7 @@ class Neighbourhood(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not self._shown():
             return str(self.word("nothing", "p"))
-        note = self.word(
-            "figure-note", count=f"{self.lab.usual_size:,}", seeds=len(self.lab.seeds_for(self.lab.usual_size))
-        )
+        note = self.word("figure-note", count=f"{self.lab.usual_size:,}", seeds=self.found.seeds)
         panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
         rows = [
             [

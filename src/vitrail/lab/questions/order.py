@@ -136,7 +136,7 @@ class Order(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not self.found.right:
             return str(self.word("nothing", "p"))
-        note = {"count": f"{self.lab.usual_size:,}"}
+        note = {"count": f"{self.lab.usual_size:,}", "seeds": self.found.seeds}
         panes = "".join(
             figure(self.word(f"{name}-title"), self.word(f"{name}-note", **note), svg) for name, svg in figures.items()
         )

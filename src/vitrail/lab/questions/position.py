@@ -168,7 +168,13 @@ class Position(Question):
         panes = "".join(
             figure(
                 self.word(f"{name}-title"),
-                self.word(f"{name}-note", count=f"{self.lab.usual_size:,}", seeds=len(self.courses), **self._ends()),
+                self.word(
+                    f"{name}-note",
+                    count=f"{self.lab.usual_size:,}",
+                    seeds=len(self.courses),
+                    runs=self.found.seeds,
+                    **self._ends(),
+                ),
                 svg,
             )
             for name, svg in figures.items()

@@ -72,7 +72,8 @@ class Robustness(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
-        panes = "".join(figure(self.word(f"{name}-title"), self.word("note"), svg) for name, svg in figures.items())
+        note = self.word("note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found[""].seeds)
+        panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
         rows = [
             [
                 name or self.word("unchanged"),

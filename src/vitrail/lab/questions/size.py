@@ -127,7 +127,7 @@ class Size(Question):
         if not figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{variant}-title"), self.word("figure-note"), figures[name])
+            figure(self.word(f"{variant}-title"), self.word("figure-note", seeds=self.found.seeds), figures[name])
             for variant in DOUBLED
             if (name := f"size-{variant}") in figures
         )

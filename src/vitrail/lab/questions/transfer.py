@@ -16,7 +16,7 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Question, Verdict, bar, between, cut_off, interval_text
+from vitrail.lab.question import COLOURS, Question, Verdict, bar, between, cut_off, interval_text, range_text
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
 from vitrail.lab.training import fit, keep, protocol, read_config, right_answers
@@ -140,8 +140,9 @@ class Transfer(Question):
             return str(self.word("too-few-classes", "p"))
         if not figures:
             return str(self.word("nothing", "p"))
+        tried = range_text(map(len, self.found["fewshot"].values()))
         panes = "".join(
-            figure(self.word(f"{way}-title"), self.word(f"{way}-note"), figures[f"transfer-{way}"])
+            figure(self.word(f"{way}-title"), self.word(f"{way}-note", seeds=tried), figures[f"transfer-{way}"])
             for way in self.found
             if f"transfer-{way}" in figures
         )
@@ -150,7 +151,7 @@ class Transfer(Question):
             found = [self._estimate(way, (family, head, count)) for way in self.found]
             texts = ["-" if one is None else interval_text(one) for one in found]
             rows.append((family, self.word(head), f"{count:,}", *texts))
-        heads = ("", self.word("head"), "n", self.word("fewshot-title"), self.word("finetuned-title"))
+        heads = ("", self.word("head"), "n", self.word("fewshot"), self.word("finetuned"))
         return f'<div class="panes">{panes}</div>{table(heads, rows)}'
 
     def numbers(self) -> dict[str, Any]:
