@@ -17,6 +17,7 @@ from vitrail.inspection.page import write_page
 
 SHOTS = Path(__file__).parent / "inspect"
 WALK = Path(__file__).parent / "explain" / "walk.png"
+STEPS, SNAPSHOTS = 200, 8  # of the run that is seen growing
 SHOWN = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 
 
@@ -31,12 +32,16 @@ def main() -> None:
         others=list(clothes.images),
     )
     SHOTS.mkdir(exist_ok=True)
+    digits = open_data("digits").splits["test"].images
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         write_page(found, Path(folder) / "page")
+        run, grown = Path(folder) / "run", Path(folder) / "grown"
+        vitrail.train("digits", "ViT-Pico/2", steps=STEPS, snapshots=SNAPSHOTS, output=run, quiet=True)
+        vitrail.inspect(run, digits[:16], output=grown)
         address = (Path(folder) / "page" / "index.html").as_uri()
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, scheme, parts in (
-            (1280, "light", ("walk", "attention", "distances", "positions", "evidence")),
+            (1280, "light", ("walk", "inside", "attention", "distances", "positions", "evidence")),
             (400, "dark", ("attention",)),
         ):
             page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
@@ -48,6 +53,9 @@ def main() -> None:
                 name = part if width == 1280 else f"{part}-narrow"
                 page.locator(f"#{part}").screenshot(path=SHOTS / f"{name}.png")
         take_walk(browser, Path(folder))
+        page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
+        page.goto((grown / "index.html").as_uri())
+        page.locator("#growth").screenshot(path=SHOTS / "growth.png")
         browser.close()
 
 
