@@ -416,7 +416,6 @@ function start() {
   const isWhole = restore(location.hash);
   openWeights();
   buildPane();
-  for (const math of document.querySelectorAll("[data-math]")) math.replaceChildren(...lined(math.dataset.math));
   for (const name of page.stations) STATIONS[name].build();
   speak(state.lang);
   if (!isWhole) tell("link-lacks");
