@@ -194,7 +194,7 @@ def test_hiding_patches(walk, bundle):
     hide.click()
     settle(walk)
     assert walk.evaluate("state.hidden.size") == 48
-    assert walk.locator("#told").inner_text() == "One patch must stay."
+    assert walk.locator("#told-words").inner_text() == "One patch must stay."
     walk.evaluate("tell(null)")
 
 
@@ -387,7 +387,9 @@ def test_files_of_every_kind(walk, bundle, tmp_path):
     choose.set_input_files(tmp_path / "boot.png")
     until(walk, "state.image === 40")
     assert np.abs(logits(walk) - answers(bundle, CLOTHES[15:16])[0]).max() < 1e-4
-    assert walk.locator("#told").inner_text() == "boot.png: 28 × 28 pixels, in grey: the size that the model reads."  # noqa: RUF001
+    assert (
+        walk.locator("#told-words").inner_text() == "boot.png: 28 × 28 pixels, in grey: the size that the model reads."
+    )  # noqa: RUF001
 
     photo = Image.linear_gradient("L").resize((333, 200)).convert("RGB")
     photo.paste((200, 30, 40), (100, 50, 220, 150))
@@ -397,12 +399,12 @@ def test_files_of_every_kind(walk, bundle, tmp_path):
     given = np.array(walk.evaluate("[...images[40].pixels]")).reshape(28, 28, 1)
     assert np.abs(given - bundle.preprocess.crop(tmp_path / "photo.png")).max() <= 1
     assert np.abs(logits(walk) - answers(bundle, [tmp_path / "photo.png"])[0]).max() < 0.05
-    assert "333 × 200 pixels, resized and cropped to 28 × 28, in grey" in walk.locator("#told").inner_text()  # noqa: RUF001
+    assert "333 × 200 pixels, resized and cropped to 28 × 28, in grey" in walk.locator("#told-words").inner_text()  # noqa: RUF001
 
     before = logits(walk)
     (tmp_path / "text.png").write_text("no image at all")
     choose.set_input_files(tmp_path / "text.png")
-    until(walk, "$('told').textContent.startsWith('text.png is not an image')")
+    until(walk, "$('told-words').textContent.startsWith('text.png is not an image')")
     assert np.array_equal(logits(walk), before)
     dropped = base64.b64encode((tmp_path / "boot.png").read_bytes()).decode()
     walk.evaluate(
@@ -412,7 +414,8 @@ def test_files_of_every_kind(walk, bundle, tmp_path):
     )
     until(walk, "state.name === 'again.png'")
     assert np.abs(logits(walk) - answers(bundle, CLOTHES[15:16])[0]).max() < 1e-4
-    walk.evaluate("tell(null)")
+    walk.locator("#told-close").click()
+    assert walk.locator("#told").is_hidden()
 
 
 def test_the_page_speaks_korean(walk):
@@ -493,10 +496,10 @@ def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path
     settle(page)
     see(page, "answer")
     page.locator("#answer-control button").nth(1).click()
-    until(page, "$('told').textContent.startsWith('The link holds everything but the pixels of your drawing')")
+    until(page, "$('told-words').textContent.startsWith('The link holds everything but the pixels of your drawing')")
     link = page.evaluate("navigator.clipboard.readText()")
     page.goto("about:blank")
     page.goto(link)
-    until(page, "$('told').textContent.startsWith('This link does not hold the pixels')")
+    until(page, "$('told-words').textContent.startsWith('This link does not hold the pixels')")
     assert not complaints
     context.close()

@@ -171,7 +171,8 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
     body = (
         f'<noscript><div class="warn">{word("no-script", "p")}</div></noscript>{warning}'
         f"{_symbols()}"
-        '<p id="told" class="news" role="status" hidden></p>'
+        '<div id="told" hidden><p id="told-words" role="status"></p>'
+        f'<button type="button" id="told-close">{word("close")}</button></div>'
         f'<div class="walk">{_pane()}<div>{parts}</div></div>'
         # Inside a script element, only this one character could end it.
         f'<script type="application/json" id="data">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>'

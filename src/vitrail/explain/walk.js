@@ -220,7 +220,7 @@ function hide(patch) {
 let told = null;
 function tell(name, fields = {}) {
   told = name && { name, fields };
-  $("told").textContent = name ? say(name, fields) : "";
+  $("told-words").textContent = name ? say(name, fields) : "";
   $("told").hidden = !name;
 }
 
@@ -230,6 +230,7 @@ let paneMap = null;
 function buildPane() {
   paneMap = makeMap($("pane-image"), "patch-in-hand", (patch) => update({ patch, token: "patch" }));
   $("undo").onclick = undoAll;
+  $("told-close").onclick = () => tell(null);
   $("where").onchange = (event) => go(event.target.value);
   $("back").onclick = () => step(-1);
   $("forth").onclick = () => step(1);
