@@ -703,6 +703,7 @@ def explain(
     from vitrail.storage import check_output
 
     check_output(output, force=force)
+    read_config(check_folder(bundle)).check_in_page()
     paths = find_images(files, _lines_of_stdin()) if files else []
 
     from vitrail.explain.page import explain as write

@@ -176,6 +176,14 @@ class ModelConfig(Settings):
         can."""
         return f"family {self.family}"
 
+    def check_in_page(self) -> None:
+        """Refuse a model that `vitrail explain` cannot run in a page."""
+        if (why := self.why_not_in_page) is not None:
+            raise UsageError(
+                f"Bundle must have a small plain ViT that runs in a page, got {why}."
+                " `vitrail inspect` shows the inside of any model."
+            )
+
     def for_data(
         self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
     ) -> Self:

@@ -101,11 +101,7 @@ def explain(
 
 def check_explains(bundle: Bundle) -> None:
     """Refuse a model that cannot run in a page, or that does not answer with one class."""
-    if (why := bundle.model.config.why_not_in_page) is not None:
-        raise UsageError(
-            f"Bundle must have a small plain ViT that runs in a page, got {why}."
-            " `vitrail inspect` shows the inside of any model."
-        )
+    bundle.model.config.check_in_page()
     bundle.parts.check_one_class("Explain")
 
 
