@@ -17,7 +17,7 @@ from vitrail import tasks
 from vitrail.answers.formats import endings
 from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, model_settings
-from vitrail.configs.bundle import check_folder, find_config
+from vitrail.configs.bundle import check_folder, find_config, read_config
 from vitrail.configs.catalogue import list_published
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
