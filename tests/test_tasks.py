@@ -191,6 +191,8 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
         vitrail.evaluate("fashion", "fashion-40", against="fashion")
     with pytest.raises(UsageError, match=r"Keyword of evaluate .*, got 'neighbors'\. Did you mean 'neighbours'\?"):
         vitrail.evaluate("fashion", "fashion-40", neighbors=3)
+    with pytest.raises(UsageError, match=r"^Split must be one of test, got 'tests'\. Did you mean 'test'\?$"):
+        vitrail.evaluate("fashion", "fashion-40", "tests")
     with pytest.raises(UsageError, match=r"Keyword of predict .*, got 'topk'\. Did you mean 'top_k'\?"):
         vitrail.predict("fashion", np.zeros((1, 28, 28), np.uint8), topk=3)
     with pytest.raises(UsageError, match=r"got 'batch'\.$"):  # a setting of recipes, which predict has not
@@ -203,6 +205,10 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
         ({"epoch": 3}, "got 'epoch'. Did you mean 'epochs'"),
         ({"learning_rate": 1}, "Did you mean 'lr'"),
         ({"num_workers": 1}, "Did you mean 'workers'"),
+        ({"bs": 8}, "got 'bs'. Did you mean 'batch'"),
+        ({"early_stopping": 3}, "got 'early_stopping'. Did you mean 'patience'"),
+        ({"weight_decay": 0.1}, r"got 'weight_decay'. It is a setting of recipes: settings=\{'weight_decay': 0.1\}"),
+        ({"wd": 0.1}, r"got 'wd'. It is a setting of recipes: settings=\{'weight_decay': 0.1\}"),
         ({"clip": 1.0}, r"settings=\{'clip': 1.0\}"),
         ({"lr": 0.1, "settings": {"learning_rate": 1}}, "must be given once, got lr and the setting learning_rate."),
         ({"settings": {"clop": 1}}, "Setting 'clop' is not one of a recipe's"),

@@ -1,6 +1,7 @@
 """`vitrail.train`, `finetune`, `evaluate`, `predict` and `inspect`: each command as a function, and what it returns.
 
-The commands call these functions. torch is imported only when the arguments have been checked.
+The commands call these functions, except where they write the answer to each image. torch is imported only when the
+arguments have been checked.
 """
 
 import contextlib
@@ -17,9 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
 from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
-from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_recipe, recipe_names, split_change
+from vitrail.configs.recipe import (
+    OTHER_WORDS,
+    Recipe,
+    change_recipe,
+    find_recipe,
+    other_words,
+    recipe_names,
+    split_change,
+)
 from vitrail.console import Meter, in_notebook
-from vitrail.data.files import find_images, list_images
+from vitrail.data.files import find_images
 from vitrail.errors import UsageError, did_you_mean
 from vitrail.settings import as_integer, check_integer, spoken
 
@@ -474,6 +483,7 @@ def inspect(
                 patch = row, column
             case _:
                 raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
+    from vitrail.data.sources import some_images
     from vitrail.inspection.examine import examine
     from vitrail.inspection.page import Inspection
     from vitrail.inspection.subject import open_subject
@@ -486,7 +496,7 @@ def inspect(
         name=subject.name,
         names=names,
         evidence=evidence,
-        others=() if data is None else _some_images(data, _MORE),
+        others=() if data is None else some_images(data, _MORE),
         against=None if other is None else (other.name, other.bundle),
         layers=layers,
         heads=heads,
@@ -496,20 +506,6 @@ def inspect(
     )
     made = Inspection(found, full=full, notes=[*subject.notes, *found.notes])
     return made if output is None else made.save(output, force=force)
-
-
-def _some_images(data: "AnyData", count: int) -> list[Any]:
-    """At most `count` images, evenly spaced, of data or of any folder of images."""
-    import numpy as np
-
-    from vitrail.data.dataset import Split
-    from vitrail.data.sources import open_data
-
-    if isinstance(data, str | Path) and Path(data).is_dir() and (files := list_images([data])):
-        split = Split("images", files, np.zeros(len(files), np.int64))
-    else:
-        split = open_data(data).for_evaluation(None)
-    return list(split.spread(count).images)
 
 
 def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
@@ -578,11 +574,11 @@ def _check_keywords(function: FunctionType, given: Mapping[str, Any], others: Se
     for name, value in given.items():
         if name in known:
             continue
-        if "settings" in known and name in Recipe.__dataclass_fields__ and name not in OTHER_WORDS.values():
-            near = f" It is a setting of recipes: settings={{{name!r}: {value!r}}}."
+        elsewhere, setting = other_words(known), OTHER_WORDS.get(name, name)
+        if "settings" in known and setting in Recipe.__dataclass_fields__ and not {name, setting} & elsewhere.keys():
+            near = f" It is a setting of recipes: settings={{{setting!r}: {value!r}}}."
         else:
-            ours = {other: name for name, other in OTHER_WORDS.items() if name in known}
-            near = did_you_mean(name, {word: word for word in known} | ours)
+            near = did_you_mean(name, known, elsewhere)
         raise UsageError(f"Keyword of {function.__name__} must be one that help() lists, got {name!r}.{near}")
 
 

@@ -490,6 +490,10 @@ class Model(nn.Module, Generic[Config]):
         """Context in which `input_of` has a gradient."""
         yield
 
+    def page_tensors(self) -> dict[str, Tensor]:
+        """What `vitrail explain` puts into a page, by the names of the state dict."""
+        return self.state_dict()
+
     def reindex(self, order: Tensor) -> bool:
         """Change weights so that the model answers to images whose pixels stand in this order (H * W) what it answered
         to the original ones. False, and nothing changes, where no other place for its weights does that."""

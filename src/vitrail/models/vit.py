@@ -367,6 +367,12 @@ class ViT(Model[ViTConfig]):
         added_TD = self.position.added(self, 0)
         return None if added_TD is None else added_TD[self.config.prefix :]
 
+    def page_tensors(self) -> dict[str, Tensor]:
+        """Positions as one table for all tokens (T, D), `positions`, of whatever kind they are."""
+        found = {name: tensor for name, tensor in self.state_dict().items() if name not in self.position.learned}
+        added_TD = self.position.added(self, 0)
+        return found if added_TD is None else found | {"positions": added_TD}
+
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
         c = self.config

@@ -13,7 +13,6 @@ manifest.json       SHA-256 of every file above
 import dataclasses
 import hashlib
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from vitrail.pages.notebook import card
 from vitrail.settings import counted
 from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
 from vitrail.weights.answers import ONE_CLASS, Answer
+from vitrail.weights.card import model_card
 from vitrail.weights.parts import Parts, read_parts
 
 _MEASURED = ("scores", "proofs")
@@ -334,53 +334,3 @@ def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
             problems.append(f"{name} has numbers of type {dtype or 'unknown'} instead of {wanted}")
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     return "; ".join(sorted(problems)[:5]) + more
-
-
-# Licences that the Hugging Face Hub has a word for; it takes others as "other", with a name beside.
-_LICENCES = re.compile(
-    r"apache-2\.0|mit|bsd(-[23]-clause)?|isc|cc0-1\.0|cc-by(-(nc|sa|nd|nc-sa|nc-nd))?-[234]\.[05]|(a|l)?gpl-3\.0|gpl-2\.0"
-    r"|mpl-2\.0|openrail|unlicense|unknown|other"
-)
-
-
-def model_card(
-    config: ModelConfig, provenance: dict[str, Any], *, library: str = "vitrail", use: Sequence[str] | None = None
-) -> str:
-    """The model card, with the front matter that model hubs read; `use` is the Python that runs the model in a
-    library."""
-    info = config.info()
-    height, width = info["resolution"]
-    predicts = config.predicts
-    tasks = {"classes": "image-classification", "pixels": "unconditional-image-generation"}
-    task = tasks.get(predicts, "image-feature-extraction")
-    if use is None and predicts == "classes":
-        use = ["import vitrail", 'print(vitrail.Classifier("path/to/this/folder").predict(["image.png"]))']
-    elif use is None:
-        use = ["import vitrail", 'model = vitrail.load("path/to/this/folder").model']
-    licence = str(provenance.get("licence", "unknown"))
-    terms = [f"license: {json.dumps(licence)}"]
-    if not _LICENCES.fullmatch(licence.lower()):
-        terms = ["license: other", f"license_name: {json.dumps(licence)}"]
-    lines = [
-        "---",
-        f"library_name: {library}",
-        f"pipeline_tag: {task}",
-        *terms,
-        f"tags: [{task}, {info['family']}]",
-        "---",
-        f"# {info['name'] or info['family']}",
-        "",
-        f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one image of"
-        f" {height} x {width} pixels with {counted(info['channels'], 'channel')}, {info['classes']:,} classes.",
-        "",
-        "```python",
-        *use,
-        "```",
-        "",
-        "## Where it comes from",
-        "",
-        *(f"- {key.replace('_', ' ')}: {value}" for key, value in provenance.items()),
-    ]
-    if not provenance:
-        lines.append("Nothing is recorded.")
-    return "\n".join(lines) + "\n"
