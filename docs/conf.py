@@ -16,6 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.search import SearchLanguage
 
 import vitrail
+from vitrail.explain.page import explain
 
 ROOT = Path(__file__).resolve().parents[1]
 KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)
@@ -31,6 +32,7 @@ GUIDE = [
     "runs",
     "predict",
     "inspect",
+    "explain",
     "lab",
     "learned",
     "notes",
@@ -39,6 +41,7 @@ GUIDE = [
 ]
 CHAPTERS = [f"notes-{number}" for number in range(1, 6)]  # of `notes`; each is a notebook, too
 GROUND = ["families", "settings", "proved", "architecture", "extending", "api"]
+WALK = "walk"  # folder of the site with the page of `vitrail explain`
 PAGES = [*(f"docs/{name}" for name in GUIDE + GROUND), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
 TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}
 
@@ -96,6 +99,7 @@ def write_api_pages(app: Sphinx) -> None:
 def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
     """Links to the same page in the other language lead to the other site; navigation is added to two pages."""
     here = ROOT / docname
+    up = relpath(".." if KOREAN else ".", Path(docname).parent)  # to the site of English
 
     def other_language(link: re.Match) -> str:
         words, file, anchor = link.groups()
@@ -104,10 +108,11 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
         if korean not in TRANSLATED or target.endswith(".ko.md") == KOREAN:
             return link.group()
         page = Path("." if KOREAN else "ko") / korean.replace(".ko.md", ".html")
-        up = relpath(".", Path(docname).parent) if not KOREAN else relpath("..", Path(docname).parent)
         return f'<a href="{(Path(up) / page).as_posix()}{anchor or ""}">{words}</a>'
 
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+\.md)(#[^)]*)?\)", other_language, source[0])
+    words = "이 페이지를 지금 열기(내장 모델)" if KOREAN else "Open the page here, with the embedded model"
+    source[0] = source[0].replace("<!-- live page -->", f'<p><a href="{up}/{WALK}/index.html">{words}</a></p>')
     if docname == root_doc:
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(PAGES) + "\n```\n"
     if docname == "docs/notes":
@@ -173,9 +178,11 @@ def write_notebooks(app: Sphinx, error: Exception | None) -> None:
 
 
 def write_index(app: Sphinx, error: Exception | None) -> None:
-    """A folder opens with its `index.html`, here the page of the README."""
+    """A folder opens with its `index.html`, here the page of the README. Both languages share one walk-through."""
     if error is None:
         (Path(app.outdir) / "index.html").write_bytes((Path(app.outdir) / "README.html").read_bytes())
+        if not KOREAN:
+            explain(vitrail.load("fashion"), output=Path(app.outdir) / WALK, force=True)
 
 
 class Korean(SearchLanguage):

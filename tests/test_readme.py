@@ -35,6 +35,7 @@ IN_ORDER = (
     "predict",
     "python",
     "inspect",
+    "explain",
     "weights",
     "families",
 )
