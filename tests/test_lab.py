@@ -262,6 +262,17 @@ def test_a_key_is_of_all_that_matters_and_of_nothing_else():
     assert Cell.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
 
 
+def test_a_setting_that_models_get_later_leaves_older_results_where_they_are(tmp_path):
+    model = zoo.find("ViT-Nano/7").to_document()
+    older = {name: value for name, value in model.items() if name != "layer_scale"}
+    now, before = Cell("a:b", {"model": model}), Cell("a:b", {"model": older})
+    assert now.key("x") == before.key("x") != Cell("a:b", {"model": {**model, "layer_scale": 0.1}}).key("x")
+    assert now.key("x") != Cell("a:b", {"model": {**model, "patch": [4, 4]}}).key("x")
+    line = {"key": "of another version", "cell": before.to_json(), "result": {"accuracy": 0.5}, "measured": {}}
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    assert Results(tmp_path / "results.jsonl", "x", 300).get(now) == {"accuracy": 0.5}
+
+
 class Turns(Question):
     """Three rounds of one cell each, of 10, 20 and 40 units of work."""
 
