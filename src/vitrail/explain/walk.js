@@ -161,7 +161,7 @@ const lengthOf = (row) => say("length", { value: spoken(norm(row)) });
 // Drawing: once a frame, and only what is seen
 
 const seen = new Set(), stale = new Set();
-let isDue = false, mustCompute = true, asked = 0;
+let isDue = false, due = 0, mustCompute = true, asked = 0;
 
 function update(changes = {}, { computes = false } = {}) {
   Object.assign(state, changes);
@@ -169,7 +169,7 @@ function update(changes = {}, { computes = false } = {}) {
   asked ||= window.event?.timeStamp || performance.now();
   if (isDue) return;
   isDue = true;
-  requestAnimationFrame(render);
+  due = requestAnimationFrame(render);
 }
 const change = (changes = {}) => update(changes, { computes: true });
 
@@ -458,6 +458,7 @@ function start() {
     document.querySelectorAll("details").forEach((one) => { one.open = true; });
   });
   const drawRest = () => { for (const name of page.stations) if (stale.delete(name)) STATIONS[name].draw(); };
+  cancelAnimationFrame(due);
   render();
   if (state.station === page.stations[0]) {
     setTimeout(drawRest, 50);  // when the first view stands
