@@ -329,3 +329,18 @@ def test_a_page_lives_inside_of_a_notebook(browser, found, tmp_path):
     assert "따라가는 패치" in frame.locator("#followed").inner_text()
     page.close()
     assert not complaints
+
+
+def test_masked_scores_are_left_out(browser, tmp_path):
+    model = redraw(vitrail.create("ViT-Micro/4", classes=10, channels=1, resolution=28, attention="local"), std=0.1)
+    eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    found = examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1], inside=[1])
+    write_page(found, tmp_path / "out")
+    page = browser.new_page()
+    page.goto((tmp_path / "out" / "index.html").as_uri())
+    told = page.locator("[data-note=scores]").inner_text().split()
+    (inside,) = found.to_json()["pictures"][0]["inside"]
+    scores = [score for score in inside["heads"][0]["scores"] if score is not None]
+    assert len(scores) < model.config.tokens
+    assert [float(told[1]), float(told[3].rstrip(";"))] == pytest.approx([min(scores), max(scores)], rel=6e-3, abs=1e-3)
+    page.close()

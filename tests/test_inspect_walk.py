@@ -1,6 +1,9 @@
 """The walk of every family, the inside of a layer, and what grows over training: numbers against the model's own."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -299,3 +302,36 @@ def test_an_inspection_is_a_page_and_its_numbers(tmp_path):
         vitrail.inspect("fashion", CLOTHES[:1], output=tmp_path / "out")
     with pytest.raises(UsageError, match=r"got 'patches'\. Did you mean 'patch'"):
         vitrail.inspect("fashion", CLOTHES[:1], patches=(0, 0))
+
+
+NOTEBOOK = """
+import json, sys, nbformat
+from nbclient import NotebookClient
+
+cells = [
+    "import vitrail; from vitrail.data.sources import open_data; vitrail.load('fashion')",
+    "clothes = open_data('fashion-40').splits['test'].images; vitrail.predict('fashion', clothes[:3])",
+    "vitrail.train('digits', 'ViT-Pico/2', steps=3, batch=16)",
+    "vitrail.inspect('fashion', clothes[:1], patch=(2, 3))",
+]
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+NotebookClient(notebook, timeout=300).execute()
+json.dump([[dict(one) for one in cell.outputs] for cell in notebook.cells], open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.slow
+def test_a_real_notebook_shows_them(tmp_path):
+    """With the kernel of Jupyter, which has no widgets here."""
+    for package in ("nbclient", "ipykernel"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    shown = tmp_path / "shown.json"
+    # In a process of its own, as Jupyter's own packages warn.
+    subprocess.run([sys.executable, "-c", NOTEBOOK, str(shown)], check=True, capture_output=True)
+    bundle, answers, result, page = json.loads(shown.read_text())
+    assert "ViT-Fashion/4" in bundle[-1]["data"]["text/html"]
+    assert answers[-1]["data"]["text/html"].count("<tr>") == 4
+    assert '<progress value="1.0000"' in result[-2]["data"]["text/html"]
+    assert "3 steps in" in result[-1]["data"]["text/html"]
+    assert page[-1]["data"]["text/html"].startswith("<iframe srcdoc=")

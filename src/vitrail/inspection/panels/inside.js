@@ -49,10 +49,11 @@ function draw() {
   const most = Math.max(...scores), powers = scores.map((score) => Math.exp(score - most));
   const sum = powers.reduce((a, b) => a + b, 0), weights = powers.map((power) => power / sum);
   const best = scores.indexOf(most), first = weights.slice(0, data.prefix).reduce((a, b) => a + b, 0);
-  const patches = scores.slice(data.prefix);
+  const isSeen = (score) => layer.least === null || score > layer.least;  // others are masked
+  const patches = scores.slice(data.prefix).map((score) => (isSeen(score) ? score : 0));
   paint("scores", patches, Math.max(...patches.map(Math.abs), 1e-12), grid[1]);
   paintHeat(document.querySelector("[data-step=weights]"), weights.slice(data.prefix), grid, data.ramp);
-  notes.scores = say("largest-score", { low: spoken(Math.min(...scores)), high: spoken(most), who: tokenName(best) });
+  notes.scores = say("largest-score", { low: spoken(Math.min(...scores.filter(isSeen))), high: spoken(most), who: tokenName(best) });
   notes.weights = say("largest-weight", { weight: spoken(weights[best]), who: tokenName(best), times: (weights[best] * layer.tokens).toFixed(1) })
     + (data.prefix ? say("prefix-weight", { weight: spoken(first) }) : "");
   for (const code of document.querySelectorAll("[data-note]")) code.textContent = notes[code.dataset.note];

@@ -244,6 +244,7 @@ class Inside(Panel):
             "heads": {name: {"width": values.shape[2], **pack(values)} for name, values in inner.heads.items()},
             "head_lengths": rounded_to(np.linalg.norm(inner.heads["heads"], axis=-1), 3),
             "scores": pack(np.where(masked, lowest, scores) if masked.any() else scores, bits=16),
+            "least": lowest + 10 if masked.any() else None,
             "tokens": inner.scores.shape[2],
             "norms": {name: rounded_to(values) for name, values in inner.norms.items()},
             "positive": rounded_to(inner.positive, 3),
