@@ -5,8 +5,8 @@ template      the embedding of one image of a person, and the SHA-256 of that im
 calibration   thresholds, as `calibrate` found them
 about         the model that made the embeddings, and whether traces of a removed person are left
 
-The journal is a write-ahead log, so that readers and one writer do not wait for each other, and a transaction is on disk
-when it returns: `kill -9` and power failures lose nothing that was committed.
+The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk when
+it returns: `kill -9` and power failures lose nothing that was committed.
 """
 
 import contextlib
@@ -38,6 +38,14 @@ CREATE TABLE template (
 CREATE INDEX template_person ON template (person);
 CREATE TABLE calibration (task TEXT PRIMARY KEY, document TEXT NOT NULL);
 """
+
+
+def plain_name(name: str) -> str:
+    """The name of a person as a gallery keeps it."""
+    name = unicodedata.normalize("NFC", name)  # some systems write 한 as three characters, others as one
+    if not name or name != name.strip() or not name.isprintable():
+        raise UsageError(f"Name must be printable text without spaces around it, got {name!r}.")
+    return name
 
 
 class Match(NamedTuple):
@@ -72,16 +80,16 @@ class Gallery:
         self.path, self._connection = path, connection
 
     @classmethod
-    def open(
-        cls, path: str | Path, *, model: str | None = None, bundle: str = "", width: int | None = None
-    ) -> Self:
+    def open(cls, path: str | Path, *, model: str | None = None, bundle: str = "", width: int | None = None) -> Self:
         """Open a gallery. Another `model` (hash of a bundle, which messages call `bundle`) than that of its embeddings
         is refused. With a `width`, a file that does not exist is made, for embeddings of that many numbers."""
         path = Path(path)
         if path.exists() and not path.is_file():
             raise UsageError(f"Gallery must be a file, got {str(path)!r}.")
         if not path.exists() and width is None:
-            raise UsageError(f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` makes one.")
+            raise UsageError(
+                f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` makes one."
+            )
         with _told(path):
             uri = f"{path.absolute().as_uri()}?mode={'rw' if width is None else 'rwc'}"
             connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
@@ -130,12 +138,12 @@ class Gallery:
 
         The threshold of identification is dropped, because it depends on who is enrolled.
         """
-        name = unicodedata.normalize("NFC", name)  # some systems write 한 as three characters, others as one
-        if not name or name != name.strip() or not name.isprintable():
-            raise UsageError(f"Name must be printable text without spaces around it, got {name!r}.")
+        name = plain_name(name)
         find = "SELECT name FROM template JOIN person ON person = person.id WHERE source = ?"
         with self._writing():
-            known = {source: row[0] for source in sources if (row := self._connection.execute(find, (source,)).fetchone())}
+            known = {
+                source: row[0] for source in sources if (row := self._connection.execute(find, (source,)).fetchone())
+            }
             if taken := [other for other in known.values() if other != name]:
                 raise UsageError(f"Image must be of one person, got one of {name!r} that is enrolled as {taken[0]!r}.")
             new = {source: row for row, source in enumerate(sources) if source not in known}
@@ -157,7 +165,7 @@ class Gallery:
         `secure_delete` overwrites what is deleted, but copies stay where SQLite once moved an entry from one page to
         another; so all that is left is written anew (VACUUM), and the journal is emptied.
         """
-        name = unicodedata.normalize("NFC", name)
+        name = plain_name(name)
         with self._writing():
             found = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
             if found is None and self._about("traces") == "none":

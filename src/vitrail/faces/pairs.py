@@ -43,7 +43,9 @@ def read_pairs(path: Path, images: Mapping[str, Sequence[str]]) -> Pairs:
         raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) < 2:
-        raise DamagedError(path=path, cause="must have a line of folds and pairs and then a line for each pair, got none")
+        raise DamagedError(
+            path=path, cause="must have a line of folds and pairs and then a line for each pair, got none"
+        )
     folds, each = _counts(path, lines[0][1])
     if len(lines) - 1 != 2 * folds * each:
         cause = f"must have 2 x {folds} x {each} pairs, as its first line says, got {len(lines) - 1:,}"
