@@ -5,12 +5,13 @@ template      the embedding of one image of a person, and the SHA-256 of that im
 calibration   thresholds, as `calibrate` found them
 about         the model that made the embeddings, and whether traces of a removed person are left
 
-The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk when
-it returns: `kill -9` and power failures lose nothing that was committed.
+The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
+when it returns: `kill -9` and power failures lose nothing that was committed.
 """
 
 import contextlib
 import json
+import os
 import sqlite3
 import unicodedata
 from collections.abc import Generator, Sequence
@@ -90,8 +91,10 @@ class Gallery:
             raise UsageError(
                 f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` makes one."
             )
+        if not path.exists():
+            _create_private(path)
         with _told(path):
-            uri = f"{path.absolute().as_uri()}?mode={'rw' if width is None else 'rwc'}"
+            uri = f"{path.absolute().as_uri()}?mode=rw"
             connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
         gallery = cls(path, connection)
         try:
@@ -315,6 +318,15 @@ def _told(path: Path) -> Generator[None]:
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
         raise DamagedError(path=path, cause=f"is damaged ({error})", advice="Restore it from a copy.") from None
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner can read; its journal gets the same permissions."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({reason}).") from None
 
 
 def _foreign(path: Path) -> str:

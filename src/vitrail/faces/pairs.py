@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.settings import counted
 from vitrail.storage import read_document
 
 
@@ -91,8 +92,8 @@ def _is_index(word: str) -> bool:
 def _file(path: Path, number: int, person: str, index: int, images: Mapping[str, Sequence[str]]) -> str:
     where = f"Line {number} of {str(path)!r}"
     if person not in images:
-        known = did_you_mean(person, images)
-        raise UsageError(f"{where} must name a person of the data, got {person!r}.{known}")
+        near = did_you_mean(person, list(images))
+        raise UsageError(f"{where} must name a person of the data, got {person!r}.{near}")
     files = images[person]
     numbered = {Path(file).stem: file for file in files if re.fullmatch(re.escape(person) + r"_\d+", Path(file).stem)}
     if numbered:
@@ -100,5 +101,6 @@ def _file(path: Path, number: int, person: str, index: int, images: Mapping[str,
     else:
         found = files[index - 1] if index <= len(files) else None
     if found is None:
-        raise UsageError(f"{where} must name an image of {person!r} from 1 to {len(files)}, got {index}.")
+        has = counted(len(files), "file")
+        raise UsageError(f"{where} must name an image that {person!r} has ({has}), got {index}.")
     return found

@@ -27,7 +27,7 @@ FARS = (1e-1, 1e-2, 1e-3)
 SUPPORT = 10
 """A rate is supported if at least this many errors are expected at it: 1e-3 needs 10,000 impostor pairs."""
 FOLDS, DRAWS, WORST = 10, 1000, 12
-BINS = np.linspace(-1, 1, 101)
+BINS = np.linspace(-1, 1, 51)
 """Edges of the histograms of scores."""
 
 _BLOCK = 2**21  # pairs at a time
