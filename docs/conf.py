@@ -32,6 +32,7 @@ GUIDE = [
     "inspect",
     "lab",
     "learned",
+    "faces",
     "weights",
     "python",
 ]

@@ -133,8 +133,8 @@ def test_thresholds_are_kept_and_that_of_identify_only_for_these_people(path):
 def damage(path):
     """Overwrite what follows the first page."""
     with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xa5" * (path.stat().st_size - 4096))
+        file.seek(16384)
+        file.write(b"\xa5" * (path.stat().st_size - 16384))
 
 
 def read_all(path):
@@ -227,27 +227,41 @@ def secrets_of(name, embeddings, sources):
     return [name.encode(), *(source.encode() for source in sources), *parts]
 
 
-def test_no_trace_is_left_of_who_is_removed(path):
-    """Names in random order and rows of several sizes make SQLite move entries between pages, where deleting, even
-    securely, leaves copies."""
-    random = np.random.default_rng(8)
-    people = {}
+def removals(path, seed):
+    """Enroll people of random names and numbers of images, remove a third of them, one by one; what is left of each."""
+    random = np.random.default_rng(seed)
+    people, found = {}, []
     with Gallery.open(path, model="m", width=WIDTH) as opened:
-        for number in range(250):
+        opened._connection.execute("PRAGMA synchronous = OFF")  # only to be faster here
+        for number in range(150):
             name = f"Person {random.bytes(int(random.integers(6, 20))).hex()}"
             count = int(random.integers(1, 4))
             people[name] = (vectors(count, number), hashes(count, number))
             opened.enroll(name, *people[name])
         opened._empty_journal()
-        removed = sorted(people)[::5]
+        removed = sorted(people)[::3]
         for name in removed:
-            assert len(traces(path, secrets_of(name, *people[name]))) > 4
+            secrets = secrets_of(name, *people[name])
+            assert traces(path, secrets) == secrets
             assert opened.remove(name)
-            assert traces(path, secrets_of(name, *people[name])) == []
-        left = {name: len(rows) for name, (rows, _) in people.items() if name not in removed}
-        assert opened.people() == left
-    for name in removed:
-        assert traces(path, secrets_of(name, *people[name])) == []
+            found += traces(path, secrets)
+        assert opened.people() == {name: len(rows) for name, (rows, _) in people.items() if name not in removed}
+    return found + traces(path, [secret for name in removed for secret in secrets_of(name, *people[name])])
+
+
+@pytest.mark.parametrize("page", [16384, 512])
+def test_no_trace_is_left_of_who_is_removed(path, monkeypatch, page):
+    """Small pages make SQLite move entries often."""
+    monkeypatch.setattr(module, "_PAGE", page)
+    assert removals(path, seed=3) == []
+
+
+def test_secure_deletion_alone_would_leave_traces(tmp_path, monkeypatch):
+    """The reason why the file is written anew, and proof that the test above can fail."""
+    monkeypatch.setattr(module, "_PAGE", 512)
+    monkeypatch.setattr(Gallery, "_rewrite", Gallery._empty_journal)
+    if not any(removals(tmp_path / f"{seed}.gallery", seed) for seed in (3, 2, 4, 5)):
+        pytest.skip(f"SQLite {sqlite3.sqlite_version} leaves no copies of entries that it moves")
 
 
 def test_a_reader_in_the_way_is_said_and_the_same_command_finishes(path, monkeypatch):

@@ -36,6 +36,7 @@ IN_ORDER = (
     "inspect",
     "weights",
     "families",
+    "faces",
 )
 # Blocks that no test runs, by the reason that stands in a comment above them.
 NOT_RUN = {

@@ -40,8 +40,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
-        """The calibration of a document; TypeError or KeyError if it is none."""
-        return cls(**{**document, "interval": tuple(document["interval"])})
+        """The calibration of a document; TypeError, KeyError or ValueError if it is none."""
+        low, high = document["interval"]
+        others: dict[str, Any] = {key: value for key, value in document.items() if key != "interval"}
+        return cls(**others, interval=(low, high))
 
 
 def clopper_pearson(errors: int, trials: int, level: float = 0.05) -> tuple[float, float]:

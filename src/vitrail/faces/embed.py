@@ -83,7 +83,7 @@ class Embedder:
         preprocess = self._engine.parts.preprocess
         try:
             if isinstance(image, np.ndarray):
-                name, content = f"image {number}", np.ascontiguousarray(image)
+                name, content = f"image {number}", image
             else:
                 name, content = str(image), read_file(image)
             decoded = preprocess.read(content, name=name)
@@ -93,7 +93,11 @@ class Embedder:
                     f"Image of a face must have at least {SMALLEST} x {SMALLEST} pixels, got {width} x {height} in"
                     f" {name!r}."
                 )
-            return name, preprocess.crop(decoded, name=name), hashlib.sha256(content).hexdigest()
+            return (
+                name,
+                preprocess.crop(decoded, name=name),
+                hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).hexdigest(),
+            )
         except VitrailError as error:
             return error
 

@@ -30,6 +30,7 @@ PATIENCE = 5.0
 """Seconds to wait for other programs."""
 
 _APPLICATION = 0x76747267  # "vtrg", by which `file` and we know a gallery
+_PAGE = 16384  # bytes; in SQLite's 4096, an embedding of 512 numbers would be alone
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
@@ -229,6 +230,7 @@ class Gallery:
             for setting in ("synchronous = FULL", "secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 self._connection.execute(f"PRAGMA {setting}")
             if width is not None and not self._has_tables():
+                self._connection.execute(f"PRAGMA page_size = {_PAGE}")
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._create(model or "", bundle, width)
             application, version = (

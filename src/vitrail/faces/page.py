@@ -144,7 +144,7 @@ def _worst(evaluated: Evaluated, *, shows_images: bool) -> str:
     return "".join(parts)
 
 
-def _thumbnails(images: Sequence[Face]) -> Callable[[int, str], str]:
+def _thumbnails(images: Sequence[Face] | np.ndarray) -> Callable[[int, str], str]:
     """What shows an image in colour, whatever the model takes."""
     colours = Preprocess()
 

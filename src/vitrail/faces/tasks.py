@@ -27,7 +27,7 @@ class Faces(NamedTuple):
     data: str
     """Where they come from."""
     split: str
-    images: Sequence[Face]
+    images: Sequence[Face] | np.ndarray
     names: tuple[str, ...]
     """What messages call each image."""
     people: tuple[str, ...]
