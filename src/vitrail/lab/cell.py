@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitrail.configs.base import FAMILIES
+from vitrail.settings import jsonable
+
 VERSION = 2
 """Of what cells compute; results of another version are not mixed in."""
 
@@ -38,8 +41,9 @@ class Cell:
         return cls(fields["task"], fields["settings"], tuple(cls.from_json(cell) for cell in fields["of"]))
 
     def key(self, fingerprint: str) -> str:
-        """What the cell is called: equal settings on equal images have equal keys."""
-        document = json.dumps([VERSION, fingerprint, self.to_json()], sort_keys=True)
+        """What the cell is called: equal settings on equal images have equal keys. A setting of a model that has its
+        default does not count, so that a new one leaves the keys of older cells as they are."""
+        document = json.dumps([VERSION, fingerprint, _without_defaults(self.to_json())], sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:20]
 
     def changed(self, **settings: Any) -> "Cell":
@@ -52,6 +56,20 @@ class Outcome(NamedTuple):
 
     result: dict[str, Any]
     measured: dict[str, Any]
+
+
+def _without_defaults(value: Any) -> Any:
+    """A document without those settings of models in it that have their defaults."""
+    match value:
+        case {"family": family, **settings}:
+            defaults = jsonable({field.name: field.default for field in dataclasses.fields(FAMILIES[family])})
+            kept = {name: part for name, part in settings.items() if name not in defaults or part != defaults[name]}
+            return {"family": family, **kept}
+        case dict():
+            return {name: _without_defaults(part) for name, part in value.items()}
+        case list():
+            return [_without_defaults(part) for part in value]
+    return value
 
 
 def pack(right: np.ndarray) -> str:

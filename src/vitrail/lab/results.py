@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.errors import VitrailError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.lab.cell import Cell, unpack
 from vitrail.lab.training import BEYOND, RATES
 
@@ -25,9 +25,8 @@ class Results:
         if path.exists():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    record = json.loads(line)
-                    self._records[record["key"]] = record
-                except (ValueError, TypeError, KeyError):
+                    self._remember(json.loads(line))
+                except (ValueError, TypeError, KeyError, UsageError):
                     continue
 
     def __len__(self) -> int:
@@ -46,7 +45,11 @@ class Results:
                 os.fsync(file.fileno())
         except OSError as error:
             raise VitrailError(f"Writing {str(self._path)!r} failed ({error.strerror}).") from None
-        self._records[record["key"]] = record
+        self._remember(record)
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        """By the key of its cell, which is not that of the line if another version wrote it."""
+        self._records[Cell.from_json(record["cell"]).key(self._fingerprint)] = record
 
     # Learning rates: each variant of a model has its own, chosen by validation images at the smallest size
 
