@@ -139,11 +139,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     vectors, who = made_up(people=400, images=4, seed=9)
     truth = judge(vectors, who).report()["eer"]
     hits = 0
-    for number in range(40):
+    for number in range(24):
         chosen = np.isin(who, chance.permutation(400, number, stream="sample")[:20])
         low, high = judge(vectors[chosen], np.unique(who[chosen], return_inverse=True)[1]).report()["eer_interval"]
         hits += low <= truth <= high
-    assert hits >= 34  # 38 expected; 20 people are few
+    assert hits >= 20  # 23 expected; 20 people are few
 
 
 def test_rates_that_the_data_cannot_support_are_null():

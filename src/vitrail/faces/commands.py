@@ -9,7 +9,7 @@ import tyro
 
 from vitrail.configs.bundle import check_folder
 from vitrail.console import print_json, print_table, printable, say
-from vitrail.data.files import find_images
+from vitrail.data.files import find_images, is_file
 from vitrail.errors import DamagedError, UsageError
 from vitrail.flags import BundlePath, Data, Device, Group, Json, arg, given_command
 from vitrail.settings import check_integer
@@ -87,6 +87,8 @@ def enroll(
 
     Have the person's consent. All images are added, or none.
     """
+    if is_file(name):
+        raise UsageError(f"NAME must be who the images show, got the file {name!r}. Say BUNDLE GALLERY NAME IMAGES.")
     files = find_images(images)
     check_folder(bundle)
     from vitrail.faces.tasks import enroll as run
