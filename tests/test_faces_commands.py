@@ -269,6 +269,7 @@ def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):
     reader.close()
     done = call("faces", "remove", gallery, "person-02")
     assert (done.returncode, "the traces that an earlier removal had left" in done.stdout) == (0, True)
+    assert "note: 'person-02' was not enrolled (any more)" in done.stderr
 
 
 # Evaluation

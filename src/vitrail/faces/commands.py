@@ -118,6 +118,8 @@ def remove(
     with Gallery.open(gallery) as opened:
         is_removed = opened.remove(name)
         people = len(opened.people())
+    if not is_removed:
+        say(f"note: {name!r} was not enrolled (any more); what an earlier removal had left is gone now")
     if json:
         return print_json({"gallery": str(gallery), "name": name, "removed": is_removed, "people": people})
     shown = f"{name}, with every trace" if is_removed else "the traces that an earlier removal had left"
