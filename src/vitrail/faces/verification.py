@@ -14,7 +14,7 @@ pairs need only be counted: block by block, in bounded memory, and the result is
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class Block(NamedTuple):
     scores: np.ndarray
     """Float32 (n)."""
 
+
+_NONE = Block(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 Blocks = Callable[[], Iterable[Block]]
 """Yields all pairs, block by block, each time that it is called."""
@@ -153,45 +155,81 @@ def verify(blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[
     if not len(genuine.scores):
         raise UsageError("Data must have a person with two images, got one image of each: nothing to verify.")
     known = np.union1d(genuine.scores, np.asarray(also, np.float32)).astype(np.float32)
-    count = int(people.max()) + 1
-    units = min(count, _UNITS)
-    unit_of = chance.permutation(count, seed, stream="units of people") % units
-    # Thresholds of the bootstrap: all of them, or evenly spaced ones.
-    kept = np.unique(np.linspace(0, len(known) - 1, min(len(known), _TABLE // units**2)).round().astype(np.int64))
-    above = np.zeros(len(known) + 1, np.int64)  # impostor pairs by the number of thresholds that accept them
-    table = np.zeros(units * units * (len(kept) + 1), np.int64)
-    histogram, high = np.zeros(len(BINS) - 1, np.int64), None
+    units = _Units.deal(int(people.max()) + 1, len(known), seed)
+    impostors = _count_impostors(blocks, people, known, units)
+    impostor = int(impostors.passed.sum())
+    if not impostor:
+        raise UsageError("Data must have two people at least, got one: nobody to tell apart.")
+    count, refused = len(genuine.scores), np.searchsorted(np.sort(genuine.scores), known, side="left")
+    curve = Curve(
+        np.append(np.float32(np.inf), known[::-1]),
+        np.append(0.0, (count - refused[::-1]) / count),
+        np.append(0.0, impostors.passed[::-1].cumsum()[:-1] / impostor),
+        count,
+        impostor,
+    )
+    tar, far = _bootstrap(genuine, people, known, units, impostors.table, seed)
+    draws = Curve(known[units.kept][::-1], tar, far, count, impostor)
+    histograms = (_histogram(genuine.scores), impostors.histogram)
+    return Verification(curve, draws, units.count, histograms, (low, impostors.worst))
+
+
+class _Units(NamedTuple):
+    """What is resampled: people, or groups of them; at which thresholds."""
+
+    count: int
+    of: np.ndarray
+    """The unit of each person."""
+    kept: np.ndarray
+    """Indices of thresholds: all of them, or so many, evenly spaced, that the table is of bounded size."""
+
+    @classmethod
+    def deal(cls, people: int, thresholds: int, seed: int) -> Self:
+        count = min(people, _UNITS)
+        spaced = np.linspace(0, thresholds - 1, min(thresholds, _TABLE // count**2)).round().astype(np.int64)
+        return cls(count, chance.permutation(people, seed, stream="units of people") % count, np.unique(spaced))
+
+
+class _Impostors(NamedTuple):
+    """The impostor pairs, counted."""
+
+    passed: np.ndarray
+    """How many pass 0, 1, ... all thresholds."""
+    table: np.ndarray
+    """How many pairs of two units pass 0, 1, ... all kept thresholds (units, units, K + 1)."""
+    histogram: np.ndarray
+    worst: Block
+
+
+def _count_impostors(blocks: Blocks, people: np.ndarray, known: np.ndarray, units: _Units) -> _Impostors:
+    width = len(units.kept) + 1
+    counts, table = np.zeros(len(known) + 1, np.int64), np.zeros(units.count**2 * width, np.int64)
+    histogram, worst = np.zeros(len(BINS) - 1, np.int64), _NONE
     for block in blocks():
         block = _take(block, people[block.one] != people[block.other])
         passed = np.searchsorted(known, block.scores, side="right")
-        above += np.bincount(passed, minlength=len(above))
-        place = unit_of[people[block.one]] * units + unit_of[people[block.other]]
-        table += np.bincount(
-            place * (len(kept) + 1) + np.searchsorted(kept, passed - 1, side="right"), minlength=len(table)
-        )
+        counts += np.bincount(passed, minlength=len(counts))
+        place = units.of[people[block.one]] * units.count + units.of[people[block.other]]
+        passed_kept = np.searchsorted(units.kept, passed - 1, side="right")
+        table += np.bincount(place * width + passed_kept, minlength=len(table))
         histogram += _histogram(block.scores)
-        high = _keep(block if high is None else _join(high, block), lambda scores: -scores)
-    impostor = int(above.sum())
-    if high is None or not impostor:
-        raise UsageError("Data must have two people at least, got one: nobody to tell apart.")
-    refused = np.searchsorted(np.sort(genuine.scores), known, side="left")
-    curve = Curve(
-        np.append(np.float32(np.inf), known[::-1]),
-        np.append(0.0, (len(genuine.scores) - refused[::-1]) / len(genuine.scores)),
-        np.append(0.0, above[::-1].cumsum()[:-1] / impostor),
-        len(genuine.scores),
-        impostor,
-    )
-    weights = _resample(units, seed)
-    own = np.zeros((units, len(kept)))
-    place = np.searchsorted(known[kept], genuine.scores, side="right") - 1
-    np.add.at(own, (unit_of[people[genuine.one]], place), 1.0)
+        worst = _keep(_join(worst, block), sign=-1)
+    return _Impostors(counts, table.reshape(units.count, units.count, width), histogram, worst)
+
+
+def _bootstrap(
+    genuine: Block, people: np.ndarray, known: np.ndarray, units: _Units, table: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """TAR and FAR at the kept thresholds, from the highest, for each draw of units (draws, K)."""
+    weights = _resample(units.count, seed)
+    own = np.zeros((units.count, len(units.kept)))
+    place = np.searchsorted(known[units.kept], genuine.scores, side="right") - 1
+    np.add.at(own, (units.of[people[genuine.one]], place), 1.0)
     true = weights @ own[:, ::-1].cumsum(axis=1)
-    false = _weigh(weights, table.reshape(units, units, -1)[..., ::-1].cumsum(axis=2))
+    false = _weigh(weights, table[..., ::-1].cumsum(axis=2))
     is_whole = (true[:, -1] > 0) & (false[:, -1] > 0)  # a draw of few people may have pairs of one kind alone
     true, false = true[is_whole], false[is_whole]
-    draws = Curve(known[kept][::-1], true / true[:, -1:], false[:, :-1] / false[:, -1:], curve.genuine, impostor)
-    return Verification(curve, draws, units, (_histogram(genuine.scores), histogram), (low, high))
+    return true / true[:, -1:], false[:, :-1] / false[:, -1:]
 
 
 def _genuine(blocks: Blocks, people: np.ndarray) -> tuple[Block, Block]:
@@ -200,7 +238,7 @@ def _genuine(blocks: Blocks, people: np.ndarray) -> tuple[Block, Block]:
     if not parts:
         raise UsageError("Pairs must be given, got none.")
     found = Block(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    return found, _keep(found, lambda scores: scores)
+    return found, _keep(found, sign=1)
 
 
 def _weigh(weights: np.ndarray, tables: np.ndarray) -> np.ndarray:
@@ -221,9 +259,12 @@ def _join(one: Block, other: Block) -> Block:
     return Block(*(np.concatenate(arrays) for arrays in zip(one, other, strict=True)))
 
 
-def _keep(block: Block, order: Callable[[np.ndarray], np.ndarray]) -> Block:
-    """The first WORST pairs in an order of scores."""
-    return _take(block, np.argsort(order(block.scores), kind="stable")[:WORST])
+def _keep(block: Block, *, sign: int) -> Block:
+    """The WORST pairs with the lowest scores, or with the highest if the sign is negative, in order."""
+    scores = sign * block.scores
+    if len(scores) > WORST:
+        block = _take(block, np.argpartition(scores, WORST - 1)[:WORST])
+    return _take(block, np.argsort(sign * block.scores, kind="stable"))
 
 
 def _histogram(scores: np.ndarray) -> np.ndarray:
