@@ -1,0 +1,1 @@
+"""Face recognition: an embedding learned with a margin, verification, and galleries of people."""

@@ -1,0 +1,136 @@
+"""Learning an embedding in which images of one person are near each other: softmax over people with a margin.
+
+Shapes: B images, E width of the embedding, K people.
+
+    cos t_k  = <e, w_k> / (|e| |w_k|)                              e: the embedding, w_k: the weights of person k
+    logit_y  = s (cos(m_1 t_y + m_2) - m_3)                        of the own person y
+    logit_k  = s cos t_k                                           of others
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.configs import margin as settings
+from vitrail.errors import UsageError
+from vitrail.faces.verification import equal_error_rate
+from vitrail.models.base import AnyModel
+from vitrail.training.objectives.base import Objective, Task, at_least_single
+from vitrail.training.ranks import Ranks
+
+
+class Margin(Objective):
+    """CosFace, ArcFace or both, over the people of the training images; held-out people are strangers, and tell how
+    well pairs are verified."""
+
+    output = "features"
+    watched, watched_name = "verified", "1 - equal error rate"
+    korean: ClassVar = {"1 - equal error rate": "1 - 동일 오류율"}
+    head = ("model.head.", "weight")
+    progress: Tensor
+
+    def __init__(self, model: AnyModel, task: Task) -> None:
+        super().__init__(model, task)
+        if model.config.predicts != "features":
+            raise UsageError(
+                f"Objective margin must have a model without a head (classes=0), got one of {model.config.classes}"
+                " classes."
+            )
+        if task.recipe.augment.mixes:
+            raise UsageError("Objective margin must have images of one person each, got mixup or cutmix above 0.")
+        self.margin, self.smoothing = task.recipe.margin, task.recipe.label_smoothing
+        width = model.config.embedding or model.head_width
+        self.weight = nn.Parameter(torch.empty(len(task.labels), width))
+        nn.init.normal_(self.weight, std=width**-0.5)
+        settings.adacos_scale(len(task.labels))
+        self.register_buffer("progress", torch.ones(()), persistent=False)
+
+    def set_progress(self, done: float) -> None:
+        self.progress.fill_(done)
+
+    def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
+        return self._loss(self.model(images_BCHW), labels_B, self.smoothing)
+
+    def _loss(self, embedding_BE: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
+        # In full precision whatever surrounds it: near 1, a bfloat16 cosine has steps of 0.004.
+        with torch.autocast(embedding_BE.device.type, enabled=False):
+            embedding_BE = at_least_single(embedding_BE)
+            weight_KE = self.weight.to(embedding_BE.dtype)
+            cosine_BK = F.normalize(embedding_BE, dim=1) @ F.normalize(weight_KE, dim=1).T
+            logits_BK = margin_logits(cosine_BK, labels_B, self.margin, self.progress)
+            return F.cross_entropy(logits_BK, labels_B, label_smoothing=smoothing, reduction="none")
+
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks) -> dict[str, Any]:
+        """How well all pairs of held-out images are told apart, and the loss against the means of the other images of
+        each person: the weights know none of these people."""
+        embeddings, people = _gather(self.model, batches, ranks)
+        known = {"loss": _prototype_loss(embeddings, people, self.margin), "count": len(people)}
+        found = equal_error_rate(embeddings, people)
+        return {**known, "verified": 0.0 if math.isnan(found) else 1 - found}
+
+    def goodness(self, found: dict[str, Any]) -> float:
+        return found["verified"]
+
+
+def _gather(
+    model: AnyModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks
+) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised embeddings (n, E) and the person of each (n), of the images of all ranks that could be read."""
+    mine = []
+    for images, labels, weights in batches:
+        is_read = weights.numpy() > 0
+        embeddings = F.normalize(at_least_single(model(images)), dim=1)
+        mine.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
+    parts = [part for some in ranks.gather(mine) for part in some]
+    if not parts:
+        return np.zeros((0, 1), np.float32), np.zeros(0, np.int64)
+    embeddings, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return embeddings, people
+
+
+def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: settings.Margin) -> float:
+    """Mean cross-entropy of each image among the people, each known by the mean of their other images."""
+    names, numbers = np.unique(people_n, return_inverse=True)
+    counts = np.bincount(numbers)
+    is_judged = counts[numbers] > 1
+    if len(names) < 2 or not is_judged.any():
+        return 0.0
+    sums = np.zeros((len(names), embeddings_nE.shape[1]))
+    np.add.at(sums, numbers, embeddings_nE)
+    means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+    logits = embeddings_nE @ means.T
+    rows = np.arange(len(numbers))
+    others = sums[numbers] - embeddings_nE
+    others /= np.maximum(np.linalg.norm(others, axis=1, keepdims=True), 1e-12)
+    logits[rows, numbers] = (embeddings_nE * others).sum(axis=1)
+    logits *= margin.scale_for(len(names))
+    losses = np.logaddexp.reduce(logits, axis=1) - logits[rows, numbers]
+    return float(losses[is_judged].mean())
+
+
+def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: settings.Margin, progress: Tensor) -> Tensor:
+    """Scaled cosines with the margin in each image's own person, after this share of all steps."""
+    risen = (progress / margin.warmup).clamp(max=1.0) if margin.warmup else torch.ones_like(progress)
+    first = settings.adacos_scale(cosine_BK.shape[1])
+    scale = first if margin.scale is None else first + (margin.scale - first) * risen
+    own_B1 = labels_B[:, None]
+    moved_B1 = with_margin(cosine_BK.gather(1, own_B1), margin, risen)
+    return scale * cosine_BK.scatter(1, own_B1, moved_B1)
+
+
+def with_margin(cosine: Tensor, margin: settings.Margin, risen: Tensor | float = 1.0) -> Tensor:
+    """cos(m_1 t + m_2) - m_3 for cos t. Beyond half a turn, where the cosine would rise again, it goes on falling."""
+    factor = 1 + (margin.factor - 1) * risen
+    angle, less = margin.angle * risen, margin.cosine * risen
+    if margin.factor == 1 and margin.angle == 0:
+        return cosine - less
+    # The floor keeps the gradient of the root finite where the angle is 0 or half a turn.
+    sine = ((1 - cosine) * (1 + cosine)).clamp(min=torch.finfo(cosine.dtype).eps ** 2).sqrt()
+    turned = factor * torch.atan2(sine, cosine) + angle
+    beyond = cosine - angle * math.sin(margin.angle) if margin.factor == 1 else -2 - turned.cos()
+    return torch.where(turned <= math.pi, turned.cos(), beyond) - less
