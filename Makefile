@@ -13,7 +13,7 @@ demo: $(VENV)/.ready-core
 test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
-test-all: lint $(VENV)/.ready-docs $(VENV)/.ready-dist
+test-all: lint $(VENV)/.ready-notebooks $(VENV)/.ready-dist
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.ready-test
@@ -26,6 +26,7 @@ format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python docs/layers.py
+	$(BIN)/python docs/notes.py
 
 # Opens with site/index.html, from disk and without network; Korean in site/ko.
 docs: $(VENV)/.ready-docs
@@ -63,6 +64,10 @@ $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-docs: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[docs]"
 	@touch $@ $(VENV)/.ready-core
+
+$(VENV)/.ready-notebooks: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[notebooks]"
+	@touch $@ $(VENV)/.ready-docs $(VENV)/.ready-core
 
 $(VENV)/.ready-dist: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[dist]"

@@ -8,6 +8,7 @@ loads anything from an outside address (tests/test_docs.py).
 """
 
 import re
+import shutil
 from os.path import relpath
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.search import SearchLanguage
 
 import vitrail
+from vitrail.explain.page import explain
 
 ROOT = Path(__file__).resolve().parents[1]
 KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)
@@ -30,12 +32,16 @@ GUIDE = [
     "runs",
     "predict",
     "inspect",
+    "explain",
     "lab",
     "learned",
+    "notes",
     "weights",
     "python",
 ]
+CHAPTERS = [f"notes-{number}" for number in range(1, 6)]  # of `notes`; each is a notebook, too
 GROUND = ["families", "settings", "proved", "architecture", "extending", "api"]
+WALK = "walk"  # folder of the site with the page of `vitrail explain`
 PAGES = [*(f"docs/{name}" for name in GUIDE + GROUND), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
 TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}
 
@@ -93,6 +99,7 @@ def write_api_pages(app: Sphinx) -> None:
 def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
     """Links to the same page in the other language lead to the other site; navigation is added to two pages."""
     here = ROOT / docname
+    up = relpath(".." if KOREAN else ".", Path(docname).parent)  # to the site of English
 
     def other_language(link: re.Match) -> str:
         words, file, anchor = link.groups()
@@ -101,12 +108,19 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
         if korean not in TRANSLATED or target.endswith(".ko.md") == KOREAN:
             return link.group()
         page = Path("." if KOREAN else "ko") / korean.replace(".ko.md", ".html")
-        up = relpath(".", Path(docname).parent) if not KOREAN else relpath("..", Path(docname).parent)
         return f'<a href="{(Path(up) / page).as_posix()}{anchor or ""}">{words}</a>'
 
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+\.md)(#[^)]*)?\)", other_language, source[0])
+    words = "이 페이지를 지금 열기(내장 모델)" if KOREAN else "Open the page here, with the embedded model"
+    source[0] = source[0].replace("<!-- live page -->", f'<p><a href="{up}/{WALK}/index.html">{words}</a></p>')
     if docname == root_doc:
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(PAGES) + "\n```\n"
+    if docname == "docs/notes":
+        source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(CHAPTERS) + "\n```\n"
+    if here.name in CHAPTERS:
+        title, links, text = source[0].split("\n\n", 2)
+        links += f' · <a href="{here.name}.ipynb" download>{"노트북" if KOREAN else "Notebook"}</a>'
+        source[0] = "\n\n".join((title, links, text))
     if docname == "docs/api" and not KOREAN:
         source[0] += "\n```{toctree}\n:glob:\n:maxdepth: 2\n\napi/*\n```\n"
 
@@ -133,10 +147,42 @@ def skip_member(app: Sphinx, what: str, name: str, thing: object, skip: bool, op
     return True if str(getattr(thing, "__module__", "")).startswith(("sklearn.", "torch.")) else None
 
 
+def write_notebooks(app: Sphinx, error: Exception | None) -> None:
+    """Each chapter of the notes as a notebook beside its page: blocks of code are cells, with what the page says that
+    they print; links lead to pages of the site."""
+    if error is not None:
+        return
+    import jupytext
+    from nbformat.v4 import new_output
+
+    out = Path(app.outdir) / "docs"
+    for name in CHAPTERS:
+        page = (ROOT / "docs" / (f"{name}.ko.md" if KOREAN else f"{name}.md")).read_text(encoding="utf-8")
+        for figure in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page):
+            (out / figure).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / "docs" / figure, out / figure)
+        page = re.sub(r"<!-- .*? -->\n", "", page)
+        own, other = (r"\.ko\.md", f"../../docs/{name}.html") if KOREAN else (r"\.md", f"../ko/docs/{name}.html")
+        page = page.replace(f"({name}.md)" if KOREAN else f"({name}.ko.md)", f"({other})")
+        page = re.sub(rf"\]\(([\w-]+){own}\)", r"](\1.html)", page)
+        printed = re.findall(r"^```python\n.*?^```$(?:\n\n```text\n(.*?)^```$)?", page, re.DOTALL | re.MULTILINE)
+        page = re.sub(r"^```text\n.*?^```$\n\n", "", page, flags=re.DOTALL | re.MULTILINE)
+        notebook = jupytext.reads(page, {"extension": ".md", "split_at_heading": True})
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        for number, cell in enumerate(notebook.cells):
+            cell["id"] = f"cell-{number}"  # drawn at random otherwise
+        cells = [one for one in notebook.cells if one.cell_type == "code" and not one.source.startswith("%%")]
+        for cell, output in zip(cells, printed, strict=True):
+            cell.outputs = [new_output("stream", text=output)] if output else []
+        jupytext.write(notebook, out / f"{name}.ipynb")
+
+
 def write_index(app: Sphinx, error: Exception | None) -> None:
-    """A folder opens with its `index.html`, here the page of the README."""
+    """A folder opens with its `index.html`, here the page of the README. Both languages share one walk-through."""
     if error is None:
         (Path(app.outdir) / "index.html").write_bytes((Path(app.outdir) / "README.html").read_bytes())
+        if not KOREAN:
+            explain(vitrail.load("fashion"), output=Path(app.outdir) / WALK, force=True)
 
 
 class Korean(SearchLanguage):
@@ -160,3 +206,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("build-finished", write_index)
+    app.connect("build-finished", write_notebooks)

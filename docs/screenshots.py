@@ -1,4 +1,4 @@
-"""Takes the screenshots of docs/inspect.md: the page of the embedded model in Chromium.
+"""Takes the screenshots of docs/inspect.md and docs/explain.md: the pages of the embedded model in Chromium.
 
 .venv/bin/python docs/screenshots.py            (needs Chromium, and Playwright from the test extra)
 """
@@ -7,14 +7,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import vitrail
 from vitrail.data.sources import open_data
+from vitrail.explain.page import explain
 from vitrail.inspection.examine import examine
 from vitrail.inspection.page import write_page
 
 SHOTS = Path(__file__).parent / "inspect"
+WALK = Path(__file__).parent / "explain" / "walk.png"
+STEPS, SNAPSHOTS = 200, 8  # of the run that is seen growing
 SHOWN = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 
 
@@ -29,12 +32,16 @@ def main() -> None:
         others=list(clothes.images),
     )
     SHOTS.mkdir(exist_ok=True)
+    digits = open_data("digits").splits["test"].images
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         write_page(found, Path(folder) / "page")
+        run, grown = Path(folder) / "run", Path(folder) / "grown"
+        vitrail.train("digits", "ViT-Pico/2", steps=STEPS, snapshots=SNAPSHOTS, output=run, quiet=True)
+        vitrail.inspect(run, digits[:16], output=grown)
         address = (Path(folder) / "page" / "index.html").as_uri()
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, scheme, parts in (
-            (1280, "light", ("walk", "attention", "distances", "positions", "evidence")),
+            (1280, "light", ("walk", "inside", "attention", "distances", "positions", "evidence")),
             (400, "dark", ("attention",)),
         ):
             page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
@@ -45,7 +52,21 @@ def main() -> None:
             for part in parts:
                 name = part if width == 1280 else f"{part}-narrow"
                 page.locator(f"#{part}").screenshot(path=SHOTS / f"{name}.png")
+        take_walk(browser, Path(folder))
+        page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
+        page.goto((grown / "index.html").as_uri())
+        page.locator("#growth").screenshot(path=SHOTS / "growth.png")
         browser.close()
+
+
+def take_walk(browser: Browser, folder: Path) -> None:
+    """The station of the softmax, with positions switched off."""
+    address = explain(vitrail.load("fashion"), output=folder / "walk").as_uri()
+    page = browser.new_context(viewport={"width": 1160, "height": 760}, color_scheme="light").new_page()
+    page.goto(f"{address}#lang=en&image=15&patch=24&layer=1&head=1&key=32&positions=off&station=softmax")
+    page.wait_for_timeout(500)
+    WALK.parent.mkdir(exist_ok=True)
+    page.screenshot(path=WALK)
 
 
 if __name__ == "__main__":

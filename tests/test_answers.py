@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -287,6 +288,14 @@ def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path)
     shown = sum(text.count("<img ") for name, text in pages.items() if name != "index.html")
     assert shown == len(lines) - 1
     assert "cannot be decoded" in pages["unread-1.html"]
+    # The same numbers as in the terminal.
+    assert f"1 of {len(lines)} images could not be classified" in done.stderr
+    numbers = re.findall(r'<b>([\d,]+)</b><span class="en" lang="en">(.*?)</span>', pages["index.html"])
+    assert numbers == [
+        (str(len(lines)), "images"),
+        (str(len(answers)), "different answers"),
+        ("1", "could not be classified"),
+    ]
     for text in pages.values():
         assert "<img src=x" not in text
         assert "http:" not in text

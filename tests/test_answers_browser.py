@@ -59,6 +59,19 @@ def opened(browser, pages):
 def test_nothing_sticks_out(opened, name, width, scheme):
     page = opened(name, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    wide = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
+    assert page.evaluate(f"{wide}.map((one) => one.textContent)") == []
+
+
+def test_a_narrow_screen_shows_each_row_of_a_table_as_a_list(opened):
+    wide, narrow = opened("compared").locator("table").first, opened("compared", 390).locator("table").first
+    assert wide.locator("th").first.is_visible()
+    assert not wide.locator(".column-name").first.is_visible()
+    assert not narrow.locator("th").first.is_visible()
+    cells = narrow.locator("tbody tr").first.locator("td")
+    assert cells.count() == 6
+    assert "ResNet-Pico" in cells.first.inner_text()
+    assert cells.nth(1).inner_text().split() == ["accuracy", "75.0%"]
 
 
 def test_a_contact_sheet_leads_to_all_images_of_an_answer_in_both_languages(opened):

@@ -218,6 +218,28 @@ def test_a_cifar_of_wrong_shape_is_one_line(tmp_path):
         open_data(write_folder(tmp_path / "part", files))
 
 
+@pytest.mark.parametrize(("form", "names"), [("10-bin", "batches.meta.txt"), ("100-binary", "fine_label_names.txt")])
+def test_a_name_too_many_would_move_all_names_after_it(tmp_path, form, names):
+    files, _, _ = cifar_files(form)
+    (path,) = (name for name in files if name.endswith(names))
+    for old, new in ((b"name-01\n", b"name\n01\n"), (b"name-01\n", b"name-01")):
+        changed = {**files, path: files[path].replace(old, new)}
+        with pytest.raises(DamagedError, match=rf"{names}' must have 100? names of classes, got \d+"):
+            open_data(write_folder(tmp_path / "cifar", changed))
+    spaced = {**files, path: files[path].replace(b"name-01", b"name 01")}
+    assert "name 01" in open_data(write_folder(tmp_path / "cifar", spaced)).labels
+
+
+def test_a_pickle_that_says_things_twice_is_refused(tmp_path):
+    files, _, _ = cifar_files("10-py")
+    batch = "cifar-10-batches-py/data_batch_1"
+    rows = np.zeros((2, 3072), np.uint8)
+    twice = pickle.dumps({b"data": rows, "data": rows + 1, b"labels": [0, 1]}, 2)
+    for spoiled, reason in ((files[batch] * 2, "there is more after its end"), (twice, "it has a key twice")):
+        with pytest.raises(DamagedError, match=rf"data_batch_1' is refused: .*{reason}"):
+            open_data(write_archive(tmp_path / "cifar.tar", {**files, batch: spoiled}))
+
+
 # Class folders in archives
 
 
@@ -428,6 +450,44 @@ def test_a_tar_that_ends_too_early_is_refused(tmp_path, home, ending, spoil, rea
     assert not [one for one in home.rglob("*") if one.is_file()]
 
 
+@pytest.mark.parametrize(
+    ("form", "old", "new"),
+    [
+        (tarfile.PAX_FORMAT, b" path=", b" qath="),  # a word that nobody knows: the short name would be taken
+        (tarfile.PAX_FORMAT, b" path=set", b"\0path=set"),  # the end, for tarfile
+        (tarfile.PAX_FORMAT, b" path=set", bytes(9)),
+        (tarfile.GNU_FORMAT, b"set/train/cat/x", b"set/train/\0at/x"),  # the end of the name
+        (tarfile.GNU_FORMAT, b"set/train/cat/x", b"set/train/dog/x"),  # the short name says otherwise
+    ],
+)
+def test_a_long_name_that_is_damaged_is_refused(tmp_path, form, old, new):
+    """No checksum covers it, and an image under a shortened name has no extension and would be missing."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=form) as archive:
+        for label in ("cat", "dog"):
+            info = tarfile.TarInfo(f"set/train/{label}/{'x' * 120}.png")
+            info.size = len(png())
+            archive.addfile(info, io.BytesIO(png()))
+    assert len(content_of(path)) == 2
+    whole = path.read_bytes()
+    assert old in whole
+    path.write_bytes(whole.replace(old, new, 1))
+    with pytest.raises(DamagedError, match=r"cannot be read as an archive \(the long name at byte 0 is damaged"):
+        open_data(path)
+
+
+def test_another_tar_gz_of_the_same_size_and_time_is_unpacked_anew(tmp_path):
+    path = tmp_path / "set.tar.gz"
+    found = []
+    for seed in (1, 2):
+        plain = write_tar(tmp_path / "a.tar", {"set/cat/1.png": png(seed), "set/dog/1.png": png(3)}).read_bytes()
+        path.write_bytes(gzip.compress(plain, 0, mtime=0))
+        os.utime(path, (1, 1))
+        found.append((path.stat().st_size, content_of(path)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_zip_whose_list_hides_files_is_refused(tmp_path, monkeypatch, is_large):
     """One flipped bit makes the entries after it the comment of an entry. The list of a large archive has another
@@ -549,6 +609,22 @@ def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
 # Published data sets
 
 SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+
+
+def synsets(*ids: str) -> bytes:
+    """A list of as many lines as the published one has, which begins with these WordNet ids."""
+    return "".join(f"{one}\n" for one in (*ids, *["n0"] * (50_000 - len(ids)))).encode()
+
+
+def pets(training: bytes, test: bytes) -> dict[str, bytes]:
+    return {"images/a_1.jpg": b"", "annotations/trainval.txt": training, "annotations/test.txt": test}
+
+
+def kaggle(boxes: bytes) -> dict[str, bytes]:
+    name = "ILSVRC2012_val_00000002"
+    return {f"{name}.JPEG": b"", "LOC_val_solution.csv": b"ImageId,PredictionString\n" + name.encode() + b"," + boxes}
+
+
 TINY = {"train/a/images/1.png": b"", "train/b/images/1.png": b"", "val/images/2.png": b"", "val/images/3.png": b""}
 
 
@@ -578,7 +654,7 @@ def published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tu
             return files | {"set/val.txt": lines.encode()}, said, [("val", str(65 * i), i) for i in (1, 2, 3)]
         case "imagenet-ids":
             files = {f"ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2)}
-            files[SYNSETS] = b"n2\nn1\n"
+            files[SYNSETS] = synsets("n2", "n1")
             said = f"ImageNet's validation images with {SYNSETS}: 2 val images of 2 classes"
             return files, said, [("val", "n2", 1), ("val", "n1", 2)]
         case "imagenet-kaggle":
@@ -593,7 +669,7 @@ def published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tu
             names = ["Abyssinian_1", "great_pyrenees_2", "great_pyrenees_10", "Abyssinian_3"]
             files = {f"oxford-iiit-pet/images/{name}.jpg": png(i) for i, name in enumerate(names)}
             files["oxford-iiit-pet/annotations/trainval.txt"] = b"Abyssinian_1 1 1 1\ngreat_pyrenees_10 2 2 1\n"
-            files["oxford-iiit-pet/annotations/test.txt"] = b"# a comment\ngreat_pyrenees_2 2 2 1\nAbyssinian_3 1 1 1\n"
+            files["oxford-iiit-pet/annotations/test.txt"] = b"great_pyrenees_2 2 2 1\nAbyssinian_3 1 1 1\n"
             truth = [("train", "Abyssinian", 0), ("train", "great_pyrenees", 2)]
             truth += [("test", "great_pyrenees", 1), ("test", "Abyssinian", 3)]
             return files, "Oxford Pets: 2 train, 2 test images of 2 classes", truth
@@ -634,7 +710,7 @@ def test_published_data_sets_are_recognised_by_looking(tmp_path, form, ending):
 
 def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
     files = {f"ILSVRC2012_val_{i:08d}.JPEG": b"x" for i in range(1, 1001)}
-    files[SYNSETS] = "".join(f"n{9999 - i}\n" for i in range(1000)).encode()
+    files[SYNSETS] = synsets(*(f"n{9999 - i}" for i in range(1000)))
     dataset = open_data(write_folder(tmp_path / "val", files))
     assert dataset.labels[dataset.first.labels[0]] == "999"
     assert dataset.notes == (
@@ -651,7 +727,7 @@ def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
         ({"imagelabels.mat": b"x", "setid.mat": b"", "jpg/1.jpg": b""}, r"as a MATLAB 5 file \(KeyError\)"),
         (
             {"images/a_1.jpg": b"", "annotations/trainval.txt": b"a_1\n", "annotations/test.txt": b""},
-            "must have 2 words",
+            "must have 4 words, got 'a_1'",
         ),
         ({"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_2.JPEG 3"}, r"has no label of ILSVRC2012_val_1"),
         ({"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"\xff"}, r"must be text in UTF-8"),
@@ -677,17 +753,37 @@ def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
             r"must name images without folders, got '../../../i0.jpg'",
         ),
         (
-            {"images/a_1.jpg": b"", "annotations/trainval.txt": b"a_1 1\n", "annotations/test.txt": b"a_1 1\n"},
+            pets(b"a_1 1 1 1\n", b"a_1 1 1 1\n"),
             r"annotations' must name each image once, got 'a_1' 2 times",
         ),
         (
-            {"ILSVRC2012_val_00000001.JPEG": b"", "ILSVRC2012_val_00000003.JPEG": b"", SYNSETS: b"n2\nn1\n"},
-            r"has no label of ILSVRC2012_val_00000003.JPEG",
+            pets(b"a_1 1 1 1 a_2 1 1 1\n", b"b_1 2 1 2\n"),
+            r"Line 1 of .*trainval.txt' must have 4 words, got 'a_1 1 1 1 a_",
+        ),
+        (pets(b"a_1 1 1 1\n#_2 1 1 1\na_3 1 1\n", b"b_1 2 1 2\n"), r"Line 3 of .*trainval.txt' must have 4 words"),
+        (
+            pets(b"a_1 1 1 1\n", b"a_2 2 1 2\n"),
+            r"test.txt' must have one class number for each breed, got 1 and 2 for a",
+        ),
+        (pets(b"a_1 1 1 1\n", b"b_2 1 1 2\n"), r"annotations' must have another class number for each breed"),
+        (pets(b"a_1 1 1 1\n", b"\n"), r"test.txt' has no line"),
+        (
+            {"ILSVRC2012_val_00000001.JPEG": b"", "ILSVRC2012_val_00050001.JPEG": b"", SYNSETS: synsets("n2")},
+            r"has no label of ILSVRC2012_val_00050001.JPEG",
         ),
         (
-            {"ILSVRC2012_val_00000002.JPEG": b"", "1.JPEG": b"", SYNSETS: b"n2\nn1\n"},
+            {"ILSVRC2012_val_00000002.JPEG": b"", "1.JPEG": b"", SYNSETS: synsets("n2")},
             r"has no label of 1.JPEG",
         ),
+        ({"ILSVRC2012_val_00000002.JPEG": b"", SYNSETS: synsets("", "n1")[1:]}, r"must have 50,000 lines, got 49,999"),
+        ({"ILSVRC2012_val_00000002.JPEG": b"", SYNSETS: synsets("n1", "n\b2")}, r"must have a WordNet id such as n0"),
+        (
+            {"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_1.JPEG 6S\n"},
+            r"must have a number below 1,000 .*'6S'",
+        ),
+        ({"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_1.JPEG 6 5\n"}, r"must have 2 words"),
+        (kaggle(b"n9 1 2 3\n"), r"must have an image, and boxes of one class, in each line"),
+        (kaggle(b"n9 1 2 3 4 n8 5 6 7 8\n"), r"must have an image, and boxes of one class, in each line"),
     ],
 )
 def test_a_published_set_that_is_incomplete_is_one_line(tmp_path, files, reason):
@@ -698,7 +794,7 @@ def test_a_published_set_that_is_incomplete_is_one_line(tmp_path, files, reason)
 
 def test_some_of_imagenets_images_have_the_lines_of_their_numbers(tmp_path):
     files = {f"ILSVRC2012_val_0000000{i}.JPEG": b"x" for i in (2, 4)}
-    dataset = open_data(write_folder(tmp_path / "val", {**files, SYNSETS: b"n1\nn2\nn3\nn4\n"}))
+    dataset = open_data(write_folder(tmp_path / "val", {**files, SYNSETS: synsets("n1", "n2", "n3", "n4")}))
     assert [dataset.labels[label] for label in dataset.first.labels] == ["n2", "n4"]
 
 
@@ -732,11 +828,33 @@ def test_matlab_files_of_two_arrays_of_a_name_and_bombs_are_refused(tmp_path):
         packed = zlib.compress(inside)
         with pytest.raises(DamagedError, match=r"cannot be read as a MATLAB 5 file \(ValueError\)"):
             read_matlab(one[:128] + struct.pack("<II", 15, len(packed)) + packed, "x.mat")
-    half = zlib.compress(struct.pack("<II", 1, 2**23) + bytes(2**23))
-    element = struct.pack("<II", 15, len(half)) + half
-    assert read_matlab(one + element, "x.mat").keys() == {"labels"}
+    large = matlab(tmp_path, {"large": np.zeros(2**23, np.uint8)}, do_compression=True)
+    assert read_matlab(one + large[128:], "x.mat").keys() == {"labels", "large"}
     with pytest.raises(DamagedError, match=r"\(ValueError\)"):
-        read_matlab(one + element * 2, "x.mat")
+        read_matlab(one + large[128:] * 2, "x.mat")
+
+
+@pytest.mark.parametrize("how", ["cut", "checksum", "shape", "characters", "small", "version"])
+def test_matlab_files_that_are_not_whole_are_refused(tmp_path, how):
+    """A packed array that ends too early or differs from its checksum, and sizes that are not those of the numbers."""
+    whole = matlab(tmp_path, {"labels": np.arange(40, dtype=np.uint8)[None]}, do_compression=how in ("cut", "checksum"))
+    if how in ("cut", "checksum"):
+        packed = whole[136:-1] if how == "cut" else whole[136:-1] + bytes([whole[-1] ^ 1])
+        whole = whole[:128] + struct.pack("<II", 15, len(packed)) + packed
+    if how == "shape":
+        whole = whole.replace(struct.pack("<ii", 1, 40), struct.pack("<ii", 1, 41))
+    if how == "characters":
+        whole = matlab(tmp_path, {"labels": "a text"})
+        assert read_matlab(whole, "x.mat") == {}
+        return
+    if how == "small":  # a tag that states more than its four bytes
+        whole = matlab(tmp_path, {"labels": np.arange(4, dtype=np.uint8)[None]})
+        whole = whole.replace(struct.pack("<HH", 2, 4), struct.pack("<HH", 2, 8))
+        whole = whole.replace(struct.pack("<ii", 1, 4), struct.pack("<ii", 1, 8))
+    if how == "version":
+        whole = whole[:124] + b"\0\2" + whole[126:]
+    with pytest.raises(DamagedError, match=r"cannot be read as a MATLAB 5 file"):
+        read_matlab(whole, "x.mat")
 
 
 def test_matlab_files_with_bytes_changed_are_refused_or_numbers(tmp_path):

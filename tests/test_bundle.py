@@ -24,6 +24,7 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.lab.exact import redraw
 from vitrail.models.create import create
 from vitrail.storage import MANIFEST, atomic_folder, write_json
+from vitrail.weights.card import model_card
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 GREY_8 = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
@@ -339,6 +340,49 @@ def test_an_assigned_head_sets_the_classes(tmp_path):
     assert torch.equal(loaded.model(images), bundle.model(images))
 
 
+def test_a_model_card_is_for_people():
+    provenance = {
+        "data_fingerprint": "d567",
+        "seconds": 5266.7,
+        "amp": True,
+        "cache": None,
+        "command": "vitrail train a\n*b*",
+        "scores": {"split": "test", "accuracy": 0.9297, "accuracy_interval": [0.92452255, 0.93454743], "top5": None},
+        "proofs": [{"library": "timm", "difference": 1.25e-6}, {"library": "none"}],
+        "finetuned_from": {"bundle": "deit", "changes": ["a head of 2 classes", "grey"], "old": {"data": "x", "n": 3}},
+        "damaged": {"policy": "skip", "files": {f"my_{number}.png": "cut" for number in range(23)}},
+    }
+    _, _, listed = model_card(tiny().config, provenance).partition("## Where it comes from\n\n")
+    assert listed.splitlines()[:25] == [
+        "- data fingerprint: d567",
+        "- seconds: 5266.7",
+        "- amp: yes",
+        "- cache: none",
+        "- command: `vitrail train a *b*`",
+        "- scores:",
+        "  - split: test",
+        "  - accuracy: 0.9297",
+        "  - accuracy interval: 0.924523, 0.934547",
+        "  - top5: none",
+        "- proofs:",
+        "  - library timm, difference 1.25e-06",
+        "  - library none",
+        "- finetuned from:",
+        "  - bundle: deit",
+        "  - changes:",
+        "    - a head of 2 classes",
+        "    - grey",
+        "  - old:",
+        "    - data: x",
+        "    - n: 3",
+        "- damaged:",
+        "  - policy: skip",
+        "  - files:",
+        "    - my_0.png: cut",
+    ]
+    assert listed.endswith("    - my_19.png: cut\n    - and 3 more, in provenance.json\n")
+
+
 @pytest.fixture
 def scored(tmp_path):
     """A bundle with scores, loaded from a file."""
@@ -354,7 +398,7 @@ def test_scores_stay_with_the_weights_they_were_measured_on(tmp_path, scored):
 
     assert written(scored).provenance == scored.provenance
     assert list(scored.provenance) == ["seed", "scores", "proofs"]
-    assert "scores: {'accuracy': 0.9}" in (tmp_path / "new" / "README.md").read_text()
+    assert "- scores:\n  - accuracy: 0.9\n- proofs:\n" in (tmp_path / "new" / "README.md").read_text()
     # Another model, in words of the documentation.
     other = tiny(classes=2, resize_rule="timm")
     replaced = dataclasses.replace(scored, model=other, labels=("yes", "no"))

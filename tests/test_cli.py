@@ -171,6 +171,7 @@ WRONG = [
     (["evaluate", "fashion", "digits", "--neighbors=3"], 2, "Did you mean '--neighbours'?"),
     (["predict", "fashion", "x.png", "--jpeg", "tiny"], 2, "--jpeg must be one of double, exact, got 'tiny'."),
     ([*TRAIN, "--learning-rate", "3"], 2, "got --learning-rate. Did you mean '--lr'?"),
+    ([*TRAIN, "--early-stopping", "3"], 2, "got --early-stopping. Did you mean '--patience'?"),
     (["info", "resnet50"], 2, "Did you mean 'BiT-R50x1'?"),
     (["info", "ResNet-Picco"], 2, "Did you mean 'ResNet-Pico'?"),
     (["info", "vit_base_patch17_224.mae"], 2, "or a bundle that exists, got 'vit_base_patch17_224.mae'."),

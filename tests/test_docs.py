@@ -1,6 +1,8 @@
 """The site that `make docs` builds: without a warning, in two languages, and without any outside address."""
 
 import importlib
+import json
+import os
 import re
 import runpy
 import shutil
@@ -15,6 +17,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Elements that a browser loads by itself, and the attributes that say from where. <a href> waits for a click.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "embed": "src", "object": "data"}
+
+# In a process of its own, as Jupyter's own packages warn.
+EXECUTE = """
+import sys, nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], 4)
+NotebookClient(notebook, timeout=600, resources={"metadata": {"path": sys.argv[2]}}).execute()
+nbformat.write(notebook, sys.argv[3])
+"""
 
 
 def test_the_figure_of_the_layers_is_drawn_from_the_contracts():
@@ -150,3 +162,34 @@ def test_search_works_from_disk_in_both_languages(site):
             assert "inspect.html" in page.inner_html("#search-results")
         browser.close()
     assert all(url.startswith("file:") for url in asked)
+
+
+def code_cells(path):
+    """The cells of code of a notebook, without comments: each with what it prints to stdout."""
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    return [
+        (
+            re.sub(r" *#.*", "", "".join(cell["source"])),
+            "".join(line for output in cell["outputs"] if output.get("name") == "stdout" for line in output["text"]),
+        )
+        for cell in cells
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(1, 6))
+def test_chapters_are_notebooks_that_print_what_they_say(site, tmp_path, number):
+    pytest.importorskip("nbclient", reason="needs the extra `notebooks`")
+    pytest.importorskip("ipykernel", reason="needs the extra `notebooks`")
+    notebook = site / f"docs/notes-{number}.ipynb"
+    told = code_cells(notebook)
+    assert code_cells(site / f"ko/docs/notes-{number}.ipynb") == told
+    assert sum(bool(output) for _, output in told) >= 6
+    for link in re.findall(r"\]\(([^)#:]+)", notebook.read_text(encoding="utf-8")):
+        assert (notebook.parent / link).exists(), link
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    words = [sys.executable, "-c", EXECUTE, notebook, tmp_path, tmp_path / "done.ipynb"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for (source, output), (_, printed) in zip(told, code_cells(tmp_path / "done.ipynb"), strict=True):
+        assert not output or printed == output, source

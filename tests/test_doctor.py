@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 
 import numpy as np
 import pytest
@@ -84,6 +85,18 @@ def test_each_kind_is_found_and_nothing_else(healthy, tmp_path):
     check("mixed-modes", "train/dog/grey.jpg", "val/dog/grey.jpg")
     photo(folder / "train/dog/tiny.jpg", 80, size=(9, 9))
     check("mixed-sizes", "train/dog/tiny.jpg")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Cat", "cat"), ("cat ", "cat"), ("고양이", unicodedata.normalize("NFD", "고양이"))]
+)
+def test_classes_that_are_probably_one(tmp_path, one, other):
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=np.array([one, other, "dog"] * 2))
+    (finding,) = examine(open_data(tmp_path / "x.npz"))
+    assert (finding.kind, finding.severity) == ("similar-classes", "warning")
+    names = ", ".join(map(ascii, sorted([one, other])))
+    assert finding.message == f"classes differ only in capitals, spaces or the encoding of letters: {names}"
 
 
 def test_one_odd_size_among_equal_ones(tmp_path):

@@ -10,6 +10,7 @@ import vitrail
 from test_cli import run
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
+from vitrail.weights.card import model_card
 
 PACKAGE = Path(vitrail.__file__).parent
 
@@ -25,6 +26,11 @@ def test_it_is_small_plain_and_the_only_one(bundle):
     assert (config.family, config.pool, config.position, config.patch) == ("vit", "cls", "learned-1d", (4, 4))
     assert [path.parent for path in PACKAGE.rglob("model.safetensors")] == [PACKAGE / "embedded" / "fashion"]
     assert sum(path.stat().st_size for path in (PACKAGE / "embedded" / "fashion").iterdir()) <= 3_000_000
+
+
+def test_its_card_is_the_one_that_this_version_writes(bundle):
+    card = (PACKAGE / "embedded" / "fashion" / "README.md").read_text()
+    assert card == model_card(bundle.model.config, bundle.provenance)
 
 
 def test_it_names_images_that_it_has_never_seen(bundle):

@@ -202,7 +202,7 @@ def test_a_panel(toys, call, tmp_path, images):
     assert json.loads(done.stdout)["brightness"] == pytest.approx(greys)
     assert json.loads((tmp_path / "out" / "inspect.json").read_text())["brightness"] == pytest.approx(greys)
     text = (tmp_path / "out" / "index.html").read_text()
-    section = re.search(r'<section id="brightness"><h2>(.+?)</h2>(.+?)</section>', text)
+    section = re.search(r'<section id="brightness">.+?<h2>(.+?)</h2>(.+?)</section>', text)
     assert "Brightness" in section[1]
     assert "밝기" in section[1]
     assert "<svg" in section[2]

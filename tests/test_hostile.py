@@ -273,3 +273,72 @@ def test_hostile_files_are_refused_with_the_network_cut(tmp_path):
     assert "Nothing of it was run" in done.stderr
     assert not canary.exists()
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
+    """PyTorch does not look at the checksums that it writes; it can also leave them out."""
+    weights = torch.arange(1000.0)
+    path = tmp_path / "a.pth"
+    torch.save({"a": weights}, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(weights[500:502].numpy().tobytes(), weights[501:503].numpy().tobytes()))
+    assert torch.load(path, weights_only=True)["a"][500] == 501
+    with pytest.raises(DamagedError, match=r"a.pth' cannot be read \('a/data/0' in it differs from its checksum\)"):
+        _read(path, [])
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": weights}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(_read(path, [])["a"], weights)
+
+
+def test_an_npz_whose_list_hides_arrays_is_refused(tmp_path):
+    """One flipped bit makes the entries after it the comment of an entry: a data set without its test images."""
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.zeros(3), b=np.ones(3), c=np.ones(3))
+    whole = path.read_bytes()
+    second, third = (whole.index(b"PK\1\2", whole.index(b"PK\1\2") + skip) for skip in (1, 60))
+    assert second < third
+    comment = (len(whole) - 22 - third).to_bytes(2, "little")
+    path.write_bytes(whole[: second + 32] + comment + whole[second + 34 :])
+    assert sorted(np.load(path)) == ["a", "b"]
+    with pytest.raises(DamagedError, match=r"a.npz' cannot be read as npz \(its list of 2 files is not the one that"):
+        _read(path, [])
+    path.write_bytes(whole.replace(b"b.npy", b"a.npy"))
+    with pytest.raises(DamagedError, match=r"'a.npy' is in it twice"):
+        _read(path, [])
+
+
+def test_weights_that_are_integers_are_refused(tmp_path):
+    """A changed letter of a header, F32 to I32, makes other numbers of the same bytes."""
+    tensors = small().model.state_dict()
+    tensors["norm.bias"] = tensors["norm.bias"].view(torch.int32)
+    save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(DamagedError, match=r"must have weights in floating point, got torch.int32 in norm.bias"):
+        read_any(str(tmp_path / "a.safetensors"), Told())
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    """With and without a prefix, or in two files of a sharded checkpoint: one of them would be taken in silence."""
+    tensors = small().model.state_dict()
+    torch.save({**tensors, "module.norm.bias": tensors["norm.bias"] + 1}, tmp_path / "a.pth")
+    with pytest.raises(DamagedError, match=r"it has a tensor twice, with and without the prefix module\."):
+        _read(tmp_path / "a.pth", [])
+    save_file(
+        {"mask_token": torch.zeros(1), "teacher.a": torch.zeros(1), "a": torch.ones(1)}, tmp_path / "a.safetensors"
+    )
+    with pytest.raises(DamagedError, match=r"has 3 tensors, but only 2 that differ in more than a prefix"):
+        read_any(str(tmp_path / "a.safetensors"), Told())
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, shards / "1.safetensors")
+    save_file({"b": torch.ones(1)}, shards / "2.safetensors")
+    index = shards / "model.safetensors.index.json"
+    for table, reason in (
+        ({"a": "1.safetensors", "b": "2.safetensors"}, "leads to files that both have b"),
+        ({"a": "2.safetensors", "b": "1.safetensors"}, "names tensors that 2.safetensors has not: a"),
+    ):
+        index.write_text(json.dumps({"weight_map": table}))
+        with pytest.raises(DamagedError, match=reason):
+            _read(index, [])

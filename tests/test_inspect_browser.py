@@ -175,9 +175,10 @@ def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
 
 def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeypatch):
     attention = found.panels["attention"]
-    means = next(panel for panel in attention.smaller() if panel.detail == "means")
-    figures = render_figures(found)
-    contents = {panel: panel.html(figures) for panel in (*found.panels.values(), means) if panel is not attention}
+    assert [panel.detail for panel in attention.smaller()][1] == "means"
+    figures, panels = render_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
+    contents = {some[min(2, len(some) - 1)]: "" for some in panels}
+    contents = {panel: panel.html(figures) for panel in contents}
     monkeypatch.setattr("vitrail.inspection.page.LIMIT", len(make_page(found, contents).encode()))
     page = opened()
     config = found.context.model.config
@@ -227,3 +228,104 @@ def test_a_finger_asks_by_a_touch(browser, found, tmp_path):
     page.wait_for_function("$('asked').textContent.startsWith('row ')")
     assert page.locator("#asked").inner_text().startswith("row 3, column 3")
     context.close()
+
+
+# The patch in hand
+
+
+def numbers_of(page, key):
+    """What the walk prints of a step's vector."""
+    texts = page.locator("[data-image='0'] [data-values]").all_inner_texts()
+    return [float(text) for text in texts[key].split(",")[:6]]
+
+
+def test_a_click_on_the_image_follows_another_patch(opened, found):
+    page = opened()
+    seen = vitrail.look(found.context.model, found.context.images[:1], inside=[0])
+
+    def check(patch):
+        for at, step in enumerate(("patches", "projected")):
+            expected = seen.steps[step][0, patch, :6].tolist()
+            assert numbers_of(page, at) == pytest.approx(expected, rel=6e-3, abs=1e-3)
+        length = float(page.locator("[data-image='0'] [data-length]").nth(2).inner_text())
+        assert length == pytest.approx(float(seen.steps["blocks.2"][0, 1 + patch].norm()), rel=6e-3)
+        inner = page.locator("[data-note=msa]").inner_text()
+        assert float(inner.split()[-1]) == pytest.approx(
+            float(seen.steps["blocks.0.msa"][0, 1 + patch].norm()), rel=6e-3
+        )
+        scores = seen.steps["blocks.0.scores"][0, 0, 1 + patch]
+        told = page.locator("[data-note=scores]").inner_text().split()
+        assert float(told[1]) == pytest.approx(float(scores.min()), rel=6e-3)
+        assert float(told[3].rstrip(";")) == pytest.approx(float(scores.max()), rel=6e-3)
+
+    check(24)
+    place = page.locator("[data-image='0'] .place").first
+    box = place.bounding_box()
+    place.click(position={"x": 5.5 * box["width"] / 7, "y": 1.5 * box["height"] / 7})
+    assert "row 1, column 5" in page.locator("#followed").inner_text()
+    check(12)
+    assert page.locator("#asked").inner_text().startswith("row 1, column 5")  # attention follows, too
+    place.press("ArrowDown")
+    check(19)
+    page.locator("#stage").click(position=point(page, 0, 0))
+    check(0)
+    page.locator("#inside-layer").select_option("4")
+    page.locator("#inside-head").select_option("2")
+    assert "layer 4 · head 2" in page.locator("#inside-of").inner_text()
+    page.locator("input[value=class]").check()
+    assert page.locator("#inside-of").inner_text().startswith("[CLS]")
+    page.locator("#language").click()
+    assert "따라가는 패치: 0행 0열" in page.locator("#followed").inner_text()
+
+
+def test_a_phone_folds_what_is_secondary(opened):
+    page = opened(width=390)
+    assert page.evaluate("document.documentElement.scrollHeight") < 11_000
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert not page.locator("#layers table").first.is_visible()
+    page.locator("nav a[href='#layers']").click()
+    assert page.locator("#layers table").first.is_visible()
+    assert not page.locator("#positions img").is_visible()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # on paper everything is unfolded
+    assert page.locator("#positions img").is_visible()
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert not page.locator("#positions img").is_visible()
+
+
+@pytest.mark.parametrize("name", ["ResNet-Nano", "LSTM-Nano/7", "Mixer-Nano/7", "MLP-Nano", "iGPT-Micro"])
+def test_every_family_has_a_walk_that_follows(browser, name, tmp_path):
+    model = redraw(vitrail.create(name, classes=10, channels=1), std=0.1)
+    eye = vitrail.Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
+    write_page(examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1]), tmp_path / "out")
+    complaints = []
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((tmp_path / "out" / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    if model.config.grid is not None:
+        before = page.locator("[data-length]").last.inner_text()
+        page.locator(".place").first.press("ArrowUp")
+        assert page.locator("[data-length]").last.inner_text() != before
+    else:
+        assert page.locator("[data-length]").last.inner_text()
+    page.close()
+    assert not complaints
+
+
+def test_a_page_lives_inside_of_a_notebook(browser, found, tmp_path):
+    shown = vitrail.inspect("fashion", CLOTHES[:1], layers=[0, -1])._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{shown}</body>")
+    complaints = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((tmp_path / "notebook.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator(".cell canvas").first.wait_for()
+    frame.locator("nav a[href='#inside']").click()
+    frame.locator(".place").first.press("ArrowLeft")
+    assert "row 3, column 2" in frame.locator("#followed").inner_text()
+    frame.locator("#language").click()
+    assert "따라가는 패치" in frame.locator("#followed").inner_text()
+    page.close()
+    assert not complaints

@@ -98,7 +98,7 @@ def test_a_csv_of_several_labels(tmp_path):
         ("file,labels\n1.png,;\n", "has no label in any line"),
         ("labels\na;b\n", "CSV header must have file and label"),
         ("file,labels\n,a\n", "Line 2 .* must be file,label"),
-        ("file,labels\n\x00\xff", "has no label|cannot be read"),
+        ("file,labels\n\x00\xff", "must have 2 cells"),
     ):
         (tmp_path / "b.csv").write_text(text)
         with pytest.raises(VitrailError, match=reason):
@@ -116,6 +116,12 @@ def test_a_csv_of_several_labels(tmp_path):
         ("file,label,labels\n0.png,cat,dog\n", "CSV header must name file, .* once"),
         ("file,label,split,split\n0.png,cat,train,test\n", "CSV header must name file, .* once"),
         ("file,labels\n0.png,cat\n1.png,a\n0.png,dog\n", "Line 4 .* must label '0.png' as an earlier line does"),
+        ("file,labels\n0.png,cat\n1.png", "Line 3 .* must have 2 cells, as its header does, got '1.png'"),
+        ("file,label,splat,split\n0.png,cat,train\n", "Line 2 .* must have 4 cells"),
+        (
+            "file,label,set\n0.png,a,train\n1.png,b,test\n",
+            "CSV header must call the column of test, train split, got 'set'",
+        ),
         ("0.png,cat\n0.png,dog\n", "Line 2 .* must label '0.png' as an earlier line does, got 'dog'"),
     ],
 )

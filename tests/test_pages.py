@@ -1,8 +1,11 @@
 """Charts: names of lines stand apart and inside, ticks are readable."""
 
+import itertools
 import re
 
-from vitrail.pages.page import HEIGHT, Line, chart
+import pytest
+
+from vitrail.pages.page import HEIGHT, WIDTH, Line, chart
 
 
 def test_names_of_lines_that_end_together_stand_apart_inside_the_figure():
@@ -14,6 +17,28 @@ def test_names_of_lines_that_end_together_stand_apart_inside_the_figure():
     assert max(heights) < HEIGHT - 30
     order = re.findall(r">(line \d)</text>", svg)
     assert order == [f"line {at}" for at in reversed(range(8))]  # as the lines lie
+
+
+def test_names_of_lines_that_end_early_stand_at_the_right_where_no_line_is():
+    lines = [Line(f"run {at}", [0, 1 + at], [0.5, 0.5 + 0.01 * at], at) for at in range(3)]
+    svg = chart(lines, "seconds", "y")
+    assert len(set(re.findall(r'<text x="([\d.]+)" y="[\d.]+" style', svg))) == 1
+    ends = [path.split()[-1].split(",")[0] for path in re.findall(r'<polyline points="([^"]+)"', svg)]
+    leads = re.findall(r'<line class="axis" x1="([\d.]+)" [^>]*dasharray', svg)
+    assert sorted(float(x) - 4 for x in leads) == pytest.approx(sorted(map(float, ends))[:2], abs=0.11)
+
+
+def test_many_names_make_a_figure_taller():
+    lines = [Line(f"run {at}", [0, 1], [0, 1], at) for at in range(20)]
+    svg = chart(lines, "x", "y")
+    (tall,) = re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', svg)
+    heights = sorted(float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" style', svg))
+    assert len(heights) == 20
+    assert heights[0] > 20
+    assert heights[-1] < int(tall) - 30
+    assert min(b - a for a, b in itertools.pairwise(heights)) > 15.9
+    drawn = re.findall(r'stroke="(var\(--c\d\))" stroke-width="1.6"( stroke-dasharray="[\d ]+")?', svg)
+    assert len(set(drawn)) == 20
 
 
 def test_ticks_have_no_needless_digits():

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import vitrail
+from blocks import RUNNER, blocks, runnable
 from hub_server import HubServer
 from vitrail.configs.augment import Augment
 from vitrail.configs.recipe import Recipe
@@ -34,9 +35,12 @@ IN_ORDER = (
     "predict",
     "python",
     "inspect",
+    "explain",
     "weights",
     "families",
 )
+# tests/test_notes.py runs these.
+CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))
 # Blocks that no test runs, by the reason that stands in a comment above them.
 NOT_RUN = {
     "lab": ["takes minutes to hours", "takes a minute"],
@@ -44,25 +48,6 @@ NOT_RUN = {
     "weights": ["fetches from outside; tests/test_remote.py does the same with a server on this machine"],
     "scale": ["needs several processes and hours", "needs several machines"],
 }
-# Lines of bash that are not ours to run here: set-up, which other tests do.
-OTHERS = ("make ", "pip install ")
-
-# Runs in a process of its own, one for all pages: importing torch again and again would be most of the time.
-RUNNER = """
-import json, os, sys
-from vitrail.cli import main
-
-for page, folder, blocks in json.load(sys.stdin):
-    os.chdir(folder)
-    names = {"__name__": "__main__"}
-    for language, text in blocks:
-        print(f"### {page}: {text}", file=sys.stderr, flush=True)
-        if language == "python":
-            exec(compile(text, page, "exec"), names)
-        else:
-            main(text)
-"""
-
 PREPARE = """
 import os, numpy as np
 from PIL import Image
@@ -104,53 +89,30 @@ for name in ("photos", "deit"):
 """
 
 
-def blocks(path):
-    """Fenced blocks of a page: language, text, and the reason why it is not run, if one stands above it."""
-    pattern = r"(?:<!-- not run: (.*?) -->\n)?^```([^\n]*)\n(.*?)^```$"
-    found = re.findall(pattern, path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    return [(language, text, reason) for reason, language, text in found]
-
-
 def korean(path):
     return path.with_name(f"{path.stem}.ko.md")
-
-
-def runnable(path):
-    """What is run of a page, in order: blocks of Python, and the words of each command."""
-    found = []
-    for language, text, reason in blocks(path):
-        if reason or language not in ("python", "bash"):
-            continue
-        if language == "python":
-            found.append((language, text))
-            continue
-        for line in text.splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["vitrail"]:
-                found.append((language, words[1:]))
-            else:
-                assert not words or line.startswith(OTHERS), f"{path.name}: {line}"
-    return found
 
 
 @pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
 def test_every_block_is_run_or_says_why_not(path):
     known = ("bash", "python", "text", "toml")
     assert [
-        text for kind, text, _ in blocks(path) if kind not in known and not kind.startswith("{literalinclude}")
+        one.text
+        for one in blocks(path)
+        if one.language not in known and not one.language.startswith("{literalinclude}")
     ] == []
-    assert [reason for _, _, reason in blocks(path) if reason] == NOT_RUN.get(path.stem, [])
+    assert [one.reason for one in blocks(path) if one.reason] == NOT_RUN.get(path.stem, [])
     if runnable(path):
-        assert path.stem in (*IN_ORDER, "README")
+        assert path.stem in (*IN_ORDER, *CHAPTERS, "README")
 
 
 def test_pages_do_what_they_say(tmp_path, hub):
     """The folder of photos that a reader of the README has is made up here, and so is the Hub."""
     (tmp_path / "readme").mkdir()
     (tmp_path / "docs").mkdir()
-    readme = [("python", PREPARE), *runnable(ROOT / "README.md")]
+    readme = [("python", PREPARE, None), *runnable(ROOT / "README.md")]
     jobs = [("README.md", str(tmp_path / "readme"), readme)]
-    jobs.append(("docs", str(tmp_path / "docs"), [("python", KEEP)]))
+    jobs.append(("docs", str(tmp_path / "docs"), [("python", KEEP, None)]))
     jobs += [(f"{name}.md", str(tmp_path / "docs"), runnable(ROOT / "docs" / f"{name}.md")) for name in IN_ORDER]
     assert sum(len(job[2]) for job in jobs) > 35
     words = [sys.executable, "-c", RUNNER]
@@ -172,18 +134,18 @@ def test_both_languages_say_the_same(path):
     def shape(page):
         text = page.read_text(encoding="utf-8")
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-        python = ast.dump(ast.parse("\n".join(text for kind, text, _ in blocks(page) if kind == "python")))
+        python = ast.dump(ast.parse("\n".join(one.text for one in blocks(page) if one.language == "python")))
         return {
             "headings": re.findall(r"^#+ ", prose, re.MULTILINE),
             "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
             "images": re.findall(r"!\[[^\]]*\]\(([^)]*)\)", prose),
             "lines": [
                 shlex.split(line, comments=True)
-                for kind, text, _ in blocks(page)
-                if kind == "bash"
-                for line in text.splitlines()
+                for one in blocks(page)
+                if one.language == "bash"
+                for line in one.text.splitlines()
             ],
-            "others": [(kind, text) for kind, text, _ in blocks(page) if kind not in ("bash", "python", "text")],
+            "others": [one for one in blocks(page) if one.language not in ("bash", "python", "text")],
             "python": re.sub(r"Constant\(value='.*?'\)", "Constant()", python),
         }
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -258,6 +259,24 @@ def test_a_listing_that_fails_falls_back_to_the_cache_with_a_note(hub):
     hub.faults["/api/models"] += [503] * 10
     assert (
         fetch("hf:timm/small").notes[0] == "The Hub cannot be reached (it answers 503): the copy in the cache is used"
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>log in</html>", b"null", b"[]", b"{}", b'{"id": "timm/small", "sha": "../../x", "siblings": []}']
+)
+def test_what_answers_instead_of_the_hub_is_one_line_or_the_cache(hub, tmp_path, call, body):
+    answer = {"status": 200, "body": body, "Content_Length": str(len(body)), "Content_Type": "text/html"}
+    hub.faults["/api/models"] += [answer]
+    done = call("convert", "hf:timm/small", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.startswith("vitrail: The Hub cannot be reached (what answers is no Hub), and hf:timm/small is")
+    assert leftovers(tmp_path / "hub") == []
+    fetch("hf:timm/small")
+    hub.faults["/api/models"] += [answer]
+    assert (
+        "The Hub cannot be reached (what answers is no Hub): the copy in the cache is used"
+        in fetch("hf:timm/small").notes
     )
 
 
@@ -547,6 +566,10 @@ def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer,
         ("HUB/none.npz", "got 'HUB/none.npz' (the server answers 404 Not Found)"),
         ("HUB/outward.npz", "it leads to 'http://example.com/x.npz', which is not https"),
         ("HUB/file.npz", "Redirection to url 'file:///etc/passwd' is not allowed"),
+        (
+            "HUB/circle.npz",
+            "(the server answers 302 The HTTP server returned a redirect error that would lead to an inf",
+        ),
         ("HUB/page.npz", "is another kind of file than its name says: it begins with b'<html>"),
         ("HUB/huge.npz", "must have at most 17,179,869,184 bytes, got 17,179,869,185 or more"),
         ("HUB/torn.npz", "cannot be read as npz"),
@@ -555,6 +578,7 @@ def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer,
 )
 def test_addresses_that_give_nothing(hub, tmp_path, call, address, message):
     hub.files |= {"outward.npz": "http://example.com/x.npz", "file.npz": "file:///etc/passwd"}
+    hub.files |= {"circle.npz": f"{hub.storage}/files/circle.npz"}
     hub.files |= {"page.npz": b"<html>log in</html>", "huge.npz": b"PK", "torn.npz": b"PK\3\4 torn"}
     hub.faults["huge.npz"] = [("size", 16 * 2**30 + 1)]
     done = call("convert", address.replace("HUB", f"{hub.storage}/files"), tmp_path / "out")
@@ -596,6 +620,89 @@ def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
         done = call("convert", serve(hub, published), tmp_path / "out")
     assert done.returncode == 1
     assert "is too full" in done.stderr
+
+
+def test_what_cannot_be_resumed_is_not_kept(hub, published, tmp_path, call):
+    """A server that names no version of its file cannot be asked for the rest of it."""
+    content = (published / "timm" / "model.safetensors").read_bytes()
+    cut = {"status": 200, "body": content[:9000], "Content_Length": str(len(content))}
+    chunk = {"status": 200, "body": b"10\r\n" + content[:8], "Transfer_Encoding": "chunked"}
+    for answer, reason in (
+        (cut, f"ended after 9,000 of {len(content):,} bytes"),
+        (chunk, "the connection ended early"),
+    ):
+        hub.faults["/files/"] = [answer] * 9
+        done = call("convert", f"{hub.storage}/files/x.safetensors", tmp_path / "out")
+        assert done.returncode == 1
+        assert f"({reason}). Or fetch it" in done.stderr.splitlines()[-1].replace(
+            "the connection ended after", "ended after"
+        )
+        assert leftovers(tmp_path / "home") == []
+
+
+@pytest.mark.parametrize("state", ['{"validator": 5, "sha256": 3}', '{"part": "a\\nb"}', "[" * 10**5, "{}", "x"])
+def test_a_state_that_others_wrote_is_not_believed(hub, published, state):
+    address = serve(hub, published)
+    found = fetch(address).fetched
+    (found.path.parent / "state.json").write_text(state)
+    found.path.with_name("small.safetensors.part").write_bytes(b"other")
+    assert fetch(address).fetched.path.read_bytes() == hub.files["small.safetensors"]
+
+
+def test_a_broken_secure_connection_is_resumed(hub, published, monkeypatch):
+    copy, left = web._copy_stream, [2]
+
+    def broken(answer, file, *rest):
+        if left[0]:
+            left[0] -= 1
+            file.write(answer.read(1000))
+            raise ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+        return copy(answer, file, *rest)
+
+    monkeypatch.setattr(web, "_copy_stream", broken)
+    found = fetch(serve(hub, published)).fetched
+    assert found.path.read_bytes() == hub.files["small.safetensors"]
+    assert hub.requests[-1][2]["range"] == "bytes=2000-"
+
+
+def test_a_cache_that_is_in_the_way_is_one_line(hub, published, tmp_path, call):
+    address = serve(hub, published)
+    found = fetch(address).fetched
+    found.discard()
+    found.path.mkdir()
+    done = call("convert", address, tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.endswith("cannot be used (Is a directory). Remove it, or set VITRAIL_HOME to another folder.\n")
+
+
+def test_a_read_only_cache_gives_what_it_has_and_a_full_one_is_one_line(hub, published, tmp_path, monkeypatch, call):
+    """Real file systems: root alone can make them."""
+    place = tmp_path / "mount"
+    place.mkdir()
+
+    def mount(*words):
+        return subprocess.run(["mount", *words, place], capture_output=True, check=False).returncode == 0
+
+    if os.getuid() != 0 or not shutil.which("mount") or not mount("-t", "tmpfs", "-o", "size=256k", "tmpfs"):
+        pytest.skip("to mount a file system, be root")
+    try:
+        monkeypatch.setenv("VITRAIL_HOME", str(place))
+        address = serve(hub, published)
+        assert "is too full" in call("convert", address, tmp_path / "out").stderr
+        chunks = {"status": 200, "body": b"60000\r\n" + hub.files["small.safetensors"][: 6 * 16**4] + b"\r\n0\r\n\r\n"}
+        hub.faults["/files/"] = [{**chunks, "Transfer_Encoding": "chunked"}]
+        assert "(No space left on device)" in call("convert", address, tmp_path / "out").stderr
+        assert leftovers(place) == []
+        assert mount("-o", "remount,size=8m")
+        bring = web.Web().fetch  # without reading it, which would keep the file system busy
+        bring(address, None)
+        assert mount("-o", "remount,ro")
+        assert bring(address, None).notes == ()
+        hub.faults["/files/"] = [503] * 9
+        assert bring(address, None).notes[0].endswith("the copy in the cache is used")
+        assert "(Read-only file system)" in call("convert", f"{hub.storage}/files/y.npz", tmp_path / "out").stderr
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 # Processes

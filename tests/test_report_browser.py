@@ -82,6 +82,9 @@ def test_korean_dark_and_narrow(opened):
     assert "혼동 행렬" in text
     assert "Confusion" not in text
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # What scrolls within itself would hide columns, the confusion matrix of ten classes among them.
+    wide = "[...document.querySelectorAll('.scroll, pre')].filter((one) => one.scrollWidth > one.clientWidth)"
+    assert page.evaluate(f"{wide}.map((one) => one.textContent)") == []
     chart = page.locator(".by-step svg").first
     chart.hover()
     assert chart.locator(".column:hover text").evaluate(READ).startswith("스텝 ")

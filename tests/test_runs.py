@@ -105,9 +105,9 @@ def test_runs_of_different_data_are_not_compared(tmp_path, call):
     text = (tmp_path / "page" / "index.html").read_text()
     assert text.index("테스트에 쓴 이미지가 다른 실행이 있어") < text.index("<figure")
     assert "none is the best of all" in text
-    assert "a has 75.0%" not in text
+    assert "At the end, a is at 75.0%" not in text
     assert call("runs", tmp_path / "a", tmp_path / "b", "--page", tmp_path / "same").returncode == 0
-    assert "a has 75.0%" in (tmp_path / "same" / "index.html").read_text()
+    assert "At the end, a is at 75.0%" in (tmp_path / "same" / "index.html").read_text()
     # Without answers only data, split and count tell.
     (tmp_path / "c" / "answers.npz").unlink()
     assert not side_by_side([tmp_path / "a", tmp_path / "c"]).have_same_images

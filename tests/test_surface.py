@@ -18,6 +18,7 @@ from typing import Literal, Never
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import vitrail
 from peers import import_peer, timm_with_weights
@@ -133,6 +134,27 @@ def test_features_and_tokens_of_a_vit_are_timms(vit_and_timms):
     last, first, again = model.layer_tokens(images, layers=[-1, 0, 2])
     assert torch.equal(last, again)
     assert not torch.equal(last, first)
+
+
+def test_features_and_tokens_of_deit_are_timms(shared):
+    """Of published weights: within 1e-5 of the largest value, and far closer in double precision."""
+    timm, name = import_peer("timm"), "deit_tiny_patch16_224"
+    weights = load_file(shared / "deit-ti16" / "model.safetensors")
+    models = create(name).eval(), timm.create_model(name).eval()
+    for model in models:
+        model.load_state_dict(weights)
+    images = torch.randn(1, 3, 224, 224)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        ours, peer = (model.to(dtype) for model in models)
+        with torch.no_grad():
+            theirs = peer.forward_features(images.to(dtype))
+            (patches,) = peer.forward_intermediates(images.to(dtype), [5], norm=True, intermediates_only=True)
+            for found, expected in (
+                (ours.layer_tokens(images.to(dtype))[0], theirs),
+                (ours.features(images.to(dtype)), peer.forward_head(theirs, pre_logits=True)),
+                (ours.feature_maps(images.to(dtype), layers=(5,))[0], patches),
+            ):
+                assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 def test_gradients_of_features_are_timms(vit_and_timms):

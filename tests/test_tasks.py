@@ -48,8 +48,8 @@ def test_the_names_are_there_before_torch():
     words = "import sys, vitrail; vitrail.train; vitrail.predict; import vitrail.training, vitrail.evaluation"
     words += "; sys.exit(bool({'torch', 'numpy', 'tyro'} & sys.modules.keys()) or not callable(vitrail.train))"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
-    assert {"train", "finetune", "evaluate", "predict"} <= set(vitrail.__all__)
-    for name in {"train", "finetune", "evaluate", "predict"}:  # a module of this name would take its place
+    assert {"train", "finetune", "evaluate", "predict", "inspect"} <= set(vitrail.__all__)
+    for name in {"train", "finetune", "evaluate", "predict", "inspect"}:  # a module of this name would take its place
         assert importlib.util.find_spec(f"vitrail.{name}") is None
     assert vitrail.evaluate is tasks.evaluate
 
@@ -67,6 +67,8 @@ def test_functions_and_commands_know_the_same_words():
         assert {*own} - {*command} <= {"images", "others"}
         files = {"output", "page", "against", "features", "force", "sort", "json"}  # what is printed and written
         assert {*command} - {*own} <= files | {"files", "split"}
+    own, command = (inspect.signature(one).parameters for one in (vitrail.inspect, commands.inspect))
+    assert {*own} ^ {*command} == {"images", "others", "files", "json"}
 
 
 def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
@@ -189,6 +191,8 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
         vitrail.evaluate("fashion", "fashion-40", against="fashion")
     with pytest.raises(UsageError, match=r"Keyword of evaluate .*, got 'neighbors'\. Did you mean 'neighbours'\?"):
         vitrail.evaluate("fashion", "fashion-40", neighbors=3)
+    with pytest.raises(UsageError, match=r"^Split must be one of test, got 'tests'\. Did you mean 'test'\?$"):
+        vitrail.evaluate("fashion", "fashion-40", "tests")
     with pytest.raises(UsageError, match=r"Keyword of predict .*, got 'topk'\. Did you mean 'top_k'\?"):
         vitrail.predict("fashion", np.zeros((1, 28, 28), np.uint8), topk=3)
     with pytest.raises(UsageError, match=r"got 'batch'\.$"):  # a setting of recipes, which predict has not
@@ -201,6 +205,10 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
         ({"epoch": 3}, "got 'epoch'. Did you mean 'epochs'"),
         ({"learning_rate": 1}, "Did you mean 'lr'"),
         ({"num_workers": 1}, "Did you mean 'workers'"),
+        ({"bs": 8}, "got 'bs'. Did you mean 'batch'"),
+        ({"early_stopping": 3}, "got 'early_stopping'. Did you mean 'patience'"),
+        ({"weight_decay": 0.1}, r"got 'weight_decay'. It is a setting of recipes: settings=\{'weight_decay': 0.1\}"),
+        ({"wd": 0.1}, r"got 'wd'. It is a setting of recipes: settings=\{'weight_decay': 0.1\}"),
         ({"clip": 1.0}, r"settings=\{'clip': 1.0\}"),
         ({"lr": 0.1, "settings": {"learning_rate": 1}}, "must be given once, got lr and the setting learning_rate."),
         ({"settings": {"clop": 1}}, "Setting 'clop' is not one of a recipe's"),

@@ -39,3 +39,20 @@ vitrail.Bundle(model=model, preprocess=vitrail.Preprocess(), label=("a", "b"))  
 answers = vitrail.Classifier(bundle, threads=1).predict([images.numpy()], top_k=3)
 vitrail.Classifier(bundle).predict(["a.jpg"], topk=3)  # wrong
 vitrail.models("ViT*")  # wrong
+
+result = vitrail.train("photos", "ViT-S/16", epochs=20, lr=1e-3, settings={"clip": 1.0}, workers=0, output="run")
+accuracy: float | None = result.accuracy
+vitrail.train(([images.numpy()], ["cat"]), "ViT-S/16", callback=lambda step: step.loss < 0.1, patience=3)
+vitrail.train("photos", model, epochs=20)  # wrong
+vitrail.train("photos", "ViT-S/16", epochs="20")  # wrong
+vitrail.train("photos", "ViT-S/16", epochs=20, workers="none")  # wrong
+vitrail.train("photos", "ViT-S/16", 20)  # wrong
+vitrail.train("photos", "ViT-S/16", callback=lambda: True)  # wrong
+tuned = vitrail.finetune(bundle, "photos", resolution=(224, 384), recipe="frozen").bundle
+vitrail.finetune("photos")  # wrong
+right: int = vitrail.evaluate(tuned, "photos", "val", protocol="knn", neighbours=10).right
+vitrail.evaluate(tuned, "photos", protocol="nearest")  # wrong
+vitrail.evaluate(tuned, "photos", neighbors=10)  # wrong
+label: str | None = vitrail.predict("run/bundle", ["a.jpg", "b.jpg"], top_k=3)[0].label
+vitrail.predict("run/bundle", images.numpy(), jpeg="fast")  # wrong
+vitrail.predict("run/bundle", "photos", topk=3)  # wrong

@@ -5,7 +5,7 @@
     vitrail.load(path), vitrail.save(bundle, path)
     vitrail.Classifier(path).predict(images)
     vitrail.look(model, images)                 intermediate results and attention
-    vitrail.train(data, "ViT-S/16", epochs=20)  and finetune, evaluate, predict: the commands as functions
+    vitrail.train(data, "ViT-S/16", epochs=20)  and finetune, evaluate, predict, inspect: the commands as functions
 
 `import vitrail` is instant: torch is imported when one of these is first used.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitrail.images.preprocess import Preprocess
     from vitrail.models.create import create
     from vitrail.models.look import look
-    from vitrail.tasks import evaluate, finetune, predict, train
+    from vitrail.tasks import evaluate, finetune, inspect, predict, train
     from vitrail.weights.bundle import Bundle, load, save
 
 __version__ = "0.1.0.dev0"
@@ -33,6 +33,7 @@ __all__ = [
     "create",
     "evaluate",
     "finetune",
+    "inspect",
     "list_models",
     "load",
     "look",
@@ -49,6 +50,7 @@ _HOMES = {
     "create": "vitrail.models.create",
     "evaluate": "vitrail.tasks",
     "finetune": "vitrail.tasks",
+    "inspect": "vitrail.tasks",
     "list_models": "vitrail.configs.zoo",
     "load": "vitrail.weights.bundle",
     "look": "vitrail.models.look",

@@ -18,7 +18,6 @@ from vitrail.engines.base import Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import ImageLike
 from vitrail.settings import check_integer
-from vitrail.storage import atomic_file, check_output, refuse_existing
 from vitrail.weights.parts import OVERFLOWS
 
 if TYPE_CHECKING:
@@ -177,20 +176,3 @@ class Classifier:
         scores_K = self.parts.answer.scores(logits_K)
         best = self.parts.answer.chosen(scores_K, *wanted)
         return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row, small
-
-
-def check_features_file(path: Path, *, force: bool) -> None:
-    """Refuse a path that `write_features` could not write, before any work is done."""
-    if path.suffix != ".npz" or path.is_dir():
-        raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
-    refuse_existing(path, force=force)
-    check_output(path.parent if path.exists() else path, force=True)
-
-
-def write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool = False) -> None:
-    """Write names of files and their features, (n) and (n, D), to one .npz, atomically."""
-    if not rows:
-        raise DamagedError(f"No image could be read, so {str(path)!r} is not written.")
-    files, features = zip(*rows, strict=True)
-    with atomic_file(path, force=force) as file:
-        np.savez(file, files=np.array(files), features=np.stack(features))

@@ -96,12 +96,11 @@ def _parse(words: list[str]) -> Callable[[], None]:
         _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
     known = {form for flag in _flags(words[0]) for form in (flag, f"--no-{flag[2:]}")} | {"--help"}
     if unknown := [flag for flag in flags if flag not in known and (words[0], flag) not in _FORMER_FLAGS]:
-        from vitrail.configs.recipe import OTHER_WORDS
+        from vitrail.configs.recipe import other_words
 
-        short = {
-            f"--{long.replace('_', '-')}": f"--{name}" for name, long in OTHER_WORDS.items() if f"--{name}" in known
-        }
-        near = did_you_mean(unknown[0], {flag: flag for flag in (*_flags(words[0]), "--help")} | short)
+        others = other_words({flag[2:].replace("-", "_") for flag in known})
+        elsewhere = {f"--{other.replace('_', '-')}": f"--{word.replace('_', '-')}" for other, word in others.items()}
+        near = did_you_mean(unknown[0], [*_flags(words[0]), "--help"], elsewhere)
         _leave(f"Flag must be one that --help lists, got {unknown[0]}.{near}", 2)
     complaint = io.StringIO()
     try:

@@ -1,6 +1,5 @@
 """The commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import tyro
 
 from vitrail import tasks
-from vitrail.answers.formats import check_table, endings, open_table
+from vitrail.answers.formats import endings
 from vitrail.configs import zoo
-from vitrail.configs.base import INFO_KEYS, ModelConfig, model_settings
-from vitrail.configs.bundle import EMBEDDED, check_folder, read_config
-from vitrail.configs.catalogue import catalogue, list_published
+from vitrail.configs.base import INFO_KEYS, model_settings
+from vitrail.configs.bundle import check_folder, find_config
+from vitrail.configs.catalogue import list_published
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.lab import FAMILIES as COMPARED
@@ -39,7 +38,7 @@ from vitrail.console import (
     say,
     setting_cell,
 )
-from vitrail.data.files import find_images, list_images
+from vitrail.data.files import find_images
 from vitrail.data.sources import describe_sources, find_split, open_data
 from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
 from vitrail.settings import Settings, check_integer
@@ -188,7 +187,7 @@ def info(
     json: Json = False,
 ) -> None:
     """Show the size and cost of a model. No weights are loaded."""
-    config = _find_config(model)
+    config = find_config(model)
     for note in zoo.alias_notes(model):
         say(f"note: {note}")
     changes: dict[str, Any] = {
@@ -554,67 +553,32 @@ def predict(
     """
     if top_k is not None:
         check_integer("top_k", top_k, low=1, high=10_000_000)
-    from vitrail.classifier import Classifier, check_features_file, write_features
+    from vitrail.answers.outputs import Outputs
+    from vitrail.classifier import Classifier
     from vitrail.engines.choose import check_engine, choose_engine
-    from vitrail.storage import check_output
     from vitrail.weights.parts import read_parts
 
-    if features is not None:
-        check_features_file(features, force=force)
-    if output is not None:
-        check_table(output, force=force)
-    if page is not None:
-        check_output(page, force=force)
+    outputs = Outputs(table=output, page=page, features=features, sort=sort, force=force)
+    outputs.check()
     data = find_split(files, split)
     names = find_images(files, _lines_of_stdin()) if data is None else list(map(data.name_of, range(len(data))))
     images = names if data is None else data.images
     check_engine(engine)
     parts = read_parts(bundle, weights=False)
     parts.answer.check_threshold(threshold)
-    if features is None or output is not None or page is not None or sort is not None:
+    if features is None or outputs.need_classes:
         parts.check_classifies()
-    if output is not None or page is not None or sort is not None:
+    if outputs.need_classes:
         parts.check_one_class("--output, --page and --sort")
     engine = choose_engine(engine, bundle, len(names), threads, device)
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
-    is_shown = json or (output is None and page is None)
-    found, errors = [], []
-    with contextlib.ExitStack() as stack:
-        receivers: list[Callable[[dict[str, Any]], None]] = []
-        if is_shown:
-            receivers.append(
-                _printing(json, names, classifier.labels, parts.answer.nothing, goes_on=any((features, output, page)))
-            )
-        if output is not None:
-            best = min(top_k or 5, len(classifier.labels))
-            receivers.append(stack.enter_context(open_table(output, best=best, force=force)).add)
-        sheet = None
-        if page is not None:
-            from vitrail.answers.sheet import contact_sheet
-
-            sheet = stack.enter_context(contact_sheet(page, bundle, by=sort or "uncertain", force=force))
-
-        def answers() -> Iterator[dict[str, Any]]:
-            asked = {"features": features is not None, "thumbnails": sheet is not None}
-            for answer in classifier.stream(images, names=names, top_k=top_k, threshold=threshold, **asked):
-                if "features" in answer:
-                    found.append((answer["file"], answer.pop("features")))
-                if sheet is not None:
-                    sheet.add(answer)
-                    answer.pop("thumbnail", None)
-                errors.extend([answer["error"]] if "error" in answer else [])
-                yield answer
-
-        rows = answers()
-        if sort is not None:
-            from vitrail.answers.spool import in_order
-
-            rows = stack.enter_context(in_order(rows, sort, None if output is None else output.absolute().parent))
-        for answer in rows:
-            for receive in receivers:
-                receive(answer)
-    if features is not None:
-        write_features(features, found, force=force)
+    show, is_shown = None, json or (output is None and page is None)
+    if is_shown:
+        goes_on = any((features, output, page))
+        show = _printing(json, names, classifier.labels, parts.answer.nothing, goes_on=goes_on)
+    asked = {"features": features is not None, "thumbnails": page is not None}
+    answers = classifier.stream(images, names=names, top_k=top_k, threshold=threshold, **asked)
+    errors = outputs.take(answers, model=bundle, best=min(top_k or 5, len(classifier.labels)), show=show)
     written = {"answers": output, "page": page and page / "index.html"}
     if not classifier.labels or not is_shown:
         written["features"] = features
@@ -645,7 +609,15 @@ def _printing(
 
 
 def inspect(
-    bundle: BundlePath,
+    bundle: Annotated[
+        str,
+        tyro.conf.Positional,
+        arg(
+            metavar="BUNDLE",
+            help="A folder written by train, finetune or convert, or the embedded bundle fashion; a run, whose"
+            " snapshots (train --snapshots N) show what grows over training; or the name of a model, untrained.",
+        ),
+    ],
     files: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
@@ -661,6 +633,14 @@ def inspect(
         arg(metavar="DATA", help="More images (up to 64) for results that need many; any folder of images will do."),
     ] = None,
     against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
+    patch: Annotated[
+        tuple[int, int] | None,
+        arg(metavar="ROW COLUMN", help="The patch to follow through the model, from 0; by default the centre."),
+    ] = None,
+    inside: Annotated[
+        tuple[int, ...],
+        arg(metavar="L", help="Show these layers step by step, from 0 or from the end (-1); by default three."),
+    ] = (),
     layers: Annotated[
         tuple[int, ...], arg(metavar="L", help="Show only the attention of these layers, from 0 or from the end (-1).")
     ] = (),
@@ -673,36 +653,67 @@ def inspect(
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
     json: Annotated[bool, arg(help="Print the content of inspect.json.")] = False,
 ) -> None:
-    """Show what happens inside a model, on one page: attention, position embeddings, receptive fields, and more."""
+    """Show what happens inside a model, on one page: every step, attention, position embeddings, and more."""
     from vitrail.storage import check_output
 
     check_output(output, force=force)
-    paths = find_images(files, _lines_of_stdin())
-
-    from vitrail.inspection.examine import examine
-    from vitrail.inspection.page import LIMIT, write_page
-    from vitrail.weights.bundle import load
-
-    others = () if data is None else _some_images(data, 64)
-    other = None if against is None else (against, load(against, device=device))
-    found = examine(
-        load(bundle, device=device),
-        paths,
-        name=bundle,
+    made = tasks.inspect(
+        bundle,
+        find_images(files, _lines_of_stdin()),
+        output=output,
         evidence=evidence,
-        others=others,
-        against=other,
+        data=data,
+        against=against,
+        patch=patch,
+        inside=inside or None,
         layers=layers or None,
         heads=heads or None,
+        full=full,
+        device=device,
+        force=force,
     )
-    document = write_page(found, output, full=full, force=force)
+    from vitrail.inspection.page import LIMIT
+
     if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
         say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
-    for note in found.notes:
+    for note in made.notes:
         say(f"note: {note}")
-    if not found.is_trained:
+    if not made.found.is_trained:
         say("note: nothing says that this model was trained; maps of random weights mean nothing")
-    return print_json(document) if json else print_table(None, [["page", str(output / "index.html")]])
+    return print_json(made.numbers) if json else print_table(None, [["page", str(output / "index.html")]])
+
+
+def explain(
+    bundle: BundlePath,
+    files: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        arg(
+            metavar="[IMAGE]",
+            help="Up to 40 images, folders of them, or - for names from stdin; else embedded ones, if they fit BUNDLE.",
+        ),
+    ] = (),
+    *,
+    output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, with the weights inside.")],
+    open: Annotated[bool, arg(help="Open the page in a browser.")] = False,
+    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
+) -> None:
+    """Write a page that runs a small ViT in the browser and walks through every step of it: draw, mask, shuffle, switch
+    parts off, and see the answer change."""
+    from vitrail.storage import check_output
+
+    check_output(output, force=force)
+    paths = find_images(files, _lines_of_stdin()) if files else []
+
+    from vitrail.explain.page import explain as write
+    from vitrail.weights.bundle import load
+
+    page = write(load(bundle), paths, output, force=force)
+    print_table(None, [["page", str(page)]])
+    if open:
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
 
 
 def convert(
@@ -882,39 +893,6 @@ def _lines_of_stdin() -> Iterator[str]:
     return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
 
 
-def _some_images(data: str, count: int) -> list[Any]:
-    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
-    import numpy as np
-
-    from vitrail.data.dataset import Split
-
-    if Path(data).is_dir() and (files := list_images([data])):
-        split = Split("images", files, np.zeros(len(files), np.int64))
-    else:
-        split = open_data(data).for_evaluation(None)
-    return list(split.spread(count).images)
-
-
-def _find_config(model: str) -> ModelConfig:
-    """The configuration of a model name or of a public checkpoint, otherwise of the bundle at a path."""
-    if zoo.is_model(model):
-        return zoo.find(model)
-    if model in catalogue():
-        return catalogue()[model].config
-    try:
-        exists = model in EMBEDDED or (bool(model) and Path(model).exists())
-    except (OSError, ValueError):  # no file can have such a name
-        exists = False
-    if exists:
-        return read_config(check_folder(model))
-    with contextlib.suppress(UsageError):  # timm's name with a tag
-        return zoo.find(model)
-    raise UsageError(
-        f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{zoo.like_model(model)}"
-    )
-
-
 def _parse_resolution(text: str) -> tuple[int, int]:
     sides = re.fullmatch(r"(\d{1,99})(?:[x,](\d{1,99}))?", text)
     if not sides:
@@ -933,6 +911,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "runs": runs,
     "predict": predict,
     "inspect": inspect,
+    "explain": explain,
     "weights": weights,
     "convert": convert,
     "compare": compare,

@@ -58,10 +58,10 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def did_you_mean(given: str, known: Iterable[str] | Mapping[str, str]) -> str:
-    """`" Did you mean 'ViT-B/16'?"`, or an empty string if no name is similar. If `known` is a mapping, its values are
-    suggested for its keys."""
-    meant = known if isinstance(known, Mapping) else {name: name for name in known}
+def did_you_mean(given: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+    """`" Did you mean 'ViT-B/16'?"`, or an empty string if no name is similar. `elsewhere` has names that are used
+    elsewhere, with the known one to suggest for each."""
+    meant = {name: name for name in known} | dict(elsewhere or {})
     plain = {_plain(name): name for name in meant}
     near = [given] if given in meant else []
     near = near or [plain[name] for name in difflib.get_close_matches(_plain(given), plain, n=1, cutoff=0.6)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import wall
-from vitrail.errors import DamagedError
+from vitrail.errors import DamagedError, VitrailError
 from vitrail.memory import available, refuse_more
 
 _PATIENCE = 600  # seconds for a pickle
@@ -36,14 +36,14 @@ def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name
             env=alone,
         )
     except subprocess.TimeoutExpired:
-        raise DamagedError(path=name, cause=f"takes longer than {_PATIENCE} s to read") from None
+        raise VitrailError(f"{str(name)!r} takes longer than {_PATIENCE} s to read.") from None
     reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
     if done.returncode == wall.REFUSED:
         raise DamagedError(
             path=name, cause=f"is refused: it is not {plain} ({reason})", advice="Nothing of it was run."
         )
-    if done.returncode:
-        raise DamagedError(path=name, cause=f"cannot be read: the process that did ended early ({reason})")
+    if done.returncode:  # not the file's fault, perhaps: a full disk, or no memory
+        raise VitrailError(f"{str(name)!r} cannot be read: the process that did ended early ({reason}).")
     return json.loads(done.stdout)
 
 

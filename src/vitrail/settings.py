@@ -31,7 +31,7 @@ class Settings:
         for name in changes:
             if name not in known:
                 words = {theirs: ours for theirs, ours in self.called_elsewhere.items() if ours in known}
-                near = did_you_mean(name, {**words, **{ours: ours for ours in known}})
+                near = did_you_mean(name, known, words)
                 raise UsageError(f"Setting must be a known one, got {name!r}.{near} Known are {', '.join(known)}.")
         return dataclasses.replace(self, **changes)
 

@@ -115,7 +115,9 @@ os.register_at_fork(after_in_child=lambda: [os.close(_LOCKS.pop()) for _ in tupl
 def _open_lock(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -1,15 +1,16 @@
-"""`vitrail.train`, `finetune`, `evaluate` and `predict`: each command as a function, and what it returns.
+"""`vitrail.train`, `finetune`, `evaluate`, `predict` and `inspect`: each command as a function, and what it returns.
 
-The commands call these functions. torch is imported only when the arguments have been checked.
+The commands call these functions, except where they write the answer to each image. torch is imported only when the
+arguments have been checked.
 """
 
 import contextlib
 import dataclasses
-import inspect
 import os
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
 from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
-from vitrail.configs.recipe import OTHER_WORDS, Recipe, change_recipe, find_recipe, recipe_names, split_change
+from vitrail.configs.recipe import (
+    OTHER_WORDS,
+    Recipe,
+    change_recipe,
+    find_recipe,
+    other_words,
+    recipe_names,
+    split_change,
+)
 from vitrail.console import Meter, in_notebook
 from vitrail.data.files import find_images
 from vitrail.errors import UsageError, did_you_mean
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from vitrail.data.sources import AnyData
     from vitrail.evaluation.protocols import Protocol
     from vitrail.images.preprocess import ImageLike
+    from vitrail.inspection.page import Inspection
     from vitrail.training.callback import Callback
     from vitrail.training.run import Result
     from vitrail.weights.bundle import Bundle
@@ -251,6 +261,21 @@ class Evaluation:
             f" {low:.1%} to {high:.1%}{calibration})"
         )
 
+    def _repr_html_(self) -> str:
+        from vitrail.pages.notebook import card
+
+        low, high = self.accuracy_interval
+        rows = [
+            (
+                "accuracy",
+                f"{self.accuracy:.1%} ({self.right:,} of {self.count:,}; 95 % interval {low:.1%} to {high:.1%})",
+            ),
+            *([] if self.map is None else [("mean average precision", f"{self.map:.1%}")]),
+            *([] if self.top5 is None else [("top 5", f"{self.top5:.1%}")]),
+            *([] if self.ece is None else [("calibration error", f"{self.ece:.3f}")]),
+        ]
+        return card(f"{self.split} images", rows, "vitrail.evaluate")
+
 
 def evaluate(
     bundle: "str | Path | Bundle",
@@ -332,6 +357,22 @@ class Prediction:
     """Why the image could not be classified."""
 
 
+class Predictions(list[Prediction]):
+    """A list of `Prediction`, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from vitrail.pages.notebook import bar, rows_of
+
+        rows = [
+            (one.file, one.error) if one.label is None else (one.file, one.label, bar(one.score or 0.0))
+            for one in self[:_SHOWN]
+        ]
+        return rows_of(("image", "class", "probability"), rows, max(len(self) - _SHOWN, 0))
+
+
+_SHOWN = 20  # predictions in a notebook
+
+
 def predict(
     bundle: "str | Path | Bundle",
     images: "ImageLike | Iterable[ImageLike]",
@@ -343,7 +384,7 @@ def predict(
     jpeg: Literal["exact", "double"] | None = None,
     device: str | None = None,
     **others: Never,
-) -> list[Prediction]:
+) -> Predictions:
     """Classify images, as `vitrail predict` does: `vitrail.predict("run/bundle", "new-photos")[0].label`.
 
     An image that cannot be read has an `error` instead of a label; the others are classified. The keywords:
@@ -376,7 +417,7 @@ def predict(
     classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
     if hasattr(images, "shape") and not isinstance(chosen[0], str):  # what is wrong with one of its images is with all
         classifier.preprocess.read(chosen[0])
-    found: list[Prediction] = []
+    found = Predictions()
     meter = Meter(len(chosen), "images")
     for answer in classifier.stream(chosen, names=names, top_k=top_k, threshold=threshold):
         classes = tuple((one["label"], one["score"]) for one in answer.get("predictions", ()))
@@ -386,6 +427,85 @@ def predict(
         )
         meter(len(found))
     return found
+
+
+_MORE = 64  # images of `data` that an inspection takes
+
+
+def inspect(
+    bundle: "str | Path | Bundle",
+    images: "ImageLike | Iterable[ImageLike]",
+    *,
+    output: str | Path | None = None,
+    evidence: bool = False,
+    data: "AnyData | None" = None,
+    against: "str | Path | Bundle | None" = None,
+    patch: tuple[int, int] | None = None,
+    inside: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    full: bool = False,
+    device: str | None = None,
+    force: bool = False,
+    **others: Never,
+) -> "Inspection":
+    """Look inside a model, as `vitrail inspect` does: `vitrail.inspect("run/bundle", "photo.jpg")`.
+
+    In a notebook the result is displayed as its page. The keywords have the meaning of the command's flags:
+
+        bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`; a run, whose snapshots show what grows
+                     over training; or the name of a model, whose weights are then new and random
+        images       up to 32, as for `predict`
+        output       folder to write: index.html, figures and inspect.json; None: nothing is written
+        evidence     also remove parts of the images and run the model again, hundreds of times
+        data         more images (up to 64) for results that need many: as for `train`, or any folder of images
+        against      another bundle to compare layers with
+        patch        row and column of the patch to follow, from 0; by default the centre
+        inside       layers to show step by step, from 0 or from the end (-1); by default first, middle and last
+        layers, heads    show only the attention of these
+        full         keep everything on the page, however large it becomes, and write arrays.npz
+        device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+        force        overwrite the folder `output`
+
+        >>> seen = vitrail.inspect("fashion", np.zeros((1, 28, 28), np.uint8), patch=(2, 3))
+        >>> seen.numbers["followed"], len(seen.numbers["pictures"][0]["inside"][0]["heads"])
+        ({'row': 2, 'column': 3}, 3)
+    """
+    _check_keywords(inspect, others)
+    if output is not None:
+        from vitrail.storage import check_output
+
+        check_output(Path(output), force=force)
+    shown, names = _find(images)
+    if patch is not None:
+        match [as_integer(side) for side in patch]:
+            case int() as row, int() as column:
+                patch = row, column
+            case _:
+                raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
+    from vitrail.data.sources import some_images
+    from vitrail.inspection.examine import examine
+    from vitrail.inspection.page import Inspection
+    from vitrail.inspection.subject import open_subject
+
+    subject = open_subject(bundle, device=device)
+    other = None if against is None else open_subject(against, device=device)
+    found = examine(
+        subject.bundle,
+        shown,
+        name=subject.name,
+        names=names,
+        evidence=evidence,
+        others=() if data is None else some_images(data, _MORE),
+        against=None if other is None else (other.name, other.bundle),
+        layers=layers,
+        heads=heads,
+        patch=patch,
+        inside=inside,
+        snapshots=subject.snapshots,
+    )
+    made = Inspection(found, full=full, notes=[*subject.notes, *found.notes])
+    return made if output is None else made.save(output, force=force)
 
 
 def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
@@ -448,17 +568,17 @@ def _check_options(function: FunctionType, options: Mapping[str, Any], seed: int
 
 def _check_keywords(function: FunctionType, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
     """Refuse what is neither a keyword of the function nor one of `others`, with a suggestion."""
-    parameters = inspect.signature(function).parameters
+    parameters = signature(function).parameters
     known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
     known += [name for name in others if name not in known]
     for name, value in given.items():
         if name in known:
             continue
-        if "settings" in known and name in Recipe.__dataclass_fields__ and name not in OTHER_WORDS.values():
-            near = f" It is a setting of recipes: settings={{{name!r}: {value!r}}}."
+        elsewhere, setting = other_words(known), OTHER_WORDS.get(name, name)
+        if "settings" in known and setting in Recipe.__dataclass_fields__ and not {name, setting} & elsewhere.keys():
+            near = f" It is a setting of recipes: settings={{{setting!r}: {value!r}}}."
         else:
-            ours = {other: name for name, other in OTHER_WORDS.items() if name in known}
-            near = did_you_mean(name, {word: word for word in known} | ours)
+            near = did_you_mean(name, known, elsewhere)
         raise UsageError(f"Keyword of {function.__name__} must be one that help() lists, got {name!r}.{near}")
 
 
@@ -470,13 +590,13 @@ def _check_callback(callback: object) -> None:
     if not callable(callback):
         raise UsageError(f"{rule}, got {callback!r}.")
     try:
-        signature = inspect.signature(callback)
+        words = signature(callback)
     except (TypeError, ValueError):  # of some built-in functions it is not known
         return
     try:
-        signature.bind(None)
+        words.bind(None)
     except TypeError:
-        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{signature}.") from None
+        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{words}.") from None
 
 
 @contextlib.contextmanager
@@ -502,7 +622,7 @@ def _is_quiet(quiet: bool | None) -> bool:
 def _as_call(function: FunctionType, given: Mapping[str, Any]) -> str:
     """The call of a function, for the record: its arguments in words, without those that are left at their defaults."""
     words = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature(function).parameters.items():
         value = given[name]
         if parameter.kind is parameter.VAR_KEYWORD:
             words += [f"{key}={_in_words(one)}" for key, one in value.items()]

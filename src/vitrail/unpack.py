@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 
 from vitrail.errors import DamagedError, first_line
 from vitrail.memory import refuse_more
+from vitrail.zips import check_list
 
 _CHUNK = 2**18
 
@@ -43,6 +44,7 @@ def read_npz(
         if not path.is_file():
             raise ValueError("it is not a regular file")
         with zipfile.ZipFile(path) as archive:
+            check_list(archive)
             headers = {member.filename: _read_header(archive, member) for member in archive.infolist()}
             wanted = {name: header for name, header in headers.items() if takes(header.dtype)}
             refuse_more(sum(header.numbers * (header.dtype.itemsize + beside) for header in wanted.values()), path)

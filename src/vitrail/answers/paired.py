@@ -5,13 +5,15 @@ others is as likely right by one model as by the other: a fair coin.
 """
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 LEVEL = 0.05
 """Below it, a difference is called one."""
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Paired(NamedTuple):
@@ -79,12 +81,12 @@ def sign_test(one: int, other: int) -> float:
     return min(2 * total * math.exp(largest - thrown * math.log(2)), 1.0)
 
 
-def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, float]:
+def holm(p_values: Mapping[Name, float], level: float = LEVEL) -> dict[Name, float]:
     """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
 
     The smallest p-value is judged most strictly; from the first that is not below its level on, that level stays.
     """
-    levels: dict[str, float] = {}
+    levels: dict[Name, float] = {}
     current, stopped = 0.0, False
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if not stopped:

@@ -37,7 +37,7 @@ def link(file: str, text: Html) -> Html:
 
 def tile(image: str, name: str, caption: str) -> Html:
     """An image with its caption and, below it, the end of its file's name; all of it under the pointer."""
-    shown = f'<img src="{image}" alt="{escape(name)}" loading="lazy" decoding="async">' if image else ""
+    shown = f'<img src="{image}" alt="{escape(name)}" decoding="async">' if image else ""
     short = name.rstrip("/").rpartition("/")[2]
     return Html(
         f'<figure title="{escape(name)}">{shown}<div>{escape(caption)}</div>'
@@ -114,28 +114,22 @@ class ContactSheet:
             (label, order[start:end]) for label, start, end in zip(self._labels, [unread, *ends], ends, strict=False)
         ]
         found.sort(key=lambda pair: -len(pair[1]))
-        about = word("by-model", model=model)
-        each = min(_PREVIEWED // max(len(found), 1), _PREVIEWS)
+        kinds = [(f"answer-{number}", label, members) for number, (label, members) in enumerate(found, 1)]
+        if unread:
+            kinds.append(("unread", word("unread"), order[:unread]))
+        each = min(_PREVIEWED // max(len(kinds), 1), _PREVIEWS)
         galleries: list[tuple[Gallery, list[Html]]] = []
-        for number, (label, members) in enumerate(found, 1):
-            gallery = Gallery(stem=f"answer-{number}", title=label, about=about, count=len(members))
+        for stem, title, members in kinds:
+            gallery = Gallery(stem=stem, title=title, about=word("by-model", model=model), count=len(members))
             opening = gallery.write(folder, (self._tile(index) for index in members.tolist()))
             galleries.append((gallery, opening[:each]))
-        failed = Gallery(stem="unread", title=word("unread"), about=about, count=unread)
-        failed.write(folder, (self._tile(index) for index in order[:unread].tolist()))
-        write_text(folder / "index.html", self._overview(model, galleries, failed, by))
+        counts = [(word("images"), len(order)), (word("answers"), len(found))]
+        counts += [(word("unread"), unread)] if unread else []
+        shown = numbers([(name, f"{count:,}") for name, count in counts])
+        write_text(folder / "index.html", self._overview(model, shown, galleries, by))
 
-    def _overview(self, model: str, galleries: list[tuple[Gallery, list[Html]]], failed: Gallery, by: Order) -> str:
-        count = sum(gallery.count for gallery, _ in galleries)
-        shown = numbers(
-            [
-                (word("images"), f"{count:,}"),
-                (word("answers"), f"{len(galleries):,}"),
-                *([(word("unread"), f"{failed.count:,}")] if failed.count else []),
-            ]
-        )
-        linked = [one for one, _ in galleries] + ([failed] if failed.count else [])
-        names = [Html(f"{link(one.files[0], escape(one.title))} {one.count:,}") for one in linked]
+    def _overview(self, model: str, shown: Html, galleries: list[tuple[Gallery, list[Html]]], by: Order) -> str:
+        names = [Html(f"{link(one.files[0], escape(one.title))} {one.count:,}") for one, _ in galleries]
         sections = [shown, Html(f"<nav>{' · '.join(names)}</nav>"), word(f"{by}-first", "p")]
         for one, some in galleries:
             if some:  # not of each of a thousand answers

@@ -183,6 +183,12 @@ class ModelConfig(Settings):
         """Whether the family has `encode_patches`, that is, embedded patches can be replaced before the first block."""
         return False
 
+    @property
+    def why_not_in_page(self) -> str | None:
+        """The setting for which `vitrail explain` cannot run this model in a page, such as `pool map`; None if it
+        can."""
+        return f"family {self.family}"
+
     def for_data(
         self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
     ) -> Self:

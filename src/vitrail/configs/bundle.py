@@ -1,5 +1,6 @@
-"""Reading a bundle's configuration without torch."""
+"""Reading a bundle's configuration, or finding that of a name, without torch."""
 
+import contextlib
 import os
 from importlib import resources
 from pathlib import Path
@@ -54,6 +55,22 @@ def check_folder(bundle: str | Path) -> Path:
     if not (path / MANIFEST).exists() and not (path / "config.json").exists():
         raise UsageError(f"Bundle must be a folder that vitrail wrote, got {str(path)!r} without {MANIFEST}.")
     return path
+
+
+def find_config(model: str) -> ModelConfig:
+    """The configuration of a model name or of a public checkpoint, otherwise of the bundle at a path."""
+    if zoo.is_model(model):
+        return zoo.find(model)
+    if model in catalogue():
+        return catalogue()[model].config
+    if model in EMBEDDED or (model and os.path.exists(model)):  # noqa: PTH110 - as in `check_folder`
+        return read_config(check_folder(model))
+    with contextlib.suppress(UsageError):  # timm's name with a tag
+        return zoo.find(model)
+    raise UsageError(
+        f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
+        f"{zoo.like_model(model)}"
+    )
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -88,4 +88,4 @@ def list_published(pattern: str = "*") -> list[Published]:
 def like_published(name: str) -> str:
     """`" Did you mean 'vit-b16.in21k'?"`: a checkpoint of a similar name, also for names of timm and of the Hub."""
     theirs = {alias: one.name for one in catalogue().values() for alias in (one.hub, one.hub.partition("/")[2])}
-    return did_you_mean(name, {**theirs, **{known: known for known in catalogue()}})
+    return did_you_mean(name, catalogue(), theirs)

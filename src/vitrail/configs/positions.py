@@ -26,6 +26,8 @@ class PositionRules:
     """Whether positions may wrap around the edges."""
     width_multiple: ClassVar[int] = 1
     """The width must be a multiple of this."""
+    only_adds: ClassVar[bool] = False
+    """Whether a table is added to the tokens, if anything, and attention is as without positions."""
 
     def __init__(self, config: "ViTConfig") -> None:
         self.config = config
@@ -58,6 +60,7 @@ class NoPosition(PositionRules):
     """No position: the order of tokens does not matter."""
 
     model = "vitrail.models.positions:NoPosition"
+    only_adds = True
     placements = ("once",)
 
 
@@ -65,6 +68,7 @@ class Learned1D(PositionRules):
     """One learned row for each patch in raster order, and one for [CLS] (the paper's choice)."""
 
     model = "vitrail.models.positions:Learned1D"
+    only_adds = True
 
     @property
     def parameters(self) -> int:
@@ -75,6 +79,7 @@ class Learned2D(PositionRules):
     """Half of the features by row, half by column."""
 
     model = "vitrail.models.positions:Learned2D"
+    only_adds = True
     width_multiple = 2
 
     @property
@@ -87,6 +92,7 @@ class SinCos1D(PositionRules):
     """Fixed sinusoids of the raster index ("Attention Is All You Need", section 3.5)."""
 
     model = "vitrail.models.positions:SinCos1D"
+    only_adds = True
     width_multiple = 2
 
     @property

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -255,7 +255,7 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         changed.add(key)
         known = fields[table] if table else fields
         if table != "model" and table != "preprocess" and name not in known:
-            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, _keys(fields))}")
+            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), _keys(fields))}")
         if not table and name in _LENGTHS:  # one of them replaces the others
             fields |= dict.fromkeys(_LENGTHS)
         known[name] = value
@@ -264,7 +264,19 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
 
 _LENGTHS = ("epochs", "steps", "minutes")
 # What other libraries call some settings, where the words are not alike.
-OTHER_WORDS = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch", "ema": "average"}
+OTHER_WORDS = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "bs": "batch",
+    "ema": "average",
+    "early_stopping": "patience",
+}
+
+
+def other_words(known: Container[str]) -> dict[str, str]:
+    """For each known word that has another form, `lr` or `learning_rate`: the other one, with the known one."""
+    pairs = [pair for one in OTHER_WORDS.items() for pair in (one, one[::-1])]
+    return {other: word for word, other in pairs if word in known}
 
 
 def _keys(fields: dict[str, Any]) -> dict[str, str]:

@@ -9,6 +9,9 @@ from vitrail.configs.positions import POSITIONS, Placement, PositionRules
 from vitrail.errors import UsageError
 from vitrail.settings import check_number
 
+# What a page computes in plain JavaScript while a reader moves a control: half a second.
+_PAGE_PARAMETERS, _PAGE_MACS = 3_000_000, 250_000_000
+
 ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
 
 
@@ -173,6 +176,30 @@ class ViTConfig(PatchedConfig):
     def can_mask_patches(self) -> bool:
         plain = self.canvas == (self.channels, *self.resolution) and self.step == self.patch and self.padding == (0, 0)
         return plain and self.norm == "layer" and not self.token_drop
+
+    @property
+    def why_not_in_page(self) -> str | None:
+        """`pages/forward.js` is the ViT of the paper: what differs from it is named here."""
+        if self.family != ViTConfig.family:
+            return f"family {self.family}"
+        others = {
+            f"{self.channels} channels": self.channels in (1, 3),
+            f"{self.classes} classes": self.classes > 0,
+            f"{self.parameters:,} parameters, more than {_PAGE_PARAMETERS:,}": self.parameters <= _PAGE_PARAMETERS,
+            f"{self.macs:,} multiply-accumulates, more than {_PAGE_MACS:,}": self.macs <= _PAGE_MACS,
+            f"position {self.position}": self.position_rules.only_adds,
+            f"position_at {self.placement}": self.placement == "once",
+            "patches that overlap or are padded": self.step == self.patch and self.padding == (0, 0),
+            f"pool {self.pool}": self.pool in ("cls", "gap"),
+            f"attention {self.attention}": self.attention == "global",
+            f"attention_scale {self.attention_scale}": self.attention_scale is None,
+            f"norm {self.norm}": self.norm == "layer",
+            f"norm_order {self.norm_order}": self.norm_order == "pre",
+            f"activation {self.activation}": self.activation in ("gelu", "gelu-tanh"),
+            f"layer_scale {self.layer_scale}": self.layer_scale is None,
+            f"residual {self.residual}": self.residual,
+        }
+        return next((name for name, fits in others.items() if not fits), None)
 
     # What they cost
 

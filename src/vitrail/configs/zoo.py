@@ -183,7 +183,7 @@ def like_model(name: str) -> str:
     """`" Did you mean 'ViT-B/16'?"`: a model of a similar name. A ResNet that is called by its depth is a published
     one."""
     published = {f"resnet{depth}": f"BiT-R{depth}x1" for depth in (50, 101, 152)}
-    return did_you_mean(name, {**{known: known for known in list_models()}, **published})
+    return did_you_mean(name, list_models(), published)
 
 
 def is_model(name: str) -> bool:

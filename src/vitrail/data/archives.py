@@ -12,9 +12,9 @@ import fcntl
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import stat
-import struct
 import tarfile
 import threading
 import zipfile
@@ -30,6 +30,7 @@ from vitrail.data.tree import Layout, Tree, is_image
 from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.memory import refuse_more
 from vitrail.storage import atomic_file, user_folder
+from vitrail.zips import check_list
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
@@ -173,8 +174,8 @@ class ZipTree(Archive):
     def _list(self) -> Iterator[str]:
         self._zip = zipfile.ZipFile(self.path)
         self._infos: dict[str, zipfile.ZipInfo] = {}
-        packed, descriptor = 0, _Descriptor(self.path)
-        self._check_count(descriptor)
+        packed = 0
+        check_list(self._zip)  # an image that is hidden, or under another name, would be missing, and nobody would know
         for info in self._zip.infolist():
             stated = self._decode(info)
             name = self._clean(stated)
@@ -192,32 +193,11 @@ class ZipTree(Archive):
                 raise self._damaged(f"{name[:200]!r} states {info.file_size:,} bytes, which it cannot have")
             if name in self._infos:
                 raise self._damaged(f"{name[:200]!r} is in it twice")
-            # An image under another name would be missing, and nobody would know.
-            if not _states_name(descriptor, info):
-                raise self._damaged(f"its list and its files differ about {name[:200]!r}")
             self._infos[name] = info
             packed += info.compress_size
         if packed > self.bytes:
             raise self._damaged(f"its files would take {packed:,} bytes of its {self.bytes:,}")
         yield from self._infos
-
-    def _check_count(self, file: "_Descriptor") -> None:
-        """Refuse a list that has not as many entries as its end states, or does not reach up to it: a damaged length
-        of an entry hides those after it."""
-        at, listed = self._zip.start_dir, self._zip.infolist()
-        for _ in listed:
-            at += 46 + sum(struct.unpack("<3H", os.pread(file.number, 6, at + 28)))  # name, extra field, comment
-        end = os.pread(file.number, 40, at)
-        if end.startswith(b"PK\6\6"):  # zip64
-            is_whole = int.from_bytes(end[32:40], "little") == len(listed)
-        else:  # some programs count beyond 65,535 files from 0 again
-            is_whole = end[:4] == b"PK\5\6" and int.from_bytes(end[10:12], "little") == len(listed) % 2**16
-        if not is_whole:
-            raise self._damaged(f"its list of {len(listed):,} files is not the one that its end states")
-        # A program that unpacks itself may lie before the first file, but not another archive, which nobody would read.
-        first = min((info.header_offset for info in listed), default=self._zip.start_dir)
-        if first and os.pread(file.number, 4, 0) == b"PK\3\4":
-            raise self._damaged(f"there are files before byte {first:,} that its list has not: several may be joined")
 
     def _decode(self, info: zipfile.ZipInfo) -> str:
         """A name. Some programs write UTF-8 without saying so, and zipfile then takes it for an old code page."""
@@ -238,13 +218,6 @@ class ZipTree(Archive):
 
     def _size(self, member: str) -> int:
         return self._infos[member].file_size
-
-
-def _states_name(file: "_Descriptor", info: zipfile.ZipInfo) -> bool:
-    """Whether the header of a file has the name that the list at the end of the archive has."""
-    name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
-    header = os.pread(file.number, 30 + len(name), info.header_offset)
-    return header[:4] == b"PK\3\4" and header[26:28] == len(name).to_bytes(2, "little") and header[30:] == name
 
 
 class _Descriptor:
@@ -276,6 +249,7 @@ class TarTree(Archive):
                 if info.offset < end or info.size < 0:
                     raise ValueError("its headers lead backwards")
                 end = info.offset + 1
+                self._check_extensions(info.offset, info.offset_data - _BLOCK)
                 name = self._clean(info.name)
                 if info.isdir():
                     yield f"{name}/"
@@ -291,6 +265,23 @@ class TarTree(Archive):
                 self._places[name] = _Place(info.offset_data, info.size)
                 yield name
             self._check_end(archive.offset)
+
+    def _check_extensions(self, start: int, end: int) -> None:
+        """Refuse a long name that is damaged: no checksum covers it, and tarfile would cut it short or not use it, so
+        that an image has no extension, or lies in another folder. `end` is where the file's own header begins."""
+        while start < end:
+            header = tarfile.TarInfo.frombuf(os.pread(self._file.number, _BLOCK, start), "utf-8", "surrogateescape")
+            content = os.pread(self._file.number, header.size, start + _BLOCK)
+            own = os.pread(self._file.number, 100, end).rstrip(b"\0")  # cut short
+            name = content.removesuffix(b"\0")
+            is_right = len(content) == header.size
+            if header.type == tarfile.GNUTYPE_LONGNAME:
+                is_right &= b"\0" not in name and (name.startswith(own) or not name.isascii())
+            elif header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
+                is_right &= _are_records(content)
+            if not is_right:
+                raise ValueError(f"the long name at byte {start:,} is damaged")
+            start += _BLOCK + -(-header.size // _BLOCK) * _BLOCK
 
     def _check_end(self, end: int) -> None:
         """Refuse an archive that does not end as it must, with two blocks of zeros and nothing else. tarfile takes a
@@ -315,6 +306,25 @@ class TarTree(Archive):
 
     def _size(self, member: str) -> int:
         return self._places[member].size
+
+
+# What POSIX has for headers in .tar; the words of programs have dots.
+_WORDS = b"atime charset comment ctime gid gname hdrcharset linkpath mtime path size uid uname".split()
+
+
+def _are_records(content: bytes) -> bool:
+    """Whether the further headers of a file are lines of `LENGTH KEYWORD=VALUE` from beginning to end, with known
+    words."""
+    at = 0
+    while at < len(content):
+        record = re.compile(rb"(\d{1,9}) ([^=\0]+)=").match(content, at)
+        length = int(record[1]) if record else 0
+        if record is None or (b"." not in record[2] and record[2] not in _WORDS):
+            return False
+        if record.end() >= at + length or content[at + length - 1 : at + length] != b"\n":
+            return False
+        at += length
+    return True
 
 
 class ArchiveFile(Source):
@@ -364,9 +374,11 @@ _UNPACKING = threading.Lock()
 
 def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
     """The tree of a .tar.gz, unpacked to a .tar in the cache if it is not there yet, and a note that says so. It is
-    known by its path, size and time."""
-    status = path.stat()
-    stamp = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode(errors="surrogateescape")
+    known by its path, size, time and end, where gzip has a checksum of all."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        end = os.pread(file.fileno(), 8, max(0, status.st_size - 8))
+    stamp = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape") + end
     kept = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
     with _UNPACKING:
         if kept.is_file():

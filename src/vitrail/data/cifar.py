@@ -32,6 +32,7 @@ class _Set(NamedTuple):
     key: str
     """Where the Python version has labels, and the names of classes."""
     names_key: str
+    classes: int
     label_bytes: int
     """How many bytes the binary version has before the pixels; the last of them is the class."""
 
@@ -45,10 +46,12 @@ class _Set(NamedTuple):
 
 
 _SETS = (
-    _Set("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 0),
-    _Set("CIFAR-10", tuple(f"{part}.bin" for part in _PARTS), "test_batch.bin", "batches.meta.txt", "labels", "", 1),
-    _Set("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 0),
-    _Set("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 2),
+    _Set("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 10, 0),
+    _Set(
+        "CIFAR-10", tuple(f"{part}.bin" for part in _PARTS), "test_batch.bin", "batches.meta.txt", "labels", "", 10, 1
+    ),
+    _Set("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100, 0),
+    _Set("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 100, 2),
 )
 
 
@@ -76,11 +79,15 @@ class Cifar(Layout):
         images, labels = (np.concatenate(some) for some in zip(*parts, strict=True))
         test_images, test_labels = read(tree, form.test, form)
         if form.is_binary:
-            names = tree.text(form.names).split()
+            names = [line.strip() for line in tree.text(form.names).split("\n") if line.strip()]
         else:
             names = _unpickle(tree, form.names)[1].get(form.names_key, [])
-        if not names:
-            raise DamagedError(path=tree.full(form.names), cause="has no names of classes")
+        if len(names) != form.classes:  # with one more or less, the classes after it would have the names of others
+            raise DamagedError(
+                path=tree.full(form.names), cause=f"must have {form.classes} names of classes, got {len(names)}"
+            )
+        if strange := next((name for name in names if not name.isprintable()), None):
+            raise DamagedError(path=tree.full(form.names), cause=f"must have names that can be read, got {strange!r}")
         arrays = {
             "train_images": images,
             "train_labels": labels,

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -62,7 +63,7 @@ class _Seen:
 
 def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
     """All findings, errors first."""
-    findings = [*_classes(dataset), *_unlabelled(dataset), *_unused_files(dataset)]
+    findings = [*_classes(dataset), *_look_alikes(dataset), *_unlabelled(dataset), *_unused_files(dataset)]
     seen: list[_Seen] = []
     for split in dataset.splits.values():
         if (pixels := split.in_memory) is not None:
@@ -134,6 +135,18 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
         most, least = max(rest, key=rest.__getitem__), min(rest, key=rest.__getitem__)
         message = f"class {most!r} has {rest[most]:,} images in {name}, class {least!r} has {rest[least]:,}"
         yield Finding("imbalance", "warning", (), message)
+
+
+def _look_alikes(dataset: Dataset) -> Iterator[Finding]:
+    """Classes that are probably meant as one: macOS writes composed letters (é, 가) in parts, others as one."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for label in dataset.labels:
+        groups[" ".join(unicodedata.normalize("NFKC", label).casefold().split())].append(label)
+    for labels in groups.values():
+        if len(labels) > 1:
+            named = ", ".join(map(ascii, labels))
+            message = f"classes differ only in capitals, spaces or the encoding of letters: {named}"
+            yield Finding("similar-classes", "warning", (), message)
 
 
 def _unused_files(dataset: Dataset) -> Iterator[Finding]:

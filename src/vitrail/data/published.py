@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ Pairs = list[tuple[str, str]]
 """Image files and their classes."""
 
 _IMAGENET_CLASSES = 1000
+_IMAGENET_IMAGES = 50_000  # of validation
 
 
 def _dataset(tree: Tree, files: dict[str, Pairs], note: str) -> "Dataset":
@@ -30,19 +32,23 @@ def _dataset(tree: Tree, files: dict[str, Pairs], note: str) -> "Dataset":
     return dataclasses.replace(made, notes=(f"read as {note}: {counts} images of {len(labels):,} classes",))
 
 
-def _rows(tree: Tree, path: str, columns: int) -> list[list[str]]:
-    """The words of each line of a list; lines that begin with # are comments."""
-    rows = []
-    for number, line in enumerate(tree.text(path).splitlines(), 1):
+def _rows(tree: Tree, path: str, *columns: int) -> list[list[str]]:
+    """The words of each line of a list, as many as one of `columns` says: a line that has lost its end, or has taken in
+    the next one, is damaged."""
+    rows: list[list[str]] = []
+    for number, line in enumerate(tree.text(path).split("\n"), 1):
         words = line.split()
-        if not words or words[0].startswith("#"):
+        if not words:
             continue
-        if len(words) < columns:
+        if len(words) not in columns:
             raise DamagedError(
-                f"Line {number} of {tree.full(path)!r} must have {columns} words, got {line[:100]!r}.",
+                f"Line {number} of {tree.full(path)!r} must have {' or '.join(map(str, columns))} words, got"
+                f" {line[:100]!r}.",
                 path=tree.full(path),
             )
         rows.append(words)
+    if not rows:
+        raise DamagedError(path=tree.full(path), cause="has no line")
     return rows
 
 
@@ -73,7 +79,7 @@ class TinyImageNet(Layout):
     def read(self, tree: Tree) -> "Dataset":
         classes = sorted(tree.folders("train"))
         training = [(file, name) for name in classes for file in tree.images(f"train/{name}")]
-        rows = _rows(tree, self._list, 2)
+        rows = _rows(tree, self._list, 6, 2)  # with the box of the object, or without
         if strange := sorted({row[1] for row in rows} - set(classes)):
             raise DamagedError(
                 path=tree.full(self._list), cause=f"has a class that is not in train: {', '.join(strange[:3])}"
@@ -106,29 +112,60 @@ class ImageNetValidation(Layout):
                 f"Labels of ImageNet must be those of {self._numbers}, {self._solution} or {self._ids}, got only"
                 f" {self._devkit} in {tree.name!r}, whose numbers follow the development kit's own order."
             )
-        if listed == self._numbers:
-            found = [(row[0].rpartition("/")[2], row[1]) for row in _rows(tree, listed, 2)]
-        elif listed == self._solution:
-            try:
-                rows = list(csv.reader(tree.text(listed).splitlines()[1:]))
-            except csv.Error as error:
-                raise DamagedError(path=tree.full(listed), cause=f"cannot be read as CSV ({error})") from None
-            found = [(f"{row[0]}.JPEG", row[1].split()[0]) for row in rows if len(row) > 1 and row[1].split()]
-        else:
-            # The line of an image is the number in its name, so that a folder may have some of them.
-            ids = {number: row[0] for number, row in enumerate(_rows(tree, self._ids, 1), 1)}
-            numbered = [(name, re.fullmatch(r"ILSVRC2012_val_(\d{1,8})\.\w+", name, re.ASCII)) for name in names]
-            found = [(name, ids[int(known[1])]) for name, known in numbered if known and int(known[1]) in ids]
+        read = {self._numbers: self._read_numbers, self._solution: self._read_solution, self._ids: self._read_ids}
+        found = read[str(listed)](tree, names)
+        rule = r"\d{1,3}" if listed == self._numbers else r"n\d+"
+        if strange := next((label for _, label in found if not re.fullmatch(rule, label, re.ASCII)), None):
+            what = (
+                f"a number below {_IMAGENET_CLASSES:,}" if listed == self._numbers else "a WordNet id such as n01440764"
+            )
+            raise DamagedError(path=tree.full(str(listed)), cause=f"must have {what} for each image, got {strange!r}")
         _check_names(tree, str(listed), (name for name, _ in found))
         of = dict(found)
         _check_listed(tree, str(listed), names, of)
         kinds = sorted({of[name] for name in names})
+        if len(kinds) > _IMAGENET_CLASSES:
+            raise DamagedError(
+                path=tree.full(str(listed)), cause=f"must have {_IMAGENET_CLASSES:,} classes, got {len(kinds):,}"
+            )
         how = ""
         if len(kinds) == _IMAGENET_CLASSES and kinds[0].startswith("n"):
             numbers = {kind: str(number) for number, kind in enumerate(kinds)}
             of, how = {name: numbers[of[name]] for name in names}, ", classes numbered by their WordNet ids"
         pairs = [(tree.image(within + name), of[name]) for name in names]
         return _dataset(tree, {"val": pairs}, f"ImageNet's validation images with {listed}{how}")
+
+    def _read_numbers(self, tree: Tree, names: list[str]) -> Pairs:
+        return [(row[0].rpartition("/")[2], row[1]) for row in _rows(tree, self._numbers, 2)]
+
+    def _read_solution(self, tree: Tree, names: list[str]) -> Pairs:
+        """Lines of `image,class x y x y class x y x y ...`: the boxes of an image are all of one class."""
+        try:
+            rows = list(csv.reader(io.StringIO(tree.text(self._solution), newline=""), strict=True))[1:]
+        except csv.Error as error:
+            raise DamagedError(path=tree.full(self._solution), cause=f"cannot be read as CSV ({error})") from None
+        pairs = []
+        for row in filter(any, rows):
+            words = row[1].split() if len(row) == 2 else []
+            if not words or len(words) % 5 or len(set(words[::5])) > 1:
+                raise DamagedError(
+                    path=tree.full(self._solution),
+                    cause=f"must have an image, and boxes of one class, in each line, got {','.join(row)[:100]!r}",
+                )
+            pairs.append((f"{row[0]}.JPEG", words[0]))
+        return pairs
+
+    def _read_ids(self, tree: Tree, names: list[str]) -> Pairs:
+        """The line of an image is the number in its name, so that a folder may have some of them; but with a line more
+        or less, all after it would have the class of another."""
+        lines = tree.text(self._ids).removesuffix("\n").split("\n")
+        if len(lines) != _IMAGENET_IMAGES:
+            raise DamagedError(
+                path=tree.full(self._ids), cause=f"must have {_IMAGENET_IMAGES:,} lines, got {len(lines):,}"
+            )
+        numbered = [(name, re.fullmatch(r"ILSVRC2012_val_(\d{8})\.\w+", name, re.ASCII)) for name in names]
+        known = [(name, int(match[1])) for name, match in numbered if match]
+        return [(name, lines[number - 1].strip()) for name, number in known if 1 <= number <= len(lines)]
 
     def _images_in(self, tree: Tree) -> str | None:
         """The folder of images named as in ImageNet: the root, or one in it."""
@@ -155,12 +192,23 @@ class OxfordPets(Layout):
 
     def read(self, tree: Tree) -> "Dataset":
         _refuse_packed(tree, {"images": "images.tar.gz", "annotations": "annotations.tar.gz"}, "Oxford Pets")
-        names = {split: [row[0] for row in _rows(tree, path, 2)] for split, path in self._lists.items()}
-        _check_names(tree, "annotations", (name for split in names.values() for name in split))
-        files = {
-            split: [(tree.image(f"images/{name}.jpg"), re.sub(r"_\d+$", "", name)) for name in listed]
-            for split, listed in names.items()
-        }
+        rows = {split: _rows(tree, path, 4) for split, path in self._lists.items()}
+        _check_names(tree, "annotations", (row[0] for listed in rows.values() for row in listed))
+        files: dict[str, Pairs] = {}
+        numbers: dict[str, str] = {}
+        for split, listed in rows.items():
+            for name, number, _, _ in listed:
+                breed = re.sub(r"_\d+$", "", name)
+                # Each line says it twice: by the name, and by a number.
+                if numbers.setdefault(breed, number) != number:
+                    raise DamagedError(
+                        path=tree.full(self._lists[split]),
+                        cause=f"must have one class number for each breed, got {numbers[breed]} and {number} for"
+                        f" {breed}",
+                    )
+                files.setdefault(split, []).append((tree.image(f"images/{name}.jpg"), breed))
+        if len(set(numbers.values())) < len(numbers):
+            raise DamagedError(path=tree.full("annotations"), cause="must have another class number for each breed")
         return _dataset(tree, files, "Oxford Pets")
 
 

@@ -9,7 +9,7 @@ from vitrail.data.archives import ArchiveFile
 from vitrail.data.base import Source
 from vitrail.data.built_in import Digits, Fashion40, FashionMnist
 from vitrail.data.cifar import Cifar
-from vitrail.data.files import is_file
+from vitrail.data.files import is_file, list_images
 from vitrail.data.folders import ClassFolder
 from vitrail.data.idx import IdxFolder
 from vitrail.data.npz import NpzFile
@@ -86,6 +86,19 @@ def find_split(words: Sequence[str], split: str | None = None) -> "Split | None"
     if split is not None:
         raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, words[:3]))}.")
     return None
+
+
+def some_images(data: AnyData, count: int) -> list[Any]:
+    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
+    import numpy as np
+
+    from vitrail.data.dataset import Split
+
+    if isinstance(data, str | Path) and Path(data).is_dir() and (files := list_images([data])):
+        split = Split("images", files, np.zeros(len(files), np.int64))
+    else:
+        split = open_data(data).for_evaluation(None)
+    return list(split.spread(count).images)
 
 
 def describe_sources() -> str:

@@ -12,6 +12,7 @@ from vitrail.errors import DamagedError, UsageError
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
+_COLUMNS = ("label", "labels", "split")
 _FILE_COLUMNS = ("file", "path", "filename", "image")
 
 
@@ -45,6 +46,22 @@ class CsvFile(Source):
         return dataclasses.replace(dataset, notes=(note,))
 
 
+def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
+    """Refuse lines that end too early, and splits under another name, which would be lost."""
+    if short := next((line for line in rows if len(line[1]) < len(header)), None):
+        raise DamagedError(
+            f"Line {short[0]} of {str(path)!r} must have {len(header)} cells, as its header does, got"
+            f" {','.join(short[1])!r}.",
+            path=path,
+        )
+    for place, name in enumerate(header):
+        values = {row[place].strip().lower() for _, row in rows}
+        if name not in (*_COLUMNS, *_FILE_COLUMNS) and values and values <= SPLIT_NAMES.keys():
+            raise UsageError(
+                f"CSV header must call the column of {', '.join(sorted(values))} split, got {name!r} in {str(path)!r}."
+            )
+
+
 def _read_lines(path: Path) -> list[tuple[str, str, str | tuple[str, ...]]]:
     """The split, file and label (or labels) of every line; the split is `all` if there is none."""
     try:
@@ -71,6 +88,7 @@ def _read_lines(path: Path) -> list[tuple[str, str, str | tuple[str, ...]]]:
             )
         columns = {"file": named["file"], "label": named[what], "split": named.get("split", len(header))}
         width, rows = len(header), rows[1:]
+        _check_cells(path, header, rows)
     if not rows:
         raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
     lines: list[tuple[str, str, str | tuple[str, ...]]] = []

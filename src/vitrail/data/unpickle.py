@@ -26,16 +26,21 @@ def convert(source: Path, target: Path, refuse: Callable[[str], NoReturn]) -> di
     try:
         with source.open("rb") as file:
             found = Unpickler(file, encoding="bytes").load()
+            if file.read(1):
+                refuse("there is more after its end")
         if not isinstance(found, dict):
             refuse(f"it holds a {type(found).__name__}")
         arrays, texts = {}, {}
-        for key, value in found.items():
+        named = {as_text(key): value for key, value in found.items()}
+        if len(named) < len(found):
+            refuse("it has a key twice, as bytes and as text")
+        for key, value in named.items():
             if isinstance(value, Array):
-                arrays[as_text(key)] = value.array()
+                arrays[key] = value.array()
             elif isinstance(value, list) and value and all(type(one) is int for one in value):
-                arrays[as_text(key)] = np.array(value, np.int64)
+                arrays[key] = np.array(value, np.int64)
             elif isinstance(value, list) and value and all(isinstance(one, bytes | str) for one in value):
-                texts[as_text(key)] = [as_text(one) for one in value]
+                texts[key] = [as_text(one) for one in value]
         size = sum(array.nbytes for array in arrays.values())
         if size > 4 * source.stat().st_size + 2**20:
             refuse(f"its arrays would fill {size:,} bytes")

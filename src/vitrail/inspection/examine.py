@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from vitrail.console import Meter
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import ImageLike
 from vitrail.inspection.panel import Context, Panel
 from vitrail.inspection.registry import PANELS
 from vitrail.models.look import evaluating, look
 from vitrail.pages.words import Words
+from vitrail.settings import Pair
 from vitrail.weights.bundle import Bundle
 from vitrail.weights.parts import OVERFLOWS
 
@@ -79,13 +81,18 @@ def examine(
     against: tuple[str, Bundle] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    patch: Pair | None = None,
+    inside: Sequence[int] | None = None,
+    snapshots: Sequence[tuple[int, Path]] = (),
     seed: int = 0,
 ) -> Examination:
     """Inspect a bundle, called `name`, on some images, called `names` (default: their paths, or numbers).
 
     `others` are more images for results that need many (CKA, distances); duplicates of `images` are ignored. The page
     shows the attention of `layers` and `heads`, from 0 or from the end (-1), default all. Numbers are computed for all
-    layers and heads.
+    layers and heads. `patch` is the row and column of the patch to follow (default: the centre), `inside` are layers to
+    show step by step (default: the first, the middle and the last), and `snapshots` are steps and folders of the model
+    during its training.
     """
     if not 1 <= len(images) <= MOST:
         raise UsageError(
@@ -103,19 +110,26 @@ def examine(
         heads=heads,
         evidence=evidence,
         against=None if against is None else (_as_text(against[0]), against[1]),
+        patch=patch,
+        inside=inside,
+        snapshots=snapshots,
         seed=seed,
     )
+    _ = context.followed  # refused before any image is decoded
     panels = {name: _open_panel(name, context) for name in PANELS}
     present = [panel for panel in panels.values() if panel.why_absent() is None]
     observed = len(context.images) if any(panel.sees_others for panel in present) else len(images)
+    opened = frozenset[int]().union(*(panel.opens for panel in present))
+    meter = Meter(observed, "images")
     with evaluating(bundle.model):
         for number, image in enumerate(context.images[:observed]):
-            seen = look(bundle.model, image[None])
+            seen = look(bundle.model, image[None], inside=opened if number < len(images) else ())
             if not seen.logits.isfinite().all():
                 raise DamagedError(OVERFLOWS)
             for panel in present:
                 if panel.sees_others or number < len(images):
                     panel.observe(number, image, seen)
+            meter(number + 1)
         for panel in present:
             panel.finish()
     notes = [panel.error for panel in panels.values() if isinstance(panel, _Unusable)]

@@ -6,9 +6,10 @@ DIR/inspect.json    all numbers of its tables, curves and maps
 DIR/arrays.npz      with `full`: attention and all other arrays
 """
 
+import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from PIL import Image
 from vitrail.inspection.examine import Examination, join
 from vitrail.inspection.panel import Figure, Panel, rgb
 from vitrail.inspection.words import SHARED
+from vitrail.pages.notebook import in_frame
 from vitrail.pages.page import data_image, page, stand_alone, table
 from vitrail.pages.words import LANGUAGE_BUTTON, speak_from
+from vitrail.settings import counted
 from vitrail.storage import atomic_folder, write_json
 
 LIMIT = 6_000_000
@@ -29,23 +32,62 @@ word = speak_from(SHARED)
 """A sentence of the page itself, in both languages."""
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class Inspection:
+    """What `vitrail.inspect` returns: the page, its numbers and its figures. A notebook shows the page."""
+
+    found: Examination
+    full: bool = False
+    """Whether the page has everything, however large it becomes."""
+    folder: Path | None = None
+    """Where it was written; None if it was not."""
+    notes: Sequence[str] = ()
+    """What is worth knowing about the model."""
+
+    @functools.cached_property
+    def numbers(self) -> dict[str, Any]:
+        """All numbers of all panels: the content of `inspect.json`."""
+        return self.found.to_json()
+
+    @functools.cached_property
+    def figures(self) -> dict[str, Figure]:
+        """All figures by name: pixels, uint8 (h, w, 3), or SVG."""
+        return render_figures(self.found)
+
+    @functools.cached_property
+    def page(self) -> str:
+        """The page: one HTML document that needs no network."""
+        return _fit_page(self.found, self.figures, full=self.full)
+
+    def save(self, output: str | Path, *, force: bool = False) -> "Inspection":
+        """Write the folder atomically, and return this with its `folder`."""
+        figures, text, document = self.figures, self.page, self.numbers
+        with atomic_folder(Path(output), force=force) as folder:
+            (folder / "figures").mkdir()
+            for name, figure in figures.items():
+                if isinstance(figure, str):
+                    (folder / "figures" / f"{name}.svg").write_text(stand_alone(figure), encoding="utf-8")
+                else:
+                    Image.fromarray(_enlarge(figure)).save(folder / "figures" / f"{name}.png")
+            if self.full:
+                arrays = join(panel.arrays() for panel in self.found.panels.values())
+                np.savez_compressed(folder / "arrays.npz", **arrays)
+            (folder / "index.html").write_text(text, encoding="utf-8")
+            write_json(folder / "inspect.json", document)
+        return dataclasses.replace(self, folder=Path(output))
+
+    def __repr__(self) -> str:
+        context, count = self.found.context, len(self.found.context.shown)
+        where = "" if self.folder is None else f", {self.folder / 'index.html'}"
+        return f"Inspection({context.name}, {counted(count, 'image')}{where})"
+
+    def _repr_html_(self) -> str:
+        return in_frame(self.page, f"vitrail inspect {self.found.context.name}")
+
+
 def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
     """Write the folder atomically; returns the content of `inspect.json`."""
-    document = found.to_json()
-    figures = render_figures(found)
-    text = _fit_page(found, figures, full=full)
-    with atomic_folder(output, force=force) as folder:
-        (folder / "figures").mkdir()
-        for name, figure in figures.items():
-            if isinstance(figure, str):
-                (folder / "figures" / f"{name}.svg").write_text(stand_alone(figure), encoding="utf-8")
-            else:
-                Image.fromarray(_enlarge(figure)).save(folder / "figures" / f"{name}.png")
-        if full:
-            np.savez_compressed(folder / "arrays.npz", **join(panel.arrays() for panel in found.panels.values()))
-        (folder / "index.html").write_text(text, encoding="utf-8")
-        write_json(folder / "inspect.json", document)
-    return document
+    return Inspection(found, full).save(output, force=force).numbers
 
 
 def render_figures(found: Examination) -> dict[str, Figure]:
@@ -74,6 +116,7 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     shown = [panel for panel in contents if contents[panel]]
     titles = {panel.name: panel.word("title") for panel in shown}
     sections = {panel.name: contents[panel] for panel in shown}
+    notices = {panel.name: panel.word(panel.notice) for panel in shown if panel.notice}
     missing = [
         (panel.word(title, **panel.fields()), panel.word(why, **panel.fields()))
         for panel in contents
@@ -88,11 +131,13 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     body = "\n".join(
         [
             f"<nav>{LANGUAGE_BUTTON} {links}</nav>{warning}",
-            *(f'<section id="{name}"><h2>{titles[name]}</h2>{content}</section>' for name, content in sections.items()),
+            *(_section(name, titles[name], notices.get(name, ""), content) for name, content in sections.items()),
         ]
     )
     # Inside a script element, only this one character could end it.
-    data = json.dumps({panel.name: panel.data() for panel in shown if panel.script}, separators=(",", ":"))
+    known = {"page": {"grid": context.grid, "followed": context.followed}}
+    known |= {panel.name: panel.data() for panel in shown if panel.script}
+    data = json.dumps(known, separators=(",", ":"))
     data = data.replace("<", "\\u003c")
     body += f'<script type="application/json" id="data">{data}</script>'
     # Each image is in the page once, as the background of whatever shows it.
@@ -100,9 +145,20 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
         f'.p{number} {{ background-image: url("{data_image(rgb(context.pixels(number)), photo=True)}"); }}'
         for number in range(len(context.shown))
     )
-    title = word("inside", model=config.name or config.family)
+    title = word("page-title", model=config.name or config.family)
     subtitle = word("parameters", bundle=context.name, count=f"{config.parameters:,}")
     return page(title, subtitle, body, _script(shown), style=style)
+
+
+_FIRST = ("answers", "walk", "attention")  # what stays unfolded on a phone
+
+
+def _section(name: str, title: str, notice: str, content: str) -> str:
+    """A section that can be folded. On a phone all but the first are folded when the page opens."""
+    second = "" if name in _FIRST else ' class="second"'
+    notice = f'<p class="notice"><b>{word("notice-label")}</b> {notice}</p>' if notice else ""
+    head = f"<summary><h2>{title}</h2></summary>"
+    return f'<section id="{name}"><details open{second}>{head}{content}{notice}</details></section>'
 
 
 def _script(panels: list[Panel]) -> str:

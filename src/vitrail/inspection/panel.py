@@ -7,18 +7,22 @@ A panel is one class in one file and one line in `registry.py` (or an entry poin
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.errors import UsageError
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.images.preprocess import ImageLike
-from vitrail.inspection.words import SHARED
+from vitrail.inspection.words import SHARED, SYMBOLS
 from vitrail.models.base import AnyModel, Layout, Seen
+from vitrail.pages.equations import symbols, typeset
 from vitrail.pages.page import Html, data_image, escape
 from vitrail.pages.words import Words, word
+from vitrail.settings import Pair
 from vitrail.weights.bundle import Bundle
 
 Figure = np.ndarray | str
@@ -47,6 +51,39 @@ class Context:
     against: tuple[str, Bundle] | None = None
     """Another bundle, with its name, to compare layers with."""
     seed: int = 0
+    patch: Pair | None = None
+    """Row and column of the followed patch, from 0; default: the one at the centre."""
+    inside: Sequence[int] | None = None
+    """Layers that are shown step by step; default: the first, the middle and the last."""
+    snapshots: Sequence[tuple[int, Path]] = ()
+    """The model during its training: steps, and the folders of bundles."""
+
+    @property
+    def grid(self) -> Pair:
+        """Rows and columns of the places that can be followed; (1, 1) for a family without places."""
+        return self.model.config.grid or (1, 1)
+
+    @functools.cached_property
+    def followed(self) -> int | None:
+        """The followed patch, counted row by row; None for a family without places."""
+        rows, columns = self.grid
+        if self.model.config.grid is None:
+            if self.patch is not None:
+                raise UsageError(
+                    f"Patch must not be given for family {self.model.config.family}: its layers have no places."
+                )
+            return None
+        row, column = self.patch or (rows // 2, columns // 2)
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise UsageError(
+                f"Patch must be a row from 0 to {rows - 1} and a column from 0 to {columns - 1}, got {row} {column}."
+            )
+        return row * columns + column
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names of the classes; their numbers if they have none."""
+        return self.bundle.labels or tuple(map(str, range(self.model.config.classes)))
 
     @property
     def model(self) -> AnyModel:
@@ -107,6 +144,13 @@ def prepare(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
     return bundle.preprocess.scale(pixels).to(weight.dtype)
 
 
+def place_in(patch: int, grid: Pair, other: Pair) -> int:
+    """The place of a finer or coarser grid at the centre of a patch, both counted row by row."""
+    row, column = divmod(patch, grid[1])
+    down, across = ((2 * at + 1) * many // (2 * few) for at, few, many in zip((row, column), grid, other, strict=True))
+    return down * other[1] + across
+
+
 class Panel:
     """One section of the page, with its numbers, figures and sentences. Methods that a subclass does not define return
     nothing."""
@@ -121,6 +165,16 @@ class Panel:
     def __init__(self, name: str, context: Context) -> None:
         """Refuse impossible options here, before any image is decoded."""
         self.name, self.context = name, context
+
+    @property
+    def notice(self) -> str:
+        """Name of the sentence that says what to notice; empty for none."""
+        return "notice" if "notice" in self.words else ""
+
+    @property
+    def opens(self) -> frozenset[int]:
+        """Layers whose every step it observes: `look(..., inside=...)` records those alone."""
+        return frozenset()
 
     def why_absent(self) -> str | None:
         """Name of the sentence why this panel does not apply to the model; then nothing is computed. None if it
@@ -196,6 +250,20 @@ class Panel:
     def english(self, name: str, **fields: Any) -> str:
         """The same in English, as plain text."""
         return {**SHARED, **self.words}[name]["en"].format(**fields)
+
+    def symbols(self, equation: str) -> Html:
+        """What the symbols of an equation mean, to unfold."""
+        known = []
+        for name in symbols(equation):
+            base = name.partition("_")[0]
+            explained = next((one for one in (name, base, base.rstrip("'")) if one in SYMBOLS), None)
+            if explained is not None:
+                known.append((explained, name if explained == name else base))
+        rows = "".join(
+            f"<dt>{typeset(shown)}</dt><dd>{word(explained, words=SYMBOLS)}</dd>"
+            for explained, shown in dict(known).items()
+        )
+        return Html(f'<details class="symbols"><summary>{self.word("symbols")}</summary><dl>{rows}</dl></details>')
 
     def each(self, number: int, content: str) -> str:
         """A part that is visible while this image is selected."""

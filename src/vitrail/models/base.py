@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
+from vitrail.models.stations import Station
+from vitrail.pages.notebook import rows_of
 from vitrail.settings import Pair, counted
 
 
@@ -40,6 +42,12 @@ class Seen:
     """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
     logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
     """Output of the model, bit for bit the same as without recording."""
+
+    def _repr_html_(self) -> str:
+        rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
+        rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
+        rows.append(("logits", " x ".join(map(str, self.logits.shape))))
+        return rows_of(("step", "shape"), rows)
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
@@ -105,23 +113,6 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and name.rpartition(".")[2].startswith("weight")
 
 
-class Equations(NamedTuple):
-    """The equations of this Transformer, in plain text."""
-
-    sequence: str
-    """The sequence of tokens before positions are added."""
-    embedded: str
-    """Eq. 1."""
-    adds_once: bool
-    """Whether positions are added once, to the embedded patches."""
-    blocks: list[str]
-    """Eqs. 2 and 3, for each block."""
-    read: str
-    """Eq. 4."""
-    logits: str
-    """The head."""
-
-
 _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float64": torch.float64}
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -177,6 +168,10 @@ class Model(nn.Module, Generic[Config]):
     """Whether activation checkpointing is on."""
     embedding: ClassVar[str] = ""
     """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
+    has_patches: ClassVar[bool] = True
+    """Whether the places of `config.grid` are patches (or pixels) of the image, not cells of a feature map."""
+    reads_layers: ClassVar[bool] = False
+    """Whether `read` makes logits of the output of any layer."""
     opens_blocks: ClassVar[bool] = False
     """Whether the steps inside a layer can be recorded: the blocks are those of a Transformer."""
     after_blocks: ClassVar[tuple[str, ...]] = ("head.", "norm.", "pre_logits.", "attn_pool.")
@@ -403,12 +398,69 @@ class Model(nn.Module, Generic[Config]):
         """Layout of the tokens; None for families without attention between positions."""
         return None
 
-    def equations(self) -> Equations | None:
-        """The equations from image to logits; None for families that `inspect` does not show step by step."""
-        return None
+    def stations(self, seen: Seen) -> list[Station]:
+        """The way of the first image in `seen`, the result of `look`, from its pixels to its logits."""
+        layers = [
+            self.layer_station(layer, f"x_{layer + 1} = f_{layer + 1}(x_{layer})", seen, sentence="layer-output")
+            for layer in sorted(seen.layers)
+        ]
+        return [self.image_station(), *layers, *self.head_stations(seen, "y")]
+
+    def image_station(self) -> Station:
+        """The first station: the image, with the places that can be followed."""
+        c = self.config
+        rows, columns = c.grid or (1, 1)
+        sentence = "picture-whole" if c.grid is None else "picture" if self.has_patches else "picture-map"
+        fields = {"rows": rows, "columns": columns, "count": rows * columns}
+        shape = (*c.resolution, c.channels)
+        return Station(
+            "picture", "x in R^(H x W x C)", torch.empty(0), sentence, shape=shape, fields=fields, shows="image"
+        )
+
+    def patch_stations(self, seen: Seen) -> list[Station]:
+        """The patches, flattened and projected, of families that have them."""
+        grid, patches, projected = self.config.grid, seen.steps["patches"][0], seen.steps["projected"][0]
+        numbers = {"numbers": patches.shape[1]}
+        sentence = "features" if self.pixel_kernels() is None else "patches"
+        return [
+            Station("patches", "x_p in R^(N x P^2 C)", patches, sentence, grid, fields=numbers, shows="patch"),
+            Station(
+                "projected", "x_p E", projected, "projected", grid, space="z", fields={"width": projected.shape[1]}
+            ),
+        ]
+
+    def layer_station(self, layer: int, equation: str, seen: Seen, **others: Any) -> Station:
+        """The output of a layer: at its places, or of the image as one."""
+        output, shape = seen.steps[f"blocks.{layer}"], tuple(seen.steps[f"blocks.{layer}"].shape[1:])
+        grid = None
+        if output.ndim == 4:
+            grid, values = (output.shape[2], output.shape[3]), output[0].flatten(1).T
+            others = {"space": f"{shape[0]} channels", "shows": "maps", **others}
+        elif output.ndim == 3:
+            grid, values = self.config.grid, self.in_raster_order(output[:, self.config.prefix :])[0]
+            others = {"space": "z", **others}
+        else:
+            values = output[0]
+        return Station(f"blocks.{layer}", equation, values, grid=grid, shape=shape, layer=layer, **others)
+
+    def head_stations(self, seen: Seen, pooled: str, logits: str = "y W + b") -> list[Station]:
+        """The input of the head and, if the model classifies, the logits."""
+        found = [Station("pooled", f"y = {pooled}", seen.steps["pooled"][0], "pooled")]
+        if self.config.classifies:
+            found.append(Station("logits", logits, seen.logits[0], "logits"))
+        return found
+
+    def layer_equations(self, layer: int) -> dict[str, str]:
+        """The equations of the steps inside a layer, by the names of `Seen.steps`, in the order of computation; for
+        families that `opens_blocks`."""
+        return {}
+
+    def entering(self, layer: int, seen: Seen) -> Tensor:
+        """What enters a layer (B, T, D), for families that `opens_blocks`; `seen` has recorded the layer before."""
+        return seen.steps[f"blocks.{layer - 1}" if layer else "tokens"]
 
     def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
-        """Logits from the output of any block, for families that have `equations`."""
+        """Logits from the output of any layer, for families that `reads_layers`."""
         raise NotImplementedError
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -475,6 +527,10 @@ class Model(nn.Module, Generic[Config]):
     def differentiable_input(self) -> Generator[None]:
         """Context in which `input_of` has a gradient."""
         yield
+
+    def page_tensors(self) -> dict[str, Tensor]:
+        """What `vitrail explain` puts into a page, by the names of the state dict."""
+        return self.state_dict()
 
     def reindex(self, order: Tensor) -> bool:
         """Change weights so that the model answers to images whose pixels stand in this order (H * W) what it answered

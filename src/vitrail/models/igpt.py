@@ -23,6 +23,7 @@ from vitrail.configs.igpt import IGPTConfig
 from vitrail.models.base import Layout, Model, Seen
 from vitrail.models.layers import MLP, Attention, drop
 from vitrail.models.positions import resize_grid
+from vitrail.models.stations import Station
 from vitrail.settings import Pair
 
 # How the palette is made: images, pixels of them, and rounds of k-means.
@@ -61,6 +62,7 @@ class IGPT(Model[IGPTConfig]):
     palette: Tensor
     mask: Tensor | None
     opens_blocks = True
+    reads_layers = True
 
     def __init__(self, config: IGPTConfig) -> None:
         super().__init__(config)
@@ -94,8 +96,51 @@ class IGPT(Model[IGPTConfig]):
             z_BND = self.run_block(block, z_BND, self.mask)
             if seen is not None:
                 seen.keep(layer, z_BND)
-        y = self.norm(z_BND) if c.output == "pixels" else self.norm(z_BND).mean(dim=1)
-        return self._classify(y, seen)
+        return self.read(z_BND, seen)
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        y = self.norm(z_BTD)
+        return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), seen)
+
+    def stations(self, seen: Seen) -> list[Station]:
+        c = self.config
+        colours_N = seen.steps["colours"][0].clamp(max=c.palette - 1)  # the start token has no colour
+        tokens, grid = seen.steps["tokens"][0], c.grid
+        found = [
+            self.image_station(),
+            Station(
+                "colours", "c_n = argmin_k |x_n - p_k|", self.palette[colours_N], "palette", grid,
+                fields={"count": c.palette}, shows="colours",
+            ),
+            Station("positions", "E_pos", self.pos_embed[0], "positions", grid, space="z"),
+            Station("tokens", "z_0 = embed(c) + E_pos", tokens, "tokens", grid, space="z"),
+        ]  # fmt: skip
+        for layer in sorted(seen.layers):
+            equation = f"z_{layer + 1} = MLP(RMS(z')) + z',  z' = MSA(RMS(z_{layer})) + z_{layer}"
+            found.append(self.layer_station(layer, equation, seen, sentence="block"))
+        if c.output == "pixels":
+            pooled = seen.steps["pooled"][0]
+            return [*found, Station("pooled", "y_n = RMS(z_L^n)", pooled, "next-pixels", grid, space="y")]
+        return [*found, *self.head_stations(seen, "mean_n RMS(z_L^n)")]
+
+    def layer_equations(self, layer: int) -> dict[str, str]:
+        norm, after = (f"gamma * {z} / sqrt(mean({z}^2) + epsilon)" for z in ("z", "z'"))
+        offset = " + b_{}" if self.config.bias else ""
+        mask = " + B" if self.config.causal else ""
+        return {
+            "norm1": f"n = {norm}",
+            **{part: f"{part} = n W_{part}" for part in "qkv"},
+            "scores": f"s = q k^T / sqrt(d){mask}",
+            "weights": "a = softmax(s)",
+            "heads": "h = a v",
+            "msa": "m = [h_1; ...; h_k] W_o",
+            "middle": "z' = m + z",
+            "norm2": f"n' = {after}",
+            "z1": f"z1 = n' W_1{offset.format(1)}",
+            "activated": "GELU(z1)",
+            "z2": f"z2 = GELU(z1) W_2{offset.format(2)}",
+            "out": "z'' = z2 + z'",
+        }
 
     def quantise(self, images_BCHW: Tensor) -> Tensor:
         """Index of the nearest palette colour of every pixel (B, N)."""

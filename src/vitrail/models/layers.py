@@ -282,6 +282,10 @@ def is_plain(linear: nn.Module) -> bool:
     )
 
 
+ACTIVATIONS = {"gelu": "GELU", "gelu-tanh": "GELU", "quick-gelu": "GELU", "relu": "ReLU", "tanh": "tanh"}
+"""The non-linearities of `activate`, as equations name them."""
+
+
 def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:
     """The non-linearity `kind` of `x`.
 

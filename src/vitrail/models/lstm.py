@@ -17,6 +17,7 @@ from vitrail.configs.lstm import LSTMConfig
 from vitrail.models.base import Model, Seen
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import PatchEmbed, drop, split_order
+from vitrail.models.stations import Station
 from vitrail.settings import Pair
 
 
@@ -25,6 +26,7 @@ class LSTM(Model[LSTMConfig]):
 
     order: Tensor
     embedding = "patch_embed.proj"
+    reads_layers = True
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)
@@ -72,6 +74,25 @@ class LSTM(Model[LSTMConfig]):
                 else:
                     gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
         self.zero_head()
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        """Logits from the states of any layer: the last one of each direction."""
+        size = self.config.hidden
+        last = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
+        return self._classify(torch.cat(last, dim=1), seen)
+
+    def stations(self, seen: Seen) -> list[Station]:
+        found = [self.image_station(), *self.patch_stations(seen)]
+        for layer in sorted(seen.layers):
+            states_NS = seen.steps[f"blocks.{layer}"][0]
+            entering = f"h_n^{layer}" if layer else "x_n"
+            equation = f"h_n^{layer + 1}, c_n = LSTM({entering}, h_(n-1)^{layer + 1}, c_(n-1))"
+            fields = {"width": states_NS.shape[1], "count": len(states_NS), "order": self.config.order}
+            others = {"fields": fields, "space": f"states {layer}", "shows": "states", "extra": states_NS}
+            found.append(self.layer_station(layer, equation, seen, sentence="states", **others))
+        depth = self.config.depth
+        pooled = f"[h_N^{depth}; h_1^{depth}]" if self.config.bidirectional else f"h_N^{depth}"
+        return [*found, *self.head_stations(seen, pooled)]
 
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches have their time."""

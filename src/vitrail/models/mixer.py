@@ -15,6 +15,7 @@ from vitrail.configs.mixer import MixerConfig
 from vitrail.models.base import Model, Seen
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import MLP, PatchEmbed, drop_path, split_order
+from vitrail.models.stations import Station
 
 
 class MixerBlock(nn.Module):
@@ -30,9 +31,13 @@ class MixerBlock(nn.Module):
         self.mlp_channels = MLP(width=c.width, hidden=c.channel_mlp, activation=c.activation, dropout=c.dropout)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)
-        u_BND = x_BND + drop_path(mixed_BND, self.drop_path, self.training)
+        u_BND = self.mix_tokens(x_BND)
         return u_BND + drop_path(self.mlp_channels(self.norm2(u_BND)), self.drop_path, self.training)
+
+    def mix_tokens(self, x_BND: Tensor) -> Tensor:
+        """U: the first half of the block."""
+        mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)
+        return x_BND + drop_path(mixed_BND, self.drop_path, self.training)
 
 
 class Mixer(Model[MixerConfig]):
@@ -41,6 +46,7 @@ class Mixer(Model[MixerConfig]):
     blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
     has_positional_weights = True
     embedding = "stem.proj"
+    reads_layers = True
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)
@@ -59,7 +65,36 @@ class Mixer(Model[MixerConfig]):
             x_BND = self.run_block(block, x_BND)
             if seen is not None:
                 seen.keep(layer, x_BND)
-        return self._classify(self.norm(x_BND).mean(dim=1), seen)
+        return self.read(x_BND, seen)
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        return self._classify(self.norm(z_BTD).mean(dim=1), seen)
+
+    @torch.no_grad()
+    def stations(self, seen: Seen) -> list[Station]:
+        c = self.config
+        found = [self.image_station(), *self.patch_stations(seen)]
+        for layer in sorted(seen.layers):
+            block, entering = self.blocks[layer], seen.steps[f"blocks.{layer - 1}" if layer else "projected"]
+            # What a place reads from each other, were there no non-linearity between the two matrices.
+            reads_NN = (block.mlp_tokens.fc2.weight @ block.mlp_tokens.fc1.weight).abs()
+            found.append(
+                Station(
+                    f"blocks.{layer}.tokens",
+                    f"U_{layer + 1} = X_{layer} + MLP_tokens(LN(X_{layer})^T)^T",
+                    block.mix_tokens(entering[:1])[0],
+                    "mixed-tokens",
+                    c.grid,
+                    space="z",
+                    fields={"layer": layer},
+                    shows="reads",
+                    extra=reads_NN,
+                    layer=layer,
+                )
+            )
+            equation = f"X_{layer + 1} = U_{layer + 1} + MLP_channels(LN(U_{layer + 1}))"
+            found.append(self.layer_station(layer, equation, seen, sentence="mixed-channels"))
+        return [*found, *self.head_stations(seen, "mean_n LN(X_L^n)")]
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         return self.norm(output)

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from vitrail.configs.mlp import MLPConfig
 from vitrail.models.base import Model, Seen
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import activate, drop, is_plain
+from vitrail.models.layers import ACTIVATIONS, activate, drop, is_plain
+from vitrail.models.stations import Station
 
 
 class PixelMLP(Model[MLPConfig]):
     """An MLP on the flattened image: the baseline without inductive bias."""
 
     has_positional_weights = True
+    reads_layers = True
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
@@ -35,7 +37,22 @@ class PixelMLP(Model[MLPConfig]):
             x_BD = drop(x_BD, self.config.dropout, self.training)
             if seen is not None:
                 seen.keep(layer, x_BD)
-        return self._classify(x_BD, seen)
+        return self.read(x_BD, seen)
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        """Logits from the features (B, D) of any layer."""
+        return self._classify(z_BTD, seen)
+
+    def stations(self, seen: Seen) -> list[Station]:
+        activation = ACTIVATIONS[self.config.activation]
+        found = [self.image_station()]
+        for layer in sorted(seen.layers):
+            entering = f"h_{layer}" if layer else "flatten(x)"
+            equation = f"h_{layer + 1} = {activation}({entering} W_{layer + 1} + b_{layer + 1})"
+            share = float((seen.steps[f"blocks.{layer}"] > 0).float().mean())
+            fields = {"width": self.config.width, "share": f"{share:.0%}"}
+            found.append(self.layer_station(layer, equation, seen, sentence="hidden", space="h", fields=fields))
+        return [*found, *self.head_stations(seen, "h_L")]
 
     @torch.no_grad()
     def reindex(self, order: Tensor) -> bool:

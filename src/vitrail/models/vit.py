@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from vitrail.configs.vit import ResizeRule, ViTConfig
 from vitrail.extensions import load_object
-from vitrail.models.base import Equations, Layout, Model, Reads, Seen
+from vitrail.models.base import Layout, Model, Reads, Seen
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
 from vitrail.models.layers import (
+    ACTIVATIONS,
     MLP,
     Attention,
     AttentionPool,
@@ -35,7 +36,10 @@ from vitrail.models.layers import (
 )
 from vitrail.models.look import evaluating
 from vitrail.models.positions import Position, attention_mask
+from vitrail.models.stations import Station
 from vitrail.settings import Pair
+
+_NORMS = {"layer": "LN", "batch": "BN"}
 
 
 class Block(nn.Module):
@@ -114,6 +118,7 @@ class ViT(Model[ViTConfig]):
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
     mask: Tensor | None
     embedding = "patch_embed.proj"
+    reads_layers = True
     opens_blocks = True
 
     def __init__(self, config: ViTConfig) -> None:
@@ -280,23 +285,64 @@ class ViT(Model[ViTConfig]):
         allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
         return Layout(c.grid, step, c.prefix, reads[c.pool], allowed)
 
-    def equations(self) -> Equations:
+    def stations(self, seen: Seen) -> list[Station]:
         c = self.config
-        norm = {"layer": "LN", "batch": "BN"}[c.norm]
         tokens = ["x_class"] * (c.pool == "cls") + ["x_reg"] * bool(c.registers)
-        added = self.position_table() is not None
-        once = added and c.placement == "once"
+        added = self.position_table()
+        once = added is not None and c.placement == "once"
+        whole = (c.tokens, c.width)
+        found = [self.image_station(), *self.patch_stations(seen)]
+        if (prefix := self.prefix_tokens()) is not None:
+            sequence, fields = f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]", {"count": len(prefix), "tokens": c.tokens}
+            found.append(Station("prefix", sequence, prefix[0], "prefix", shape=whole, fields=fields))
+        if once and added is not None:
+            found.append(Station("positions", "E_pos", added, "positions", c.grid, whole, space="z"))
+        embedded = "z_0 = [...] + E_pos" if once else "z_0 = [...]"
+        places = seen.steps["tokens"][0, c.prefix :]
+        found.append(Station("tokens", embedded, places, "tokens", c.grid, whole, space="z"))
+        norm = _NORMS[c.norm]
+        for layer in sorted(seen.layers):
+            equation = self._block_equation(layer, norm, adds=added is not None and not once)
+            found.append(self.layer_station(layer, equation, seen, sentence="block"))
         state = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
         state = f"{norm}({state})" if c.norm_order == "pre" else state
+        pooled = {"cls": state, "gap": f"mean_n {state}", "map": f"MAP({state})"}[c.pool]
         hidden = {"none": "y W + b", "tanh": "tanh(y W_0 + b_0) W + b", "gelu": "GELU(y W_0 + b_0) W + b"}
-        return Equations(
-            sequence=f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]",
-            embedded="z_0 = [...] + E_pos" if once else "z_0 = [...]",
-            adds_once=once,
-            blocks=[self._block_equation(layer, norm, adds=added and not once) for layer in range(c.depth)],
-            read=f"y = {({'cls': state, 'gap': f'mean_n {state}', 'map': f'MAP({state})'})[c.pool]}",
-            logits=hidden[c.representation],
-        )
+        return [*found, *self.head_stations(seen, pooled, hidden[c.representation])]
+
+    def layer_equations(self, layer: int) -> dict[str, str]:
+        c = self.config
+        norms = {
+            "layer": "gamma * (z - mu) / sqrt(sigma^2 + epsilon) + beta",
+            "batch": "gamma * (z - mu_B) / sqrt(sigma_B^2 + epsilon) + beta",
+        }
+        norm, scale = norms[c.norm], "g * " if c.layer_scale is not None else ""
+        is_pre = c.norm_order == "pre"
+        entering, middle = (" + z", " + z'") if c.residual else ("", "")
+        inner = "n" if is_pre else "z"
+        bias = " + B" if self.bias(layer) is not None else ""
+        score = "q k^T / sqrt(d)" if c.attention_scale is None else f"{c.attention_scale:g} * q k^T"
+        attended = {
+            **{part: f"{part} = {inner} W_{part}" for part in "qkv"},
+            "scores": f"s = {score}{bias}",
+            "weights": "a = softmax(s)",
+            "heads": "h = a v",
+            "msa": "m = [h_1; ...; h_k] W_o",
+            "middle": f"z' = {scale}m{entering}",
+        }
+        before, after = {"norm1": f"n = {norm}"}, norm.replace("z", "z'")
+        state = "n'" if is_pre else "n"
+        activated = f"{ACTIVATIONS[c.activation]}(z1)"
+        mlp = {"z1": f"z1 = {state} W_1 + b_1", "activated": activated, "z2": f"z2 = {activated} W_2 + b_2"}
+        if is_pre:
+            return {**before, **attended, "norm2": f"n' = {after}", **mlp, "out": f"z'' = {scale}z2{middle}"}
+        final = norm.replace("z", f"({scale}z2{' + n' if c.residual else ''})")
+        return {**attended, "norm1": f"n = {after}", **mlp, "norm2": f"z'' = {final}"}
+
+    def entering(self, layer: int, seen: Seen) -> Tensor:
+        z_BTD = super().entering(layer, seen)
+        added_TD = self.position.added(self, layer) if self.config.placement != "once" else None
+        return z_BTD if added_TD is None else z_BTD + added_TD
 
     def _block_equation(self, layer: int, norm: str, *, adds: bool) -> str:
         scale = "g * " if self.config.layer_scale is not None else ""
@@ -320,6 +366,12 @@ class ViT(Model[ViTConfig]):
     def position_table(self) -> Tensor | None:
         added_TD = self.position.added(self, 0)
         return None if added_TD is None else added_TD[self.config.prefix :]
+
+    def page_tensors(self) -> dict[str, Tensor]:
+        """Positions as one table for all tokens (T, D), `positions`, of whatever kind they are."""
+        found = {name: tensor for name, tensor in self.state_dict().items() if name not in self.position.learned}
+        added_TD = self.position.added(self, 0)
+        return found if added_TD is None else found | {"positions": added_TD}
 
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""

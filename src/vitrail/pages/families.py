@@ -7,6 +7,7 @@ COLOURS = {"vit": 0, "resnet": 1, "hybrid": 2, "mixer": 3, "lstm": 4, "mlp": 5, 
 
 
 def colours_of(families: Sequence[str]) -> list[int]:
-    """The colour of each of several models by its family; if a family is there twice, all have others."""
+    """The colour of each of several models by its family; if a family is there twice, all have others. From the ninth
+    on they are the same colours, for dashed lines."""
     are_distinct = len(set(families)) == len(families)
-    return [COLOURS.get(family, 7) if are_distinct else at % 8 for at, family in enumerate(families)]
+    return [COLOURS.get(family, 7) if are_distinct else at for at, family in enumerate(families)]

@@ -19,6 +19,8 @@ WIDTH, HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 30, 40
 _COLUMN = 4  # width of what the pointer finds in a chart of lines
 _ROW = 15  # least height of a row with a name
+_NAME = 16  # least distance of the names of lines
+_DASHES = ("", ' stroke-dasharray="7 3"', ' stroke-dasharray="2 3"')  # of lines with the colours 0 to 7, 8 to 15, ...
 
 
 class Html(str):
@@ -111,19 +113,30 @@ def numbers(pairs: Sequence[tuple[str, str]]) -> Html:
     return Html(f'<div class="numbers">{cells}</div>')
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]], numeric: frozenset[int] = frozenset()) -> str:
-    """A table; `numeric` columns are right-aligned."""
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numeric: frozenset[int] = frozenset(),
+    *,
+    stacks: bool = False,
+) -> Html:
+    """A table; `numeric` columns are right-aligned. If it `stacks`, a narrow screen shows each row as a list, below its
+    first cell, so that no column is out of sight."""
 
     def cells(tag: str, row: Sequence[object]) -> str:
         return "".join(
-            f"<{tag}{' class=number' if index in numeric else ''}>{escape(cell)}</{tag}>"
+            f"<{tag}{' class=number' if index in numeric else ''}>"
+            f"{named(index) if tag == 'td' else ''}{escape(cell)}</{tag}>"
             for index, cell in enumerate(row)
         )
 
+    def named(column: int) -> str:
+        return f'<span class="column-name">{escape(headers[column])}</span>' if stacks and column else ""
+
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{cells("th", headers)}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    kind = ' class="stacks"' if stacks else ""
+    head = f"<thead><tr>{cells('th', headers)}</tr></thead>"
+    return Html(f'<div class="scroll"><table{kind}>{head}<tbody>{body}</tbody></table></div>')
 
 
 def figure(title: str, note: str, content: str) -> Html:
@@ -170,7 +183,7 @@ class Line(NamedTuple):
 def chart(
     lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, log_x: bool = False, dots: bool = False
 ) -> str:
-    """A line chart; each line is labelled at its end."""
+    """A line chart; each line is named beside its end, or at the right if it ends earlier than others."""
     points = [
         (line, [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(y) and (y > 0 or not log)])
         for line in lines
@@ -193,7 +206,8 @@ def chart(
     y_ends = _ends([scale(y) for y in [y for _, y in every] + reached], margin=0.05)
     # Names stand beside the ends of their lines; what they do not need belongs to the lines.
     right = max(_RIGHT, min(max(1.1 * _breadth(line.name) + 8 if line.name else 0 for line in lines), 0.4 * WIDTH))
-    across, down = WIDTH - _LEFT - right, HEIGHT - _TOP - _BOTTOM
+    tall = max(HEIGHT, _TOP + _BOTTOM + _NAME * sum(bool(line.name and some) for line, some in points))
+    across, down = WIDTH - _LEFT - right, tall - _TOP - _BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -201,7 +215,7 @@ def chart(
             _TOP + down * (1 - (scale(y) - y_ends[0]) / (y_ends[1] - y_ends[0])),
         )
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">']
     y_ticks = _ticks(*y_ends)
     digits = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9)) if len(y_ticks) > 1 else 3
     for tick in y_ticks:
@@ -215,21 +229,20 @@ def chart(
     marks = _decades(*x_ends) if log_x else _ticks(*x_ends, integers=is_integer)
     for tick in marks:
         x, _ = place(tick, every[0][1])
-        parts.append(f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{tick:,.6g}</text>')
+        parts.append(f'<text class="soft" x="{x:.1f}" y="{tall - 22}" text-anchor="middle">{tick:,.6g}</text>')
     parts.append(
-        f'<text class="soft" x="{_LEFT + across / 2:.1f}" y="{HEIGHT - 5}"'
-        f' text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="soft" x="{_LEFT + across / 2:.1f}" y="{tall - 5}" text-anchor="middle">{escape(x_label)}</text>'
     )
-    names: list[tuple[float, float, str]] = []
+    names: list[tuple[float, float, float, str]] = []
     dotted: list[str] = []
     for line, some in points:
         if not some:
             continue
-        colour = f"var(--c{line.colour % 8})"
+        colour, dashed = f"var(--c{line.colour % 8})", _DASHES[line.colour // 8 % len(_DASHES)]
         spots = [place(x, y) for x, y in some]
         if line.joined:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashed}/>')
         for x, bar in zip(line.xs, line.bars, strict=False):
             (at, low), (_, high) = place(x, bar[0]), place(x, bar[1])
             way = f'x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
@@ -241,13 +254,18 @@ def chart(
                 name = Html(f"{escape(line.name)}\n") if line.name else ""
                 title = _titled(Html(f"{name}{_spoken(x)}: {_spoken(y)}{range_}"))
                 dotted.append(f'<circle cx="{at:.1f}" cy="{height:.1f}" r="2.6" fill="{colour}">{title}</circle>')
-        x, y = spots[-1]
-        names.append((y, x, f'style="fill:{colour}">{escape(_cut(line.name, (right - 7.9) / 1.1))}</text>'))
+        if line.name:
+            x, y = spots[-1]
+            text = f'style="fill:{colour}">{escape(_cut(line.name, (right - 7.9) / 1.1))}</text>'
+            names.append((y, x, WIDTH - right if line.joined else x, text))
     names.sort(key=lambda name: name[0])
-    for y, (_, x, text) in zip(_apart([y for y, _, _ in names], HEIGHT - _BOTTOM), names, strict=True):
-        parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}" {text}')
+    for height, (y, x, beside, text) in zip(_apart([name[0] for name in names], tall - _BOTTOM), names, strict=True):
+        if beside - x > _NAME:
+            way = f'x1="{x + 4:.1f}" x2="{beside + 2:.1f}" y1="{y:.1f}" y2="{height:.1f}"'
+            parts.append(f'<line class="axis" {way} stroke-dasharray="2 2"/>')
+        parts.append(f'<text x="{beside + 5:.1f}" y="{height + 4:.1f}" {text}')
     if not dots:
-        parts += _columns([(line, some) for line, some in points if line.joined], place, x_label, y_label)
+        parts += _columns([(line, some) for line, some in points if line.joined], place, tall, x_label, y_label)
     return "".join(parts + dotted) + "</svg>"
 
 
@@ -267,6 +285,7 @@ def _visible(points: Sequence[tuple[float, float]], column: Callable[[float], fl
 def _columns(
     lines: Sequence[tuple[Line, Sequence[tuple[float, float]]]],
     place: Callable[[float, float], tuple[float, float]],
+    tall: float,
     x_label: str,
     y_label: str,
 ) -> list[str]:
@@ -288,7 +307,7 @@ def _columns(
         x = max(column.values())[0]
         values = [Html(f"{escape(lines[number][0].name or y_label)} {_spoken(y)}") for number, (_, y) in column.items()]
         said = [Html(f"{escape(x_label)} {_spoken(x)}"), *values]
-        area = f"M{low:.1f} {_TOP}H{high:.1f}V{HEIGHT - _BOTTOM}H{low:.1f}z"
+        area = f"M{low:.1f} {_TOP}H{high:.1f}V{tall - _BOTTOM}H{low:.1f}z"
         texts = {language: "&#10;".join(_plain(one, language) for one in said) for language in ("en", "ko")}
         if texts["en"] == texts["ko"]:
             areas = f'<path class="area" d="{area}"><title>{texts["en"]}</title></path>'
@@ -304,12 +323,12 @@ def _columns(
             for number, spot in column.items()
             for at, height in [place(*spot)]
         )
-        rule = f'<path class="axis" d="M{middle:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>'
+        rule = f'<path class="axis" d="M{middle:.1f} {_TOP}V{tall - _BOTTOM}"/>'
         parts.append(f'<g class="column">{areas}<g>{rule}{points}{read}</g></g>')
     return parts
 
 
-def _apart(heights: Sequence[float], lowest: float, gap: float = 14) -> list[float]:
+def _apart(heights: Sequence[float], lowest: float, gap: float = _NAME) -> list[float]:
     """Ascending heights moved as little as needed for names to stand below each other, none below `lowest` if it can
     be."""
     found: list[float] = []

@@ -99,7 +99,7 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     runs = sorted(map(read_run, find_runs(paths)), key=lambda run: -(run.final or {"accuracy": -1})["accuracy"])
     names = short_names(runs)
     known = [(run, name) for run, name in zip(runs, names, strict=True) if run.answers is not None]
-    found: dict[str, tuple[str, str, Paired]] = {}
+    found: dict[tuple[str, str], Paired] = {}
     groups: list[list[tuple[Run, str]]] = []
     for run, name in known:
         mine = next((group for group in groups if _are_comparable(group[0][0], run)), None)
@@ -107,14 +107,15 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     for group in groups:
         for (one, first), (other, second) in itertools.combinations(group, 2):
             if one.answers is not None and other.answers is not None:
-                found[f"{len(found)}"] = (first, second, one.answers.against(other.answers))
-    levels = holm({key: paired.p_value for key, (_, _, paired) in found.items()})
+                found[first, second] = one.answers.against(other.answers)
+    levels = holm({both: paired.p_value for both, paired in found.items()})
     return SideBySide(
         runs=tuple(runs),
         names=tuple(names),
         differences=_differences(runs),
         pairs=tuple(
-            Pair(one=one, other=other, paired=paired, level=levels[key]) for key, (one, other, paired) in found.items()
+            Pair(one=one, other=other, paired=paired, level=levels[one, other])
+            for (one, other), paired in found.items()
         ),
         groups=tuple(f"{_images(group[0][0])}: {', '.join(name for _, name in group)}" for group in groups),
     )

@@ -1,5 +1,6 @@
 """The page of `vitrail runs`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.console import clock, setting_cell
@@ -22,7 +23,7 @@ def write_page(found: SideBySide, output: Path, *, command: str = "", force: boo
     sections = [
         _scores(found),
         _pairs(found),
-        _curves(found),
+        _figures(found),
         _differences(found),
         f"<h2>{word('again')}</h2><pre>{escape(command or 'Python')}</pre>",
     ]
@@ -35,32 +36,23 @@ def write_page(found: SideBySide, output: Path, *, command: str = "", force: boo
 
 
 def _scores(found: SideBySide) -> str:
-    colours = colours_of([run.family for run in found.runs])
-    drawn, rows = [], []
-    for run, name, colour in zip(found.runs, found.names, colours, strict=True):
+    rows = []
+    for run, name in zip(found.runs, found.names, strict=True):
         accuracy, interval, images = "-", "-", "-"
         if run.final is not None:
             low, high = run.final["accuracy_interval"]
-            drawn.append(Range(name, 100 * run.final["accuracy"], 100 * low, 100 * high, colour))
             accuracy, interval = f"{run.final['accuracy']:.1%}", f"{low:.1%} … {high:.1%}"
             images = f"{run.final['count']:,} ({run.final.get('split', '?')})"
         time = "-" if run.seconds is None else clock(run.seconds)
         state = "" if run.is_finished else word("unfinished")
         steps = Html(f"{run.step:,} {state}")
         about = " · ".join(text for text in (run.model, str(run.folder)) if text != name)
-        named = Html(f'{escape(name)}<br><small class="quiet">{escape(about)}</small>')
+        named = Html(f'<span>{escape(name)}<br><small class="quiet">{escape(about)}</small></span>')
         rows.append((named, accuracy, interval, images, steps, time))
     heads = [word(key) for key in ("run", "accuracy", "interval", "images", "steps", "time")]
-    shown = ""
-    if drawn:
-        best = found.runs[0].final
-        title = word("no-best")
-        if found.have_same_images:
-            title = word("best", run=found.names[0], accuracy=f"{best['accuracy']:.1%}" if best else "-")
-        shown = figure(title, word("intervals"), ranges(drawn, word("accuracy-axis", "tspan")))
-    listed = table(heads, rows, frozenset({1, 2, 3, 4, 5}))
+    listed = table(heads, rows, frozenset({1, 2, 3, 4, 5}), stacks=True)
     caveat = word("different-images", "p", groups="; ".join(found.groups)) if len(found.groups) > 1 else ""
-    return f'<h2>{word("scores")}</h2>{caveat}<div class="panes">{shown}{listed}</div>'
+    return f"<h2>{word('scores')}</h2>{caveat}{listed}"
 
 
 def _pairs(found: SideBySide) -> str:
@@ -79,7 +71,7 @@ def _pairs(found: SideBySide) -> str:
     ]
     heads = [word(key) for key in ("one", "other", "verdict", "only", "images", "chance")]
     about = f"{word('about-pairs', 'p')}{word('about-seeds', 'p')}"
-    return f"<h2>{word('pairs')}</h2>{about}{table(heads, rows, frozenset({3, 4, 5}))}{_notes(found)}"
+    return f"<h2>{word('pairs')}</h2>{about}{table(heads, rows, frozenset({3, 4, 5}), stacks=True)}{_notes(found)}"
 
 
 def _verdict(pair: Pair) -> Html:
@@ -97,7 +89,7 @@ def _notes(found: SideBySide) -> str:
     return "".join(notes)
 
 
-def _curves(found: SideBySide) -> str:
+def _figures(found: SideBySide) -> str:
     colours = colours_of([run.family for run in found.runs])
 
     def drawn(kind: str, key: str, axis: str, factor: float) -> str | None:
@@ -117,13 +109,28 @@ def _curves(found: SideBySide) -> str:
         )
         if content is not None
     ]
+    if any(run.final is not None for run in found.runs):
+        figures.insert(0, _intervals(found, colours))
     if not figures:
         return ""
     return f'<h2>{word("course")}</h2>{axes(Html(f"""<div class="panes">{"".join(figures)}</div>"""))}'
+
+
+def _intervals(found: SideBySide, colours: Sequence[int]) -> Html:
+    """Final scores with their intervals."""
+    drawn = []
+    for run, name, colour in zip(found.runs, found.names, colours, strict=True):
+        if run.final is not None:
+            low, high = run.final["accuracy_interval"]
+            drawn.append(Range(name, 100 * run.final["accuracy"], 100 * low, 100 * high, colour))
+    title = word("no-best")
+    if found.have_same_images:
+        title = word("best", run=found.names[0], accuracy=f"{drawn[0].value:.1f}%")
+    return figure(title, word("intervals"), ranges(drawn, word("accuracy-axis", "tspan")))
 
 
 def _differences(found: SideBySide) -> str:
     if not found.differences:
         return ""
     rows = [(key, *map(setting_cell, values)) for key, values in found.differences.items()]
-    return f"<h2>{word('settings')}</h2>{table([word('setting'), *found.names], rows)}"
+    return f"<h2>{word('settings')}</h2>{table([word('setting'), *found.names], rows, stacks=True)}"

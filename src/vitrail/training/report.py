@@ -18,8 +18,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from vitrail import __version__
-from vitrail.console import clock
+from vitrail.console import clock, setting_cell
 from vitrail.data.dataset import Dataset, Split
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import Preprocess
@@ -310,13 +309,10 @@ def _typed(words: Iterable[str]) -> str:
 
 def _origin(provenance: dict[str, Any]) -> str:
     plain = {key: value for key, value in provenance.items() if not isinstance(value, dict) and key != "command"}
-    rows = [[_name_of(key), value] for key, value in plain.items()]
+    rows = [[_name_of(key), setting_cell(value)] for key, value in plain.items()]
     if source := provenance.get("finetuned_from"):
         rows.append([word("finetuned-from"), "; ".join([source["bundle"], *source["changes"]])])
-    rows += [
-        [word("machine"), f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"],
-        [word("versions"), f"vitrail {__version__}, torch {torch.__version__}"],
-    ]
+    rows.append([word("machine"), f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"])
     return f"<pre>{escape(provenance.get('command') or 'Python')}</pre>{table((word('what'), word('value')), rows)}"
 
 

@@ -20,6 +20,7 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import AnyData, open_data
 from vitrail.errors import UsageError
 from vitrail.models.create import build
+from vitrail.pages.notebook import card
 from vitrail.settings import counted
 from vitrail.storage import writable
 from vitrail.training.callback import Callback
@@ -79,6 +80,14 @@ class Result:
             parts.append(f"stopped by {self.stopped} before the last of {self.total:,}")
         parts += [] if self.folder is None else [str(self.folder)]
         return f"Result({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        rows = [("scores", self.sentence)] if self.sentence else []
+        rows.append(("length", f"{counted(self.steps, 'step')} in {self.seconds:.1f} s"))
+        if self.stopped is not None:
+            rows.append(("stopped", f"by {self.stopped} before the last of {self.total:,}"))
+        rows += [] if self.folder is None else [("report", str(self.folder / "report.html"))]
+        return card(self.bundle.model.config.name, rows, "vitrail.train") + self.bundle._repr_html_()
 
 
 def train(

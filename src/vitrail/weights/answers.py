@@ -25,6 +25,8 @@ class Answer(ABC):
     """One kind of answer."""
 
     kind: ClassVar[str]
+    equation: ClassVar[str]
+    """How probabilities p follow from logits l, in plain text."""
     nothing: ClassVar[str] = ""
     """What stands for a prediction that names nothing, if that can be."""
 
@@ -58,6 +60,7 @@ class OneClass(Answer):
     """Exactly one of the classes: softmax."""
 
     kind = "class"
+    equation = "p_k = e^(l_k) / (sum_j e^(l_j))"
 
     def probabilities(self, logits_BK: "Tensor") -> "Tensor":
         return logits_BK.softmax(-1)
@@ -79,6 +82,7 @@ class SeveralLabels(Answer):
     """Each label by itself: sigmoid, and a threshold for each label."""
 
     kind = "labels"
+    equation = "p_k = 1 / (1 + e^(-l_k))"
     nothing = "(no label)"
 
     thresholds: tuple[float, ...]

@@ -13,7 +13,6 @@ manifest.json       SHA-256 of every file above
 import dataclasses
 import hashlib
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,9 +30,11 @@ from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import find_device
+from vitrail.pages.notebook import card
 from vitrail.settings import counted
 from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
 from vitrail.weights.answers import ONE_CLASS, Answer
+from vitrail.weights.card import model_card
 from vitrail.weights.parts import Parts, read_parts
 
 _MEASURED = ("scores", "proofs")
@@ -119,6 +120,26 @@ class Bundle:
             provenance=self.provenance,
             answer=self.answer,
         )
+
+    def _repr_html_(self) -> str:
+        config, known = self.model.config, self.provenance
+        labels = self.labels or ()
+        shown = ", ".join(labels[:5]) + (f", and {len(labels) - 5:,} more" if len(labels) > 5 else "")
+        rows = [
+            ("input", f"{' x '.join(map(str, config.resolution))} px, {counted(config.channels, 'channel')}"),
+            ("classes", f"{config.classes:,}" + (f": {shown}" if shown else "")),
+            ("parameters", f"{config.parameters:,}"),
+            (
+                "trained",
+                f"{known['steps']:,} steps"
+                if isinstance(known.get("steps"), int)
+                else known.get("converted_from", "-"),
+            ),
+        ]
+        scores = known.get("scores")
+        if isinstance(scores, dict) and isinstance(scores.get("accuracy"), float):
+            rows.append(("accuracy", f"{scores['accuracy']:.1%}"))
+        return card(config.name or config.family, rows, "vitrail.Bundle")
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that its answers depend on: settings, preprocessing, labels, answer and weights."""
@@ -314,53 +335,3 @@ def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:
             problems.append(f"{name} has numbers of type {dtype or 'unknown'} instead of {wanted}")
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     return "; ".join(sorted(problems)[:5]) + more
-
-
-# Licences that the Hugging Face Hub has a word for; it takes others as "other", with a name beside.
-_LICENCES = re.compile(
-    r"apache-2\.0|mit|bsd(-[23]-clause)?|isc|cc0-1\.0|cc-by(-(nc|sa|nd|nc-sa|nc-nd))?-[234]\.[05]|(a|l)?gpl-3\.0|gpl-2\.0"
-    r"|mpl-2\.0|openrail|unlicense|unknown|other"
-)
-
-
-def model_card(
-    config: ModelConfig, provenance: dict[str, Any], *, library: str = "vitrail", use: Sequence[str] | None = None
-) -> str:
-    """The model card, with the front matter that model hubs read; `use` is the Python that runs the model in a
-    library."""
-    info = config.info()
-    height, width = info["resolution"]
-    predicts = config.predicts
-    tasks = {"classes": "image-classification", "pixels": "unconditional-image-generation"}
-    task = tasks.get(predicts, "image-feature-extraction")
-    if use is None and predicts == "classes":
-        use = ["import vitrail", 'print(vitrail.Classifier("path/to/this/folder").predict(["image.png"]))']
-    elif use is None:
-        use = ["import vitrail", 'model = vitrail.load("path/to/this/folder").model']
-    licence = str(provenance.get("licence", "unknown"))
-    terms = [f"license: {json.dumps(licence)}"]
-    if not _LICENCES.fullmatch(licence.lower()):
-        terms = ["license: other", f"license_name: {json.dumps(licence)}"]
-    lines = [
-        "---",
-        f"library_name: {library}",
-        f"pipeline_tag: {task}",
-        *terms,
-        f"tags: [{task}, {info['family']}]",
-        "---",
-        f"# {info['name'] or info['family']}",
-        "",
-        f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one image of"
-        f" {height} x {width} pixels with {counted(info['channels'], 'channel')}, {info['classes']:,} classes.",
-        "",
-        "```python",
-        *use,
-        "```",
-        "",
-        "## Where it comes from",
-        "",
-        *(f"- {key.replace('_', ' ')}: {value}" for key, value in provenance.items()),
-    ]
-    if not provenance:
-        lines.append("Nothing is recorded.")
-    return "\n".join(lines) + "\n"

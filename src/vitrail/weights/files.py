@@ -6,6 +6,7 @@ tensors: `weights.unpickle` behind `vitrail.wall`.
 
 import re
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vitrail.storage import read_document, read_json
 from vitrail.weights import unpickle
 from vitrail.weights.layout import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.weights.vocabulary import Checkpoint
+from vitrail.zips import check_content
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -100,12 +102,14 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
 
 def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
     """Read sharded checkpoints of Hugging Face, whose index lists the file of each tensor."""
-    shards = read_index(index)
     tensors: dict[str, Tensor] = {}
-    for name in shards:
-        tensors |= _read(index.parent / name, notes)
-    if missing := sorted(set().union(*shards.values()) - tensors.keys()):
-        raise DamagedError(path=index, cause=f"names tensors that no file has: {', '.join(missing[:3])}")
+    for name, stated in read_index(index).items():
+        found = _read(index.parent / name, notes)
+        if missing := sorted(stated - found.keys()):
+            raise DamagedError(path=index, cause=f"names tensors that {name} has not: {', '.join(missing[:3])}")
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise DamagedError(path=index, cause=f"leads to files that both have {twice[0]}")
+        tensors |= found
     return tensors
 
 
@@ -133,6 +137,14 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
     """The state dict in a pickle, read by a child process without other abilities."""
+    try:
+        with file.open("rb") as opened:
+            is_zip = opened.read(4) == b"PK\3\4"  # since PyTorch 1.6
+        if is_zip:
+            with zipfile.ZipFile(file) as archive:
+                check_content(archive)
+    except Exception as error:  # what the parser raises
+        raise DamagedError(path=file, cause=f"cannot be read ({first_line(error)})") from None
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
         report = convert_pickle(Path(unpickle.__file__), file, plain, plain="a plain state dict")

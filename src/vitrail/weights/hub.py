@@ -87,6 +87,8 @@ def _look(client: ModuleType, repository: str, revision: str | None) -> _Snapsho
     try:
         with _in_one_line(client, repository, revision):
             info = client.HfApi().model_info(repository, revision=revision)
+            if not re.fullmatch(r"[0-9a-f]{40}", info.sha):  # the client makes paths of it
+                raise ValueError("a commit")
     except _Unreachable as wall:
         folder = _cached(client, repository, revision)
         if folder is None:
@@ -186,6 +188,8 @@ def _in_one_line(client: ModuleType, repository: str, revision: str | None) -> G
     except errors.LocalEntryNotFoundError as error:
         reason = first_line(error.__cause__ or error)
         raise _Unreachable(repository, f"The Hub cannot be reached ({reason})", is_wanted=False) from None
+    except (ValueError, TypeError, KeyError, AttributeError):  # a page of a proxy, for instance
+        raise _Unreachable(repository, "The Hub cannot be reached (what answers is no Hub)", is_wanted=False) from None
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise VitrailError(f"{at} could not be fetched into the cache ({reason}). Nothing of it is kept.") from None

@@ -14,7 +14,8 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.storage import write_json
-from vitrail.weights.bundle import Bundle, model_card
+from vitrail.weights.bundle import Bundle
+from vitrail.weights.card import model_card
 from vitrail.weights.guesses import count_layers, distinct, named, notes_of, square_grid, usual_heads, usual_preprocess
 from vitrail.weights.limits import require_plain_vit, unknown_to
 from vitrail.weights.proof import Forward, Unverified, import_peer

@@ -13,7 +13,8 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import MODELS
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitrail.weights.bundle import Bundle, model_card
+from vitrail.weights.bundle import Bundle
+from vitrail.weights.card import model_card
 from vitrail.weights.guesses import (
     count_layers,
     distinct,

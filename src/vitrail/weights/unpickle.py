@@ -24,9 +24,10 @@ def convert(source: Path, target: Path, refuse: Refuse) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     found, taken, beside = choose(read(source, refuse), refuse)
-    tensors = {
-        str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, torch.Tensor)
-    }
+    named = [(str(name).removeprefix("module."), value) for name, value in found.items() if torch.is_tensor(value)]
+    tensors = dict(named)
+    if len(tensors) < len(named):
+        refuse("it has a tensor twice, with and without the prefix module.")
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > 4 * source.stat().st_size + 2**20:
         refuse(f"its tensors would fill {size:,} bytes")

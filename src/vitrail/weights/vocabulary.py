@@ -65,7 +65,12 @@ class Checkpoint:
     """The licence that the files state."""
 
     def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
-        """A copy with renamed tensors."""
+        """A copy with renamed tensors. None may be lost because another has its name now."""
+        if len(tensors) < len(self.tensors):
+            raise DamagedError(
+                path=self.path,
+                cause=f"has {len(self.tensors):,} tensors, but only {len(tensors):,} that differ in more than a prefix",
+            )
         return dataclasses.replace(self, tensors=tensors)
 
     @property
@@ -179,6 +184,11 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
         absent = [name for name in entry.theirs if name not in tensors]
         missing += absent
         if not absent:
+            if strange := next((name for name in entry.theirs if not tensors[name].is_floating_point()), None):
+                raise DamagedError(
+                    path=checkpoint.path,
+                    cause=f"must have weights in floating point, got {tensors[strange].dtype} in {strange}",
+                )
             try:
                 joined = entry.join([tensors[name].float() for name in entry.theirs])
             except (RuntimeError, ValueError, IndexError) as error:

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import re
 import shutil
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -48,12 +49,22 @@ class Web(Remote):
         folder = user_folder() / "weights" / hashlib.sha256(address.encode()).hexdigest()[:16]
         copy = _Copy(address, bare, folder / name)
         with locked(folder / "lock", lambda other: say(f"waiting for {other}, which fetches the same file")):
-            notes = copy.bring(sha256)
+            try:
+                notes = copy.bring(sha256)
+            except OSError as error:
+                raise VitrailError(
+                    f"The cache {str(folder)!r} cannot be used ({error.strerror}). Remove it, or set VITRAIL_HOME to"
+                    " another folder."
+                ) from None
         return Fetched(path=copy.file, address=bare, weights={name: copy.digest}, discard=copy.remove, notes=notes)
 
 
 class _Cut(Exception):
     """The connection ended early."""
+
+
+_BROKEN = (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLError)
+"""What a connection that breaks raises."""
 
 
 class _Refused(Exception):
@@ -85,8 +96,10 @@ class _Copy:
                 demand(sha256, self.digest, self.bare)
                 return (f"{self.bare} cannot be reached ({wall}): the copy in the cache is used",)
             kept = ""
-            if self._part.exists() and self._part.stat().st_size:
-                kept = f" {self._part.stat().st_size:,} bytes have come and stay: the same command goes on."
+            if self._come and self._read_state().get("part"):
+                kept = f" {self._come:,} bytes have come and stay: the same command goes on."
+            else:  # nothing by which the rest could be asked for
+                self._forget_part()
             raise VitrailError(
                 f"{self.bare} cannot be fetched ({wall}).{kept} Or fetch it where there is a network (curl -LO), bring"
                 f" it here, then: vitrail convert {self.file.name} DST"
@@ -118,9 +131,9 @@ class _Copy:
         while True:
             try:
                 return self._attempt()
-            except (_Cut, http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError) as error:
+            except (_Cut, *_BROKEN) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code < 500:
-                    raise _Refused(f"the server answers {error.code} {error.reason}") from None
+                    raise _Refused(_spoken(error)) from None
                 attempts = 0 if self._come > most else attempts + 1
                 most = max(most, self._come)  # what comes a second time is no progress
                 if attempts >= _ATTEMPTS or (not self._come and _is_wall(error)):
@@ -208,9 +221,10 @@ class _Copy:
     def _read_state(self) -> dict[str, str]:
         try:
             state = json.loads(self._state.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
-        return state if isinstance(state, dict) else {}
+        is_ours = isinstance(state, dict) and all(isinstance(one, str) and one.isprintable() for one in state.values())
+        return state if is_ours else {}
 
     def _write_state(self, state: dict[str, str]) -> None:
         replace_text(self._state, json.dumps(state))
@@ -289,6 +303,8 @@ def _is_wall(error: Exception) -> bool:
 
 def _spoken(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"the server answers {error.code} {error.reason}"
+        return f"the server answers {error.code} {str(error.reason).partition(chr(10))[0]}".rstrip()
+    if isinstance(error, http.client.IncompleteRead):
+        return "the connection ended early"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     return getattr(reason, "strerror", None) or first_line(reason if isinstance(reason, Exception) else error)

@@ -52,15 +52,6 @@ function mapsOf({ read, all }) {
 // Nobody looks at a mean: who looks at it can only be asked of a token.
 function way() { return state.patch === null && data.reads !== "[CLS]" ? "from" : state.way; }
 
-function paint(canvas, values) {
-  const [high, wide] = data.grid;
-  canvas.width = wide; canvas.height = high;
-  const peak = Math.max(...values, 1e-12), image = new ImageData(wide, high);
-  values.forEach((value, n) => image.data.set([...data.ramp[Math.round(255 * Math.min(value / peak, 1))], 255], 4 * n));
-  canvas.getContext("2d").putImageData(image, 0, 0);
-  return peak;
-}
-
 function entropy({ values, among }) {
   const sum = values.reduce((a, b) => a + b, 0) || 1;
   return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(among, 2));
@@ -103,14 +94,14 @@ async function draw() {
   const call = (n, head, isMean) => `${say("layer")} ${layers[n].layer}` + (isMean ? "" : ` · ${say("head")} ${data.heads[head]}`);
   found.forEach((heads, n) => heads.forEach((map, head) => {
     const { button, canvas, words } = cells[n][head];
-    paint(canvas, map.values);
+    paintHeat(canvas, map.values, data.grid, data.ramp);
     words.textContent = entropy(map).toFixed(2);
     button.title = call(n, head, map.isMean);
     button.setAttribute("aria-label", `${button.title}, ${say("entropy-column")} ${words.textContent}`);
     button.setAttribute("aria-pressed", String(n === state.layer && head === chosen));
   }));
   const map = found[state.layer][chosen], wide = data.grid[1];
-  const peak = paint($("laid"), map.values), sum = map.values.reduce((a, b) => a + b, 0);
+  const peak = paintHeat($("laid"), map.values, data.grid, data.ramp), sum = map.values.reduce((a, b) => a + b, 0);
   const row = Math.floor(state.patch / wide), column = state.patch % wide;
   const who = state.patch === null ? spoken($("class")) : `${say("row")} ${row}, ${say("column")} ${column}`;
   $("asked").textContent = `${who} · ${say(way())} · ${call(state.layer, chosen, map.isMean)}`
@@ -127,12 +118,6 @@ function outline() {
   mark.style.left = `${(100 * (state.patch % wide)) / wide}%`; mark.style.top = `${(100 * Math.floor(state.patch / wide)) / high}%`;
 }
 
-function under(event) {
-  const [high, wide] = data.grid, box = $("stage").getBoundingClientRect();
-  const inside = (share, count) => Math.max(0, Math.min(count - 1, Math.floor(share * count)));
-  return inside((event.clientY - box.top) / box.height, high) * wide + inside((event.clientX - box.left) / box.width, wide);
-}
-
 function ask(patch, held) {
   if (patch === state.patch && held === state.held) return;
   state.patch = patch; state.held = held; draw();
@@ -141,18 +126,23 @@ function ask(patch, held) {
 const stage = $("stage");
 const canAsk = data.images[0].layers.every(({ all }) => all);
 if (canAsk) {
-  stage.onpointermove = (event) => { if (!state.held && event.pointerType === "mouse") ask(under(event), false); };
+  stage.onpointermove = (event) => { if (!state.held && event.pointerType === "mouse") ask(placeUnder(event, stage, data.grid), false); };
   stage.onpointerleave = () => { if (!state.held) ask(null, false); };
-  stage.onclick = (event) => { const patch = under(event); ask(patch, !(state.held && patch === state.patch)); };
-  stage.onkeydown = (event) => {
-    const [high, wide] = data.grid;
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
-    if (event.key === "Escape") ask(null, false);
-    if (step === undefined) return;
-    event.preventDefault();
-    const middle = Math.floor(high / 2) * wide + Math.floor(wide / 2);
-    ask(state.patch === null ? middle : (state.patch + step + high * wide) % (high * wide), true);
+  stage.onclick = (event) => {
+    const patch = placeUnder(event, stage, data.grid);
+    if (state.held && patch === state.patch) ask(patch, false);
+    else follow(patch);
   };
+  stage.onkeydown = (event) => {
+    if (event.key === "Escape") ask(null, false);
+    const [high, wide] = data.grid, middle = Math.floor(high / 2) * wide + Math.floor(wide / 2);
+    const next = placeBeside(state.patch ?? middle, event.key, data.grid);
+    if (next === undefined) return;
+    event.preventDefault();
+    follow(state.patch === null ? middle : next);
+  };
+  let begun = false;  // at first the page shows what the classifier reads
+  whenFollowed.push((patch) => { if (begun) ask(patch, true); begun = true; });
 }
 for (const radio of document.querySelectorAll("input[name=way]")) {
   radio.disabled = !canAsk;

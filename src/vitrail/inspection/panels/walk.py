@@ -1,23 +1,33 @@
-"""The path of an image through a ViT, step by step: equation, shape and actual values of each."""
+"""The path of an image through a model, station by station: equation, shape and actual values of each."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
-from vitrail.inspection.colours import heat
-from vitrail.inspection.panel import Context, Figure, Panel
+from vitrail.inspection.colours import sequential, signed
+from vitrail.inspection.packing import pack, rounded_to
+from vitrail.inspection.panel import Context, Figure, Panel, place_in
+from vitrail.inspection.words import SHARED
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.look import evaluating
+from vitrail.models.stations import Station
+from vitrail.pages.equations import typeset
 from vitrail.pages.page import Html, Line, chart, data_image, escape, figure
-from vitrail.pages.words import words_beside
+from vitrail.pages.words import LANGUAGES, words_beside
 from vitrail.settings import Pair
 from vitrail.weights.answers import ONE_CLASS, Answer
 
 _NUMBERS = 6  # of each step are printed
+_TOP = 5  # classes that are named
+_MAPS = 8  # feature maps of a layer that are shown
+_FEATURES = 96  # of each vector that the page carries for every patch
 
 
 class Step(NamedTuple):
@@ -33,13 +43,28 @@ class Step(NamedTuple):
     norms: np.ndarray | None = None
     """Norms of the patches' tokens, (h, w)."""
     words: Mapping[str, Any] = {}
-    """Values for the placeholders of its sentence, whose name is `sentence`, otherwise the key."""
+    """Values for the placeholders of its sentence, whose name is `sentence`."""
     sentence: str = ""
+    places: np.ndarray | None = None
+    """The first features at every place that can be followed, (N, at most 96)."""
+    lengths: np.ndarray | None = None
+    """Norms of the whole vectors there, (N)."""
+    scale: float = 1.0
+    """Largest value of the signed colours of its vectors, the same for all steps of one space."""
+    station: Station | None = None
+    """What the model says of it; None for the probabilities, which the bundle answers."""
+    maps: np.ndarray | None = None
+    """The strongest channels, (count, h, w)."""
 
     @property
     def values(self) -> list[float]:
         """The first few values of the vector."""
         return [float(f"{value:.5g}") for value in self.vector[:_NUMBERS]]
+
+    @property
+    def grid(self) -> Pair | None:
+        """Rows and columns of its places."""
+        return None if self.station is None else self.station.grid
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in `inspect.json`."""
@@ -53,27 +78,45 @@ class Walk(Panel):
     """The steps of each shown image, and the prediction if each layer were the last."""
 
     words = words_beside(__file__)
+    script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)
+        self.features = _FEATURES
+        """Number of features that the page carries of every patch; 0: those of the followed patch alone."""
         self.steps: dict[int, list[Step]] = {}
-        self.path: dict[int, list[dict[str, float]]] = {}
+        self.path: dict[int, list[dict[str, Any]]] = {}
         """Of each shown image: `class_path`."""
-
-    def why_absent(self) -> str | None:
-        if self.context.model.equations() is None:
-            return "no-walk"
-        return self.context.why_no_attention()
+        self.logits: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """Of each shown image that is classified: logits and probabilities."""
 
     @property
-    def _patch(self) -> int:
-        """The followed patch: the one at the centre."""
-        return self.context.model.centre_token()
+    def notice(self) -> str:
+        return "notice" if self.context.followed is not None else "notice-whole"
+
+    def why_absent(self) -> str | None:
+        return "one-patch" if self.context.model.config.grid == (1, 1) else None
 
     def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
-        self.steps[number] = walk(self.context.model, seen, self._patch)
-        if self.context.why_no_prediction() is None:
-            self.path[number] = class_path(self.context.model, seen, self.context.bundle.answer)
+        model, answer = self.context.model, self.context.bundle.answer
+        self.steps[number] = walk(model, seen, self.context.followed or 0)
+        if self.context.why_no_prediction() is not None:
+            return
+        logits = seen.logits[0].float()
+        shares = answer.probabilities(logits)
+        self.logits[number] = logits.cpu().numpy(), shares.cpu().numpy()
+        best = np.sort(self.logits[number][1])[::-1]
+        self.steps[number].append(
+            Step("probabilities", answer.equation, best.shape, best, sentence=f"probabilities-{answer.kind}")
+        )
+        if model.reads_layers:
+            self.path[number] = class_path(model, seen, answer, self.context.labels)
+
+    def numbers(self) -> dict[str, Any]:
+        if self.context.followed is None:
+            return {"followed": None}
+        row, column = divmod(self.context.followed, self.context.grid[1])
+        return {"followed": {"row": row, "column": column}}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
         return {
@@ -93,131 +136,311 @@ class Walk(Panel):
                 chart(lines, self.label("layer"), self.label("probability-cosine"), dots=True),
             )
 
+    # The section
+
     def html(self, figures: Mapping[str, Figure]) -> str:
+        if not self.steps:
+            return ""
+        intro = self.say("walk")
+        if self.context.followed is not None:
+            intro += self.say("choose" if self.features else "chosen")
+            intro += '<p id="followed" class="followed" aria-live="polite"></p>'
         parts = []
         for number, steps in self.steps.items():
-            content = f'<div class="tiles">{"".join(self._step(number, step) for step in steps)}</div>'
+            content = f'<div class="tiles walk">{"".join(self._figures(number, steps))}</div>'
             if number in self.path:
-                curve = str(figures[f"picture-{number}-path"])
-                content += figure(self.word("path"), self.word("path-note"), curve)
+                content += self._lens(number, str(figures[f"picture-{number}-path"]))
             parts.append(self.each(number, content))
-        return self.say("walk") + "".join(parts) if parts else ""
+        return intro + "".join(parts)
 
-    def _step(self, number: int, step: Step) -> Html:
+    def _figures(self, number: int, steps: Sequence[Step]) -> Iterator[Html]:
+        """A figure for each step; one for all layers."""
+        indexed = list(enumerate(steps))
+        for is_layer, some in itertools.groupby(indexed, lambda one: _layer_of(one[1]) is not None):
+            if is_layer:
+                yield self._layers(number, list(some))
+            else:
+                yield from (self._step(number, index, step) for index, step in some)
+
+    def _step(self, number: int, index: int, step: Step) -> Html:
+        shows = "" if step.station is None else step.station.shows
         shown = ""
-        if step.key == "picture":
+        if shows == "image":
             shown = self._image(number)
-        elif step.key == "patches":
-            shown = self._zoomed_patch(number)
+        elif shows == "patch" and step.sentence == "patches":
+            shown = f'<div class="patch p{number}" data-zoom></div>'
         elif step.colours is not None:
-            images = [step.colours] if step.norms is None else [step.colours, heat(step.norms)]
-            shown = "".join(f'<img src="{data_image(image)}" alt="{escape(step.key)}">' for image in images)
-            shown = f'<div class="side">{shown}</div>'
-        strip = ""
-        if step.vector.size:
-            rest = ", ..." if step.vector.size > len(step.values) else ""
-            low, high = step.vector.min(), step.vector.max()
-            greys = (255 * (step.vector - low) / max(high - low, 1e-12)).round().astype(np.uint8)
-            values = ", ".join(f"{value:.3g}" for value in step.values)
-            strip = f'<img class="strip" src="{data_image(greys[None, :, None])}" alt=""><code>{values}{rest}</code>'
-        sentence = self.say(step.sentence or step.key, **step.words)
-        return figure(step.equation, " x ".join(map(str, step.shape)), f"{shown}{sentence}{strip}")
+            shown = f'<div class="side">{self._map(step.colours, step)}</div>'
+        if step.maps is not None and self.features:
+            shown += self._tiles(step, rows=2)
+        if step.key in ("logits", "probabilities") and number in self.logits:
+            return self._titled(step, self.say(step.sentence, **step.words) + self._bars(number, step.key))
+        content = f"{shown}{self.say(step.sentence, **step.words)}{self._strip(number, index, step)}"
+        return self._titled(step, content)
+
+    def _titled(self, step: Step, content: str) -> Html:
+        """A figure under its equation, with what the symbols mean."""
+        shape = " x ".join(map(str, step.shape))
+        return Html(
+            f"<figure><figcaption>{typeset(step.equation)}<small>{shape}</small></figcaption>"
+            f"{content}{self.symbols(step.equation)}</figure>"
+        )
+
+    def _layers(self, number: int, steps: list[tuple[int, Step]]) -> Html:
+        """All layers in one figure: small multiples, then a row with the followed vector of each."""
+        kinds = {step.sentence: step for _, step in reversed(steps)}
+        numbers = [_layer_of(step) or 0 for _, step in steps]
+        title = self.word("layers-title", first=min(numbers), last=max(numbers))
+        parts = []
+        for _, step in reversed(kinds.items()):
+            parts.append(f"{typeset(step.equation)}{self.say(step.sentence, **step.words)}")
+        if any(step.colours is not None for _, step in steps):
+            parts.append(f'<div class="multiples">{"".join(self._multiple(step) for _, step in steps)}</div>')
+        for _, step in steps if self.features else ():
+            if step.maps is not None:
+                parts.append(f'<div class="channels">{_name(step)}{self._tiles(step)}</div>')
+            elif step.station is not None and step.station.shows == "states":
+                sheet = data_image(signed(_array(step.station.extra)))
+                parts.append(f'<div class="channels">{_name(step)}<img class="sheet" src="{sheet}" alt=""></div>')
+        reads = "".join(
+            f'<div><canvas class="map" aria-hidden="true" data-reads="{number} {index}"></canvas>'
+            f"<small>{_name(step)}</small></div>"
+            for index, step in steps
+            if step.station is not None and step.station.shows == "reads" and self.features
+        )
+        parts.append(f'<div class="multiples">{reads}</div>' if reads else "")
+        wide = max(len(step.vector) for _, step in steps)
+        fields = {"scale": f"{steps[0][1].scale:.2g}", "shown": min(wide, self.features or _FEATURES), "width": wide}
+        note = self.say("strips" if self.context.followed is not None else "strips-whole", **fields)
+        rows = "".join(
+            f'<div class="row-name">{_name(step)}</div>{self._canvas(number, index)}{self._length(number, index, step)}'
+            for index, step in steps
+        )
+        parts.append(f'{note}<div class="strips">{rows}</div>')
+        equations = " ".join(step.equation for step in kinds.values())
+        return Html(
+            f'<figure class="whole"><figcaption>{title}</figcaption>{"".join(parts)}{self.symbols(equations)}</figure>'
+        )
+
+    def _multiple(self, step: Step) -> str:
+        if step.colours is None:
+            return ""
+        mean = "" if step.norms is None else f"{step.norms.mean():.3g}"
+        note = f"<small>{_name(step)} {self.word('mean-length', mean=mean)}</small>"
+        return f"<div>{self._map(step.colours, step)}{note}</div>"
+
+    def _map(self, colours: np.ndarray, step: Step) -> str:
+        """Colours at every place, with the followed one marked; a click follows another."""
+        assert step.grid is not None
+        rows, columns = step.grid
+        return (
+            f'<div class="photo place" style="aspect-ratio: {columns} / {rows}" data-grid="{rows} {columns}">'
+            f'<img src="{data_image(colours)}" alt="{escape(step.key)}"><div class="mark"></div></div>'
+        )
+
+    def _tiles(self, step: Step, rows: int = 1) -> str:
+        """The strongest feature maps side by side, on one scale."""
+        assert step.maps is not None
+        tiles = sequential(step.maps / max(float(step.maps.max()), 1e-12))
+        framed = np.pad(tiles, ((0, -len(tiles) % rows), (0, 1), (0, 1), (0, 0)), constant_values=255)
+        lines = [np.concatenate(list(line), axis=1) for line in np.split(framed, rows)]
+        return f'<img class="sheet" src="{data_image(np.concatenate(lines))}" alt="">'
+
+    def _strip(self, number: int, index: int, step: Step) -> str:
+        if not step.vector.size:
+            return ""
+        rest = ", ..." if step.vector.size > len(step.values) else ""
+        values = ", ".join(f"{value:.3g}" for value in step.values)
+        return f'{self._canvas(number, index)}<code data-values="{number} {index}">{values}{rest}</code>'
+
+    def _canvas(self, number: int, index: int) -> str:
+        return f'<canvas class="strip" aria-hidden="true" data-strip="{number} {index}"></canvas>'
+
+    def _length(self, number: int, index: int, step: Step) -> str:
+        length = float(np.linalg.norm(step.vector))
+        return f'<code data-length="{number} {index}">{length:.3g}</code>'
 
     def _image(self, number: int) -> str:
-        """The image with its grid and the followed patch marked."""
-        rows, columns = self.context.model.config.grid
-        row, column = divmod(self._patch, columns)
-        place = (
-            f"left: {100 * column / columns:.3f}%; top: {100 * row / rows:.3f}%;"
-            f" width: {100 / columns:.3f}%; height: {100 / rows:.3f}%"
-        )
+        """The image with its grid; the followed place is chosen here."""
+        if self.context.followed is None:
+            return self.photo(number)
+        rows, columns = self.context.grid
         lines = f"background-size: {100 / columns:.4f}% {100 / rows:.4f}%"
-        inside = f'<div class="lines" style="{lines}"></div><div class="mark" style="{place}"></div>'
-        return self.photo(number, inside)
+        inside = f'<div class="lines" style="{lines}"></div><div class="mark"></div>'
+        attributes = f'class="photo place" data-grid="{rows} {columns}"'
+        if self.features:
+            attributes += ' tabindex="0" role="application"'
+        return self.photo(number, inside, attributes=attributes)
 
-    def _zoomed_patch(self, number: int) -> str:
-        rows, columns = self.context.model.config.grid
-        row, column = divmod(self._patch, columns)
-        zoom = (
-            f"background-size: {100 * columns}% {100 * rows}%; background-position:"
-            f" {100 * column / max(columns - 1, 1):.3f}% {100 * row / max(rows - 1, 1):.3f}%"
+    def _bars(self, number: int, key: str) -> str:
+        """The most probable classes by name: their logits, or their probabilities as bars. A class keeps its colour."""
+        logits, shares = self.logits[number]
+        order = np.argsort(-logits, kind="stable")[:_TOP]
+        rows = []
+        for place, index in enumerate(order):
+            value, wide = (logits[index], 0.0) if key == "logits" else (shares[index], float(shares[index]))
+            bar = f'<i style="width:{100 * wide:.2f}%;background:var(--c{place})"></i>' if key != "logits" else ""
+            dot = f'<span class="dot" style="background:var(--c{place})"></span>'
+            rows.append(
+                f"<tr><td>{dot}{escape(self.context.labels[int(index)])}</td>"
+                f'<td class="number">{value:.3f}</td>{f"<td class=bar>{bar}</td>" if bar else ""}</tr>'
+            )
+        rest = len(logits) - len(order)
+        more = self.say("more-classes", count=f"{rest:,}") if rest > 0 else ""
+        return f'<table class="bars">{"".join(rows)}</table>{more}'
+
+    def _lens(self, number: int, curve: str) -> str:
+        """What the head would answer after every layer: names and probabilities."""
+        logits, _ = self.logits[number]
+        colours = {int(index): place for place, index in enumerate(np.argsort(-logits, kind="stable")[:_TOP])}
+        rows = []
+        for row in self.path[number]:
+            cells = "".join(
+                f'<td><span class="dot" style="background:var(--c{colours.get(one["class"], 7)})"></span>'
+                f"{escape(one['label'])} <b>{one['score']:.2f}</b></td>"
+                for one in row["top"][:3]
+            )
+            rows.append(f'<tr><td class="number">{row["layer"]}</td>{cells}</tr>')
+        table = f'<div class="scroll"><table class="lens"><thead><tr><th class="number">{self.word("layer")}</th>'
+        table += (
+            f'<th colspan="3">{self.word("lens-top")}</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
         )
-        return f'<div class="patch p{number}" style="{zoom}"></div>'
+        return figure(self.word("path"), self.word("path-note"), f'<div class="panes">{table}{curve}</div>')
+
+    # What the script reads
+
+    def data(self) -> dict[str, Any]:
+        words = {**SHARED, **self.words}
+        followed = "followed" if self.context.model.has_patches else "followed-cell"
+        return {
+            "words": {language: words[followed][language] for language in LANGUAGES},
+            "signed": signed(np.linspace(-1, 1, 255)).tolist(),
+            "ramp": sequential(np.linspace(0, 1, 256)).tolist(),
+            "all": bool(self.features),
+            "images": {number: [self._packed(step) for step in steps] for number, steps in self.steps.items()},
+        }
+
+    def _packed(self, step: Step) -> dict[str, Any] | None:
+        """A step's vectors: of every place, of the followed one, or of the image as one."""
+        if not step.vector.size or step.key in ("logits", "probabilities"):
+            return None
+        places, lengths = step.vector[None], np.linalg.norm(step.vector[None], axis=-1)
+        many = step.places is not None and step.lengths is not None and self.features > 0
+        if step.places is not None and step.lengths is not None and many:
+            places, lengths = step.places, step.lengths
+        first, places = places[:, :_NUMBERS], places[:, : self.features or _FEATURES]
+        found: dict[str, Any] = {
+            "many": many,
+            "width": places.shape[1],
+            "of": len(step.vector),
+            "rows": pack(places, scale=step.scale),
+            "first": rounded_to(first),
+            "lengths": rounded_to(lengths),
+        }
+        if many and step.station is not None and step.station.shows == "reads":
+            reads = _array(step.station.extra)
+            found["reads"] = pack(reads / np.maximum(reads.max(axis=1, keepdims=True), 1e-30))
+        return found
+
+    def smaller(self) -> Iterator[Self]:
+        for features in (32, 32, 0) if self.steps and self.context.followed is not None else ():
+            less = copy.copy(self)
+            less.features = features
+            yield less
+
+
+def _layer_of(step: Step) -> int | None:
+    return None if step.station is None else step.station.layer
+
+
+def _name(step: Step) -> Html:
+    """The left side of an equation, as the name of its result."""
+    return typeset(step.equation.partition(" = ")[0].partition(",")[0])
 
 
 def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
-    """The steps of the first image in `seen`; `patch` is the followed one."""
-    c, equations = model.config, model.equations()
-    if equations is None:
-        raise UsageError(f"Walk needs a ViT or a hybrid, got family {c.family}.")
-    computed = {name: _array(tensor[0]) for name, tensor in seen.steps.items()}
-    patches, projected = computed["patches"], computed["projected"]
-    steps = [
-        Step(
-            "picture",
-            "x in R^(H x W x C)",
-            (*c.resolution, c.channels),
-            patches[patch][:0],
-            words={"rows": c.grid[0], "columns": c.grid[1], "count": len(patches)},
-        ),
-        Step(
-            "patches",
-            "x_p in R^(N x P^2 C)",
-            patches.shape,
-            patches[patch],
-            words={"numbers": patches.shape[1], "patch": patch},
-            sentence="features" if model.pixel_kernels() is None else "patches",
-        ),
-        Step(
-            "projected",
-            "x_p E",
-            projected.shape,
-            projected[patch],
-            colours_of(projected, c.grid),
-            words={"width": c.width},
-        ),
-    ]
-    if (prefix := model.prefix_tokens()) is not None:
-        words = {"count": len(prefix), "tokens": c.tokens}
-        steps.append(Step("prefix", equations.sequence, (c.tokens, c.width), _array(prefix[0]), words=words))
-    if equations.adds_once and (added := model.position_table()) is not None:
-        table = _array(added)
-        steps.append(Step("positions", "E_pos", (c.tokens, c.width), table[patch], colours_of(table, c.grid)))
-    steps.append(_state("tokens", equations.embedded, computed["tokens"], model, patch))
-    steps += [
-        _state(f"blocks.{layer}", equations.blocks[layer], computed[f"blocks.{layer}"], model, patch, layer)
-        for layer in sorted(seen.layers)
-    ]
-    steps.append(Step("pooled", equations.read, computed["pooled"].shape, computed["pooled"]))
-    if c.classes:
-        logits = _array(seen.logits[0])
-        steps.append(Step("logits", equations.logits, logits.shape, np.sort(logits)[::-1]))
+    """The steps of the first image in `seen`; `patch` is the followed one, counted row by row in the model's grid."""
+    stations = model.stations(seen)
+    grid = model.config.grid or (1, 1)
+    if not 0 <= patch < grid[0] * grid[1]:
+        raise UsageError(f"Patch must be from 0 to {grid[0] * grid[1] - 1}, got {patch}.")
+    arrays = [_array(station.values) for station in stations]
+    colours = _colours_by_space(stations, arrays)
+    steps = []
+    for station, values, shown in zip(stations, arrays, colours, strict=True):
+        vector, places, lengths, norms, maps = values, None, None, None, None
+        if station.grid is not None:
+            at = [place_in(one, grid, station.grid) for one in range(grid[0] * grid[1])]
+            all_norms = np.linalg.norm(values, axis=-1)
+            vector, places, lengths = values[at[patch]], values[at, :_FEATURES], all_norms[at]
+            norms = all_norms.reshape(station.grid)
+        if station.shows == "maps" and station.grid is not None:
+            strongest = np.argsort(-np.abs(values).mean(axis=0), kind="stable")[:_MAPS]
+            maps = np.abs(values[:, np.sort(strongest)]).T.reshape(-1, *station.grid)
+        if station.key == "logits":
+            vector = np.sort(vector)[::-1]
+        scale = _scale_of(station, stations, arrays)
+        shape = station.shape or values.shape
+        named = (station.key, station.equation, shape, vector, shown, norms, station.fields, station.sentence)
+        steps.append(Step(*named, places, lengths, scale, station._replace(values=torch.empty(0)), maps))
     return steps
 
 
-def _state(
-    key: str, equation: str, state_TD: np.ndarray, model: AnyModel, patch: int, layer: int | None = None
-) -> Step:
-    """The step of the input of the first layer, or of the output of `layer`."""
-    grid, places = model.config.grid, state_TD[model.config.prefix :]
-    norms = np.linalg.norm(places, axis=-1)
-    words = {"mean": f"{norms.mean():.3g}", "largest": f"{norms.max():.3g}", "layer": layer}
-    return Step(
-        key,
-        equation,
-        state_TD.shape,
-        places[patch],
-        colours_of(places, grid),
-        norms.reshape(grid),
-        words,
-        sentence="tokens" if layer is None else "block",
-    )
+def _colours_by_space(stations: Sequence[Station], arrays: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Each station's places in colours; those of one space by the same principal components on the same scale."""
+    found: list[np.ndarray | None] = [None] * len(stations)
+    for space in {station.space for station in stations if station.space and station.grid is not None}:
+        members = [at for at, one in enumerate(stations) if one.space == space and one.grid is not None]
+        for at, shares in zip(members, _shared_components([arrays[at] for at in members]), strict=True):
+            rows, columns = stations[at].grid or (1, 1)
+            found[at] = (255 * shares).round().astype(np.uint8).reshape(rows, columns, 3)
+    for at, station in enumerate(stations):
+        if station.shows == "colours" and station.grid is not None:
+            levels = np.clip((arrays[at] + 1) / 2, 0, 1)
+            levels = levels[:, :3] if levels.shape[1] >= 3 else np.repeat(levels[:, :1], 3, axis=1)
+            found[at] = (255 * levels).round().astype(np.uint8).reshape(*station.grid, 3)
+    return found
+
+
+def _shared_components(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The first three principal components of several sets of vectors together, from 0 to 1. Each set is centred and
+    scaled to the same spread first, so that late layers with long tokens do not decide alone."""
+    centred = []
+    for group in groups:
+        x = np.asarray(group, np.float64) - np.mean(group, axis=0, dtype=np.float64)
+        centred.append(x / max(float(np.sqrt(np.square(x).sum(axis=1).mean())), 1e-12))
+    whole = np.concatenate(centred)
+    if whole.shape[1] <= len(whole):
+        parts = whole @ np.linalg.eigh(whole.T @ whole)[1][:, ::-1][:, :3]
+    else:
+        sizes, vectors = np.linalg.eigh(whole @ whole.T)
+        parts = (vectors * np.sqrt(np.maximum(sizes, 0)))[:, ::-1][:, :3]
+    parts = np.pad(parts, ((0, 0), (0, 3 - parts.shape[1])))
+    largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=0)[None], axis=0)
+    parts = parts * np.where(largest < 0, -1, 1)
+    low, high = np.percentile(parts, [1, 99], axis=0)
+    shares = np.clip((parts - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return np.split(shares, np.cumsum([len(one) for one in centred])[:-1])
+
+
+def _scale_of(station: Station, stations: Sequence[Station], arrays: Sequence[np.ndarray]) -> float:
+    """The value of the strongest colour of a strip: the 99.5th percentile over all stations of its space."""
+    same = [
+        values.ravel()
+        for one, values in zip(stations, arrays, strict=True)
+        if one is station or (station.space and one.space == station.space)
+    ]
+    together = np.abs(np.concatenate(same))
+    return float(np.percentile(together, 99.5)) if together.size else 1.0
 
 
 @torch.no_grad()
-def class_path(model: AnyModel, seen: Seen, answer: Answer = ONE_CLASS) -> list[dict[str, float]]:
-    """The prediction for the first image if each layer were the last: the probability of the final prediction, the most
-    probable class, and the cosine similarity of the head's input with that of the last layer."""
+def class_path(
+    model: AnyModel, seen: Seen, answer: Answer = ONE_CLASS, labels: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The prediction for the first image if each layer were the last (the "logit lens"): the probability of the final
+    prediction, the most probable class, the `top` classes by name, and the cosine similarity of the head's input with
+    that of the last layer."""
     final = seen.steps["pooled"][:1].float()
     label = int(seen.logits[0].argmax())
     path = []
@@ -226,12 +449,18 @@ def class_path(model: AnyModel, seen: Seen, answer: Answer = ONE_CLASS) -> list[
             early = Seen(frozenset(), with_attention=False)
             shares = answer.probabilities(model.read(seen.steps[f"blocks.{layer}"][:1], early).float())[0]
             cosine = torch.nn.functional.cosine_similarity(early.steps["pooled"].float(), final)
+            best = shares.sort(descending=True, stable=True)
+            top = zip(best.indices[:_TOP].tolist(), best.values[:_TOP].tolist(), strict=True)
             path.append(
                 {
                     "layer": layer,
                     "probability": float(shares[label]),
                     "winner": int(shares.argmax()),
                     "cosine": float(cosine),
+                    "top": [
+                        {"class": index, "label": str(index) if labels is None else labels[index], "score": score}
+                        for index, score in top
+                    ],
                 }
             )
     return path
@@ -240,20 +469,12 @@ def class_path(model: AnyModel, seen: Seen, answer: Answer = ONE_CLASS) -> list[
 def colours_of(features_ND: Tensor | np.ndarray, grid: Pair) -> np.ndarray:
     """The first three principal components of the features of all patches as red, green and blue, uint8 (h, w, 3).
 
-    Each is scaled from its minimum to its maximum; its sign is such that its largest part is positive.
+    Each is scaled from its 1st to its 99th percentile; its sign is such that its largest part is positive.
     """
-    x = np.asarray(features_ND, np.float64)
-    x = x - x.mean(axis=0)
-    left, size, _ = np.linalg.svd(x, full_matrices=False)
-    parts = np.zeros((len(x), 3))
-    count = min(3, left.shape[1])
-    parts[:, :count] = left[:, :count] * size[:count]
-    largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=0)[None], axis=0)
-    parts = parts * np.where(largest < 0, -1, 1)
-    low, high = parts.min(axis=0), parts.max(axis=0)
-    shares = (parts - low) / np.maximum(high - low, 1e-12)
+    (shares,) = _shared_components([np.asarray(features_ND)])
     return (255 * shares).round().astype(np.uint8).reshape(*grid, 3)
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def _array(tensor: Tensor | None) -> np.ndarray:
+    assert tensor is not None
     return tensor.detach().float().cpu().numpy()

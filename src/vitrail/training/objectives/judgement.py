@@ -168,7 +168,7 @@ def _confusion(answers: Answers, names: tuple[str, ...]) -> str:
         cells = "".join(
             f'<td title="{escape(name)} → {escape(given)}: {count:,} / {row.sum():,} ({count / total:.1%})" style="'
             f"background:color-mix(in srgb, var(--c0) {100 * count / total:.0f}%, transparent)"
-            f'{";color:#fff" if 2 * count > total else ""}">{count or ""}</td>'
+            f'{";color:var(--paper)" if count > 0.7 * total else ""}">{count or ""}</td>'
             for given, count in zip(names, row, strict=True)
         )
         lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")

@@ -1,0 +1,301 @@
+"""The walk of every family, the inside of a layer, and what grows over training: numbers against the model's own."""
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.data.sources import open_data
+from vitrail.errors import UsageError
+from vitrail.inspection.examine import examine
+from vitrail.inspection.packing import pack, unpack
+from vitrail.inspection.panel import place_in
+from vitrail.inspection.panels.walk import class_path, walk
+from vitrail.inspection.places import position_table, structure
+from vitrail.inspection.words import SYMBOLS
+from vitrail.lab.exact import redraw
+from vitrail.pages.equations import symbols, typeset
+
+CLOTHES = open_data("fashion-40").splits["test"].images
+KINDS = [
+    ("ViT-Nano/7", {}),
+    ("ViT-Nano/7", {"norm_order": "post", "pool": "map", "registers": 1, "layer_scale": 0.5}),
+    ("ViT-Nano/7", {"norm": "batch", "position": "relative", "pool": "gap"}),
+    ("ViT-Nano/7", {"position_at": "every", "residual": False, "attention_scale": 1, "representation": "tanh"}),
+    ("Hybrid-Nano", {}),
+    ("ResNet-Nano", {}),
+    ("Mixer-Nano/7", {}),
+    ("LSTM-Nano/7", {"order": "snake", "bidirectional": True}),
+    ("MLP-Nano", {}),
+    ("iGPT-Micro", {}),
+]
+
+
+def kind(name, changes):
+    model = redraw(vitrail.create(name, channels=1, classes=10, **changes), std=0.1).eval()
+    return model, torch.rand(1, 1, *model.config.resolution)
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
+    model, image = kind(name, changes)
+    seen = vitrail.look(model, image)
+    grid = model.config.grid or (1, 1)
+    patch = grid[0] * grid[1] - 2 if grid != (1, 1) else 0
+    steps = {step.key: step for step in walk(model, seen, patch)}
+    assert next(iter(steps)) == "picture"
+    assert list(steps)[-2:] == ["pooled", "logits"]
+    np.testing.assert_array_equal(steps["pooled"].vector, seen.steps["pooled"][0].numpy())
+    np.testing.assert_array_equal(steps["logits"].vector, np.sort(seen.logits[0].numpy())[::-1])
+    for layer in range(model.config.depth):
+        step, vector = steps[f"blocks.{layer}"], seen.steps[f"blocks.{layer}"][0].numpy()
+        if model.config.grid is not None:
+            with torch.no_grad():
+                (features,) = model.feature_maps(image, [layer], normalise=False)
+            rows, columns = features.shape[2:]
+            row, column = divmod(place_in(patch, grid, (rows, columns)), columns)
+            vector = features[0, :, row, column].numpy()
+            assert step.norms[row, column] == pytest.approx(np.linalg.norm(vector), rel=1e-5)
+            assert step.colours.shape == (rows, columns, 3)
+        np.testing.assert_allclose(step.vector, vector, atol=1e-6)
+
+
+def test_a_place_of_another_grid_is_at_the_centre():
+    assert [place_in(patch, (2, 2), (4, 4)) for patch in range(4)] == [5, 7, 13, 15]
+    assert [place_in(patch, (4, 4), (2, 2)) for patch in (0, 3, 12, 15)] == [0, 1, 2, 3]
+    assert [place_in(patch, (3, 5), (3, 5)) for patch in range(15)] == list(range(15))
+
+
+def test_colours_mean_the_same_in_every_step():
+    """Tokens that pass through layers unchanged keep their colours; in a picture of its own each step would, too, but
+    not beside another one."""
+    model, image = kind("ViT-Nano/7", {})
+    with torch.no_grad():
+        for block in model.blocks[1:]:
+            for linear in (block.attn.proj, block.mlp.fc2):
+                torch.nn.init.zeros_(linear.weight)
+                torch.nn.init.zeros_(linear.bias)
+    steps = {step.key: step for step in walk(model, vitrail.look(model, image), 0)}
+    assert np.array_equal(steps["blocks.0"].colours, steps["blocks.3"].colours)
+    assert not np.array_equal(steps["tokens"].colours, steps["blocks.0"].colours)
+    assert steps["tokens"].scale == steps["blocks.3"].scale
+
+
+def test_the_mixer_shows_both_of_its_halves():
+    model, image = kind("Mixer-Nano/7", {})
+    seen = vitrail.look(model, image)
+    steps = {step.key: step for step in walk(model, seen, 5)}
+    block = model.blocks[1]
+    with torch.no_grad():
+        entering = seen.steps["blocks.0"]
+        u = entering + block.mlp_tokens(block.norm1(entering).transpose(1, 2)).transpose(1, 2)
+        y = u + block.mlp_channels(block.norm2(u))
+    np.testing.assert_allclose(steps["blocks.1.tokens"].vector, u[0, 5].numpy(), atol=1e-6)
+    np.testing.assert_allclose(steps["blocks.1"].vector, y[0, 5].numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "changes"), [one for one in KINDS if one[0] != "ResNet-Nano"])
+def test_the_last_layer_of_the_lens_is_the_answer(name, changes):
+    model, image = kind(name, changes)
+    seen = vitrail.look(model, image)
+    path = class_path(model, seen, labels=list("abcdefghij"))
+    shares = seen.logits[0].softmax(-1)
+    assert [row["layer"] for row in path] == list(range(model.config.depth))
+    assert path[-1]["probability"] == pytest.approx(float(shares.max()), abs=1e-5)
+    assert path[-1]["cosine"] == pytest.approx(1, abs=1e-5)
+    best = shares.sort(descending=True)
+    assert [one["label"] for one in path[-1]["top"]] == ["abcdefghij"[index] for index in best.indices[:5]]
+    assert path[0]["top"][0]["class"] == path[0]["winner"]
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_every_equation_is_typeset_and_its_symbols_are_explained(name, changes):
+    model, image = kind(name, changes)
+    stations = model.stations(vitrail.look(model, image))
+    equations = [station.equation for station in stations] + list(model.layer_equations(0).values())
+    for equation in equations:
+        markup = typeset(equation)
+        assert ElementTree.fromstring(markup.replace("&times;", "x").replace("&prime;", "'")).tag == "div"
+        for symbol in symbols(equation):
+            base = symbol.partition("_")[0]
+            known = {symbol, base, base.rstrip("'")} & (SYMBOLS.keys() | {"sqrt", "argmin", "sum"})
+            assert known, (equation, symbol)
+
+
+def test_equations_are_what_they_say():
+    assert typeset("q k^T / sqrt(d)").count("<mfrac><mrow><mi>q</mi><msup><mi>k</mi><mi>T</mi></msup></mrow>") == 1
+    assert "<msqrt><mi>d</mi></msqrt>" in typeset("q k^T / sqrt(d)")
+    assert "<msubsup><mi>z</mi><mi>L</mi><mn>0</mn></msubsup>" in typeset("y = LN(z_L^0)")
+    assert typeset("a = b,  c = d").count("<math") == 2
+    assert "<b>" not in typeset("<b> = 1")
+    assert symbols("x in R^(H x W x C)") == ["x", "R", "H", "W", "C"]
+
+
+def test_words_of_symbols_are_in_both_languages():
+    assert {tuple(sentence) for sentence in SYMBOLS.values()} == {("en", "ko")}
+
+
+def test_packed_numbers_come_back():
+    values = np.random.default_rng(0).normal(size=(5, 7))
+    for bits, close in ((8, 0.02), (16, 1e-4)):
+        packed = pack(values, bits=bits)
+        np.testing.assert_allclose(unpack(packed), values.ravel(), atol=close)
+        json.dumps(packed)
+    assert np.abs(unpack(pack(values, scale=0.5))).max() == pytest.approx(0.5)
+    assert not unpack(pack(np.zeros(3))).any()
+
+
+# The followed patch
+
+
+def test_the_followed_patch_is_chosen(call, tmp_path):
+    Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / "one.png")
+    words = ("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out")
+    done = call(*words, "--patch", 1, 5, "--inside", "-1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["followed"] == {"row": 1, "column": 5}
+    bundle = vitrail.load("fashion")
+    seen = vitrail.look(bundle.model, bundle.preprocess([CLOTHES[0]]))
+    walked = {step["key"]: step["values"] for step in document["pictures"][0]["walk"]}
+    expected = seen.steps["blocks.2"][0, 1 + 1 * 7 + 5, :6]
+    assert walked["blocks.2"] == pytest.approx(expected.tolist(), rel=1e-4)
+    assert [one["layer"] for one in document["pictures"][0]["inside"]] == [4]
+    for wrong, message in (
+        (("--patch", 7, 0), "a row from 0 to 6 and a column from 0 to 6, got 7 0."),
+        (("--patch", -1, 0), "got -1 0"),
+        (("--patch", 1), "--patch"),
+        (("--inside", 5), "Layer must be from 0 to 4"),
+    ):
+        done = call(*words, "--force", *wrong)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert message in done.stderr
+
+
+def test_a_family_without_places_follows_nothing():
+    with pytest.raises(UsageError, match="Patch must not be given for family mlp"):
+        vitrail.inspect("MLP-Nano", CLOTHES[:1], patch=(0, 0))
+    with pytest.raises(UsageError, match="Inside must not be given for family resnet"):
+        vitrail.inspect("ResNet-Nano", CLOTHES[:1], inside=[0])
+
+
+# The inside of a layer
+
+
+@pytest.mark.parametrize(("name", "changes"), [one for one in KINDS if one[0].startswith(("ViT", "Hybrid", "iGPT"))])
+def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
+    model, _ = kind(name, changes)
+    height, width = model.config.resolution
+    eye = vitrail.Preprocess(resolution=(height, width), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    bundle = vitrail.Bundle(model=model, preprocess=eye)
+    found = examine(bundle, CLOTHES[:1], inside=[1], patch=(1, 0))
+    (inside,) = found.to_json()["pictures"][0]["inside"]
+    seen = vitrail.look(model, eye([CLOTHES[0]]), inside=[1])
+    token = model.config.prefix + model.config.grid[1]
+    attention = seen.attention[1][0, :, token].numpy()
+    for head, row in enumerate(inside["heads"]):
+        scores = np.array([-np.inf if score is None else score for score in row["scores"]])
+        shares = np.exp(scores - scores.max())
+        np.testing.assert_allclose(row["weights"], shares / shares.sum(), atol=1e-3)
+        np.testing.assert_allclose(row["weights"], attention[head], atol=1e-4)
+    for step in ("msa", "z1", "z2"):
+        length = seen.steps[f"blocks.1.{step}"][0, token].norm()
+        assert inside["lengths"][step] == pytest.approx(float(length), rel=1e-4)
+    assert inside["lengths"]["out"] == pytest.approx(float(seen.steps["blocks.1"][0, token].norm()), rel=1e-4)
+    entering = model.entering(1, seen).detach()
+    if model.config.family != "igpt" and model.config.norm_order == "pre":
+        torch.testing.assert_close(model.blocks[1].norm1(entering), seen.steps["blocks.1.norm1"])
+        assert inside["norms"]["norm1"]["mean"] == pytest.approx(float(entering[0, token].mean()), abs=1e-4)
+        deviation = float(entering[0, token].std(correction=0))
+        assert inside["norms"]["norm1"]["deviation"] == pytest.approx(deviation, rel=1e-4)
+
+
+def test_only_the_layers_that_are_asked_for_are_opened(monkeypatch):
+    opened = []
+    original = vitrail.models.look.look
+
+    def watched(model, images, **settings):
+        opened.append(set(settings["inside"]))
+        return original(model, images, **settings)
+
+    monkeypatch.setattr("vitrail.inspection.examine.look", watched)
+    examine(vitrail.load("fashion"), CLOTHES[:2], others=CLOTHES[2:4], inside=[0, -1])
+    assert opened == [{0, 4}, {0, 4}, set(), set()]
+
+
+# Runs and names
+
+
+def test_a_run_shows_what_grows(call, tmp_path):
+    run = tmp_path / "run"
+    vitrail.train("digits", "ViT-Pico/2", steps=4, batch=16, snapshots=3, output=run)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "one.png")
+    done = call("inspect", run, tmp_path / "one.png", "--output", tmp_path / "out", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    grown = json.loads(done.stdout)["growth"]
+    assert [row["step"] for row in grown] == [0, 1, 2, 4]
+    for row in grown:
+        model = vitrail.load(run / "snapshots" / f"step-{row['step']:09d}").model
+        assert row["positions"] == structure(position_table(model), (4, 4))._asdict()
+        assert np.shape(row["attention_distance_of_uniform"]) == (4, model.config.heads)
+    assert (tmp_path / "out" / "figures" / "growth-positions.svg").exists()
+    found = vitrail.inspect(run / "bundle", str(tmp_path / "one.png"))
+    assert "growth" not in found.numbers
+    for folder in (run / "snapshots").iterdir():
+        folder.rename(tmp_path / folder.name)
+    (note,) = vitrail.inspect(run, str(tmp_path / "one.png")).notes
+    assert note.endswith("train with --snapshots N to see what grows")
+
+
+def test_a_models_name_is_a_model_without_training():
+    found = vitrail.inspect("ViT-Nano/7", CLOTHES[:1])
+    assert not found.numbers["trained"]
+    assert found.notes == ["ViT-Nano/7 is the name of a model: its weights are new and random"]
+    assert found.numbers["pictures"] == vitrail.inspect("ViT-Nano/7", CLOTHES[:1]).numbers["pictures"]
+
+
+# Notebooks
+
+EVIL = "<script>alert(1)</script>"
+
+
+def test_results_have_displays_that_stay_text():
+    bundle = vitrail.load("fashion")
+    bundle = vitrail.Bundle(
+        model=bundle.model, preprocess=bundle.preprocess, labels=[f"{EVIL}{label}" for label in bundle.labels]
+    )
+    answers = vitrail.predict(bundle, CLOTHES[:25])
+    seen = vitrail.look(bundle.model, bundle.preprocess([CLOTHES[0]]), inside=[0])
+    scores = vitrail.evaluate("fashion", "fashion-40")
+    result = vitrail.train("digits", "ViT-Pico/2", steps=1, batch=16)
+    for display, expected in (
+        (bundle._repr_html_(), ("ViT-Fashion/4", "381,610", "&lt;script&gt;", "and 5 more")),
+        (answers._repr_html_(), ("&lt;script&gt;", "and 5 more", "image 0", f"{answers[0].score:.3f}")),
+        (seen._repr_html_(), ("blocks.0.q", "1 x 3 x 50 x 32", "attention[4]")),
+        (scores._repr_html_(), (f"{scores.accuracy:.1%}",)),
+        (result._repr_html_(), ("1 step in", "ViT-Pico/2", result.sentence.split(" (")[0])),
+    ):
+        assert "<script" not in display
+        for words in expected:
+            assert words in display
+    assert isinstance(answers, list)
+    assert len(answers[:2]) == 2
+
+
+def test_an_inspection_is_a_page_and_its_numbers(tmp_path):
+    found = vitrail.inspect("fashion", CLOTHES[:1], layers=[0], heads=[0])
+    assert found.folder is None
+    assert repr(found) == "Inspection(fashion, 1 image)"
+    assert found._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    saved = found.save(tmp_path / "out")
+    assert repr(saved).endswith("out/index.html)")
+    assert (tmp_path / "out" / "index.html").read_text() == found.page
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text()) == found.numbers
+    with pytest.raises(UsageError, match="must not exist yet"):
+        vitrail.inspect("fashion", CLOTHES[:1], output=tmp_path / "out")
+    with pytest.raises(UsageError, match=r"got 'patches'\. Did you mean 'patch'"):
+        vitrail.inspect("fashion", CLOTHES[:1], patches=(0, 0))
