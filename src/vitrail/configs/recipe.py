@@ -262,6 +262,24 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
     return Recipe.from_json(fields)
 
 
+def adjust_recipe(
+    recipe: Recipe,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | Iterable[str],
+    **lengths: Any,
+) -> Recipe:
+    """The recipe with the settings that have a flag of their own (None: as it is), with others, and of this length."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(settings, str):
+        settings = (settings,)
+    changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
+    for key, _ in changes:
+        if key in given or lengths.get(key) is not None:
+            word = "lr" if key == "learning_rate" else key
+            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
+    return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
+
+
 _LENGTHS = ("epochs", "steps", "minutes")
 # What other libraries call some settings, where the words are not alike.
 OTHER_WORDS = {

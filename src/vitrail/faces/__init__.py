@@ -1,1 +1,1 @@
-"""Face recognition: an embedding learned with a margin, verification, and galleries of people."""
+"""Face recognition with any bundle: embeddings, verification, a gallery of people, and calibrated thresholds."""

@@ -17,11 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.configs import margin as settings
+from vitrail.data.loader import Loader
 from vitrail.errors import UsageError
-from vitrail.faces.verification import equal_error_rate
+from vitrail.faces.verification import Verification, all_pairs, verify
 from vitrail.models.base import AnyModel
+from vitrail.pages.words import speak_from, words_beside
 from vitrail.training.objectives.base import Objective, Task, at_least_single
+from vitrail.training.objectives.judgement import Judgement
 from vitrail.training.ranks import Ranks
+
+word = speak_from(words_beside(__file__))
+"""A sentence of the final evaluation, in both languages."""
 
 
 class Margin(Objective):
@@ -69,48 +75,72 @@ class Margin(Objective):
         """How well all pairs of held-out images are told apart, and the loss against the means of the other images of
         each person: the weights know none of these people."""
         embeddings, people = _gather(self.model, batches, ranks)
-        known = {"loss": _prototype_loss(embeddings, people, self.margin), "count": len(people)}
-        found = equal_error_rate(embeddings, people)
-        return {**known, "verified": 0.0 if math.isnan(found) else 1 - found}
+        found = verify(lambda: all_pairs(embeddings), people)
+        loss = _prototype_loss(embeddings, people, self.margin)
+        return {"loss": loss, "count": len(people), "verified": 1 - found.curve.at_equal_errors()[0]}
 
     def goodness(self, found: dict[str, Any]) -> float:
         return found["verified"]
+
+    def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
+        """How well people are told apart whom training never saw, with intervals over people."""
+        batches = (
+            (loader.preprocess.scale(batch.pixels.to(ranks.device)), batch.labels, batch.weights)
+            for batch in loader.epoch()
+        )
+        with torch.inference_mode():
+            embeddings, people = _gather(self.model.eval(), batches, ranks)
+        if not ranks.is_first:
+            return None
+        return judge_pairs(verify(lambda: all_pairs(embeddings), people), int(people.max()) + 1, loader.split.name)
+
+
+def judge_pairs(found: Verification, people: int, split: str) -> Judgement:
+    """The final evaluation in the words and numbers of a run."""
+    report = found.report()
+    low, high = report["eer_interval"]
+    tars = [row for row in report["tar"] if row["tar"] is not None]
+    kept = {"people": people, "pairs": report["genuine"] + report["impostor"]}
+    return Judgement(
+        scores={**kept, **{name: report[name] for name in ("eer", "eer_interval", "tar")}},
+        sentence=f"{split} equal error rate {report['eer']:.1%} (95 % interval {low:.1%} to {high:.1%};"
+        f" {people:,} people, {kept['pairs']:,} pairs)",
+        summary=(
+            (word("eer", people=people, low=f"{low:.1%}", high=f"{high:.1%}"), f"{report['eer']:.1%}"),
+            *((word("tar", far=f"{row['far']:g}"), f"{row['tar']:.1%}") for row in tars),
+        ),
+    )
 
 
 def _gather(
     model: AnyModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Normalised embeddings (n, E) and the person of each (n), of the images of all ranks that could be read."""
+    """Unit embeddings (n, E) and the person of each, a number from 0 (n), of the images of all ranks that could be
+    read."""
     mine = []
     for images, labels, weights in batches:
         is_read = weights.numpy() > 0
         embeddings = F.normalize(at_least_single(model(images)), dim=1)
         mine.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
     parts = [part for some in ranks.gather(mine) for part in some]
-    if not parts:
-        return np.zeros((0, 1), np.float32), np.zeros(0, np.int64)
     embeddings, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return embeddings, people
+    return embeddings, np.unique(people, return_inverse=True)[1]
 
 
 def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: settings.Margin) -> float:
     """Mean cross-entropy of each image among the people, each known by the mean of their other images."""
-    names, numbers = np.unique(people_n, return_inverse=True)
-    counts = np.bincount(numbers)
-    is_judged = counts[numbers] > 1
-    if len(names) < 2 or not is_judged.any():
-        return 0.0
-    sums = np.zeros((len(names), embeddings_nE.shape[1]))
-    np.add.at(sums, numbers, embeddings_nE)
+    counts = np.bincount(people_n)
+    sums = np.zeros((len(counts), embeddings_nE.shape[1]))
+    np.add.at(sums, people_n, embeddings_nE)
     means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
     logits = embeddings_nE @ means.T
-    rows = np.arange(len(numbers))
-    others = sums[numbers] - embeddings_nE
+    rows = np.arange(len(people_n))
+    others = sums[people_n] - embeddings_nE
     others /= np.maximum(np.linalg.norm(others, axis=1, keepdims=True), 1e-12)
-    logits[rows, numbers] = (embeddings_nE * others).sum(axis=1)
-    logits *= margin.scale_for(len(names))
-    losses = np.logaddexp.reduce(logits, axis=1) - logits[rows, numbers]
-    return float(losses[is_judged].mean())
+    logits[rows, people_n] = (embeddings_nE * others).sum(axis=1)
+    logits *= margin.scale_for(len(counts))
+    losses = np.logaddexp.reduce(logits, axis=1) - logits[rows, people_n]
+    return float(losses[counts[people_n] > 1].mean())
 
 
 def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: settings.Margin, progress: Tensor) -> Tensor:

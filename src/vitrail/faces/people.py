@@ -84,6 +84,10 @@ def split_people(
     for name, some in (("train", own), ("val", held_out), ("test", strangers)):
         if some:
             _, part = take_people(dataset, every, some)
+            if name != "train" and np.bincount(part.labels).max() < 2:
+                raise UsageError(
+                    f"Some person of the {name} split must have two images, got one of each: no pair to judge."
+                )
             parts[name] = dataclasses.replace(part, name=name, labels=part.labels + first)
             first += len(some)
     notes = [f"people: {len(own)} to train on, {len(held_out)} held out, {len(strangers)} for the test; none is in two"]
