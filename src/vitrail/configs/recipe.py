@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
