@@ -664,7 +664,7 @@ UNITS = {
     "C3": ("log error", "로그 오차"),
     "C17": ("R²", "R²"),
     "C30": ("exponent - 1.5", "지수 - 1.5"),
-    "C32a": ("exponent", "지수"),
+    "C32a": ("difference of exponents", "지수의 차이"),
     "C32b": ("recency index - 0.5", "최신성 지수 - 0.5"),
 }
 """Of claims whose number is not a difference of accuracies, in English and Korean."""

@@ -4,6 +4,7 @@ import pytest
 
 from fake_lab import answer, digits_lab, nothing
 from vitrail.lab.questions.augmentation import Augmentation
+from vitrail.lab.training import protocol
 
 
 def accuracy(gain_of_vit, gain_of_cnn):
@@ -23,6 +24,26 @@ def test_the_verdict_follows_the_gains(tmp_path, gains, verdict):
     gain = question.gain("vit", "augmented", 100)
     assert gain is not None
     assert abs(gain.value - gains[0]) < 0.01
+
+
+def test_few_images_decide(tmp_path):
+    """ViT gains more with few images, the CNN with many."""
+
+    def found(settings):
+        is_vit, is_few = settings["model"]["family"] == "vit", settings["count"] == 100
+        return 0.6 + 0.1 * (is_vit == is_few) * bool(settings["augment"] or settings["recipe"])
+
+    assert answer(Augmentation("augmentation", digits_lab()), tmp_path, found) == {"C4": "supported"}
+
+
+def test_augmented_cells_are_trained_on_shifted_images():
+    lab = digits_lab()
+    plain, shifted = (
+        protocol(lab.train("vit", count=100, seed=0, augment=augment, learning_rate=1e-3).settings, lab.images)
+        for augment in (False, True)
+    )
+    assert (shifted.augment.crop, shifted.augment.padding) == ("pad", 1)
+    assert plain.augment.crop == "none"
 
 
 def test_without_results_nothing_is_said(tmp_path):

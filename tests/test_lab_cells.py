@@ -87,12 +87,12 @@ def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
     groups = [np.stack([ease + generator.normal(0, 0.5, 2000) > cut for _ in range(2)]) for cut in (-1, -0.9, 0, 0.1)]
     a, b, c, d = (group.astype(float) for group in groups)
     noise = SeedNoise(1e-6, 4)
-    assert contrast([(1.0, a), (-1.0, b)], noise) == difference(a, b, noise)
-    both = contrast([(1.0, a), (-1.0, b), (-1.0, c), (1.0, d)], noise)
+    assert contrast([(1.0, a, noise), (-1.0, b, noise)]) == difference(a, b, noise)
+    both = contrast([(1.0, a, noise), (-1.0, b, noise), (-1.0, c, noise), (1.0, d, noise)])
     apart = combine((1.0, difference(a, b, noise)), (-1.0, difference(c, d, noise)))
     assert both.value == pytest.approx(apart.value)
     assert both.error == pytest.approx(apart.error, rel=0.1)
-    assert math.isnan(contrast([(1.0, a), (-1.0, b)], SeedNoise(math.nan, 0)).error)
+    assert math.isnan(difference(a, b, SeedNoise(math.nan, 0)).error)
 
 
 def test_parts_of_the_images_are_judged_alone(tmp_path):
@@ -101,7 +101,15 @@ def test_parts_of_the_images_are_judged_alone(tmp_path):
     parts = found.by_part({"left": np.array([True, True, False, False]), "right": np.array([False, False, True, True])})
     assert parts.estimate(("one", "left")).value == 0.75
     assert parts.estimate(("one", "right")).value == 0
-    assert parts.noise.freedom == 2
+    assert [parts.noise_of(("one", part)).freedom for part in ("left", "right")] == [1, 1]
+    assert parts.noise_of(("one", "left")).variance == 0.125  # of 1 and 0.5; on the right, both seeds have 0
+    assert parts.noise_of(("one", "right")).variance == 0
+
+
+def test_large_training_sets_have_one_seed_less():
+    lab = digits_lab(seeds=3)
+    assert [len(lab.seeds_for(count)) for count in (300, 10_000, 10_001, 58_000)] == [3, 3, 2, 2]
+    assert len(dataclasses.replace(lab, seeds=1).seeds_for(58_000)) == 1
 
 
 def test_small_batches_see_as_many_images(tmp_path):

@@ -133,6 +133,17 @@ def test_equivariance_of_patches_and_of_circular_convolutions_is_exact():
     assert strided["blocks.2"][1].min() > 1e-3
 
 
+def test_features_of_unrelated_images_are_one_apart(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+
+    def unrelated(_model, images):
+        return {"pooled": 3 + 5 * torch.randn(len(images), 8, 1, 1, generator=generator, dtype=torch.float64)}
+
+    monkeypatch.setattr(inside, "_maps", unrelated)
+    found = inside.equivariance_errors(create("ViT-Pico/2"), torch.zeros(2000, 1, 8, 8), [1])
+    assert found["pooled"][1].mean() == pytest.approx(1, abs=0.03)
+
+
 def test_features_between_two_places_are_interpolated():
     found = inside._rolled(torch.arange(6.0).view(1, 1, 1, 6), 1.5, 3)
     assert found.flatten().tolist() == [4.5, 2.5, 0.5, 1.5, 2.5, 3.5]

@@ -25,7 +25,8 @@ def finds(proved, areas):
         some = [float(one) for one in areas[cell.family] + generator.normal(0, 0.01, 24)]
         heads = {"0": [0.6, 1.1], "1": [0.9, 1.0]} if cell.family in ("vit", "hybrid") else {}
         near = {"nearest": [0.6 + seed / 100, 0.61]} if heads else {}
-        return {"third": 1, "areas": {"0": some, "1": some}, "heads": heads, **near}, {}
+        first = [1 - one for one in some]  # after the first layer it is the other way round
+        return {"third": 1, "areas": {"0": first, "1": some}, "heads": heads, **near}, {}
 
     return find
 

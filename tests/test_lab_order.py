@@ -104,7 +104,8 @@ def fill(folder, proved, index):
             filled.train(cell, 0.8)
             strength = {"strength": [1.0] * 16, "recency": index.get(name, 0.7) + 0.01 * seed}
             done = filled.results.resolve(looking)
-            filled.put(done, before=strength, after=strength, removal=0.7, agreement=0.5)
+            untrained = {**strength, "recency": 1 - strength["recency"]}  # what decides is the trained model
+            filled.put(done, before=untrained, after=strength, removal=0.7, agreement=0.5)
     return question, filled
 
 

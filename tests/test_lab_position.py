@@ -33,6 +33,8 @@ def test_sinusoids_meet_the_three_conditions_and_random_tables_only_two():
     one = conditions(distances(random), float(np.abs(random).max()), (7, 7))
     assert one.unique > 0.7
     assert one.uneven > 0.8
+    larger = conditions(distances(50 * random), float(np.abs(50 * random).max()), (7, 7))
+    assert larger == pytest.approx((one.unique, 50 * one.bounded, one.uneven))  # shares do not depend on the scale
     assert max(found["none"].values()) < 1e-12
     assert set(found["kinds"]) == set(KINDS) - {"none"}
     assert min(found["kinds"].values()) > 0.01
@@ -77,14 +79,14 @@ def test_lost_skill_is_the_share_beyond_chance():
     generator = np.random.default_rng(0)
     original, changed = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
     noise = pool(one.mean(axis=1) for one in (original, changed))
-    found = lost_skill(original, changed, noise, 0.1)
+    found = lost_skill((original, noise), (changed, noise), 0.1)
     assert found.value == pytest.approx(0.5, abs=0.02)
     draws = []
     for _ in range(300):
         one, other = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
         draws.append((one.mean() - other.mean()) / (one.mean() - 0.1))
     assert found.error == pytest.approx(np.std(draws), rel=0.5)
-    assert math.isnan(lost_skill(changed * 0, changed, noise, 0.1).error)
+    assert math.isnan(lost_skill((changed * 0, noise), (changed, noise), 0.1).error)
 
 
 def test_a_mean_over_seeds_has_the_noise_of_seeds():

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from fake_lab import answer, digits_lab, nothing
+from made_up import Filled
+from vitrail.lab.cell import pack
 from vitrail.lab.questions import range as task
 from vitrail.lab.questions.range import DISTANCES, MODELS, Range, config_of, distances, make_marks
 
@@ -49,6 +51,20 @@ def test_the_ends_decide(tmp_path, question, cnn, near, far):
     found = answer(question, tmp_path, lambda settings: shares.get(settings["model"]["family"], 0.5), count=3000)
     assert found == {"C16a": near, "C16b": far}
     assert len(question.found.right) == len(MODELS) * len(DISTANCES)
+
+
+def test_answers_are_judged_by_the_distance_of_their_marks(tmp_path, question):
+    filled = Filled(tmp_path, question, count=3000)
+    for name in ("vit", "resnet"):
+        for cell in question.cells[name]:
+            filled.train(cell, 0.5)
+            right = distances(3000) <= (6 if name == "vit" else 2)
+            told = {"right": pack(right), "count": 3000, "accuracy": float(right.mean())}
+            filled.put(filled.results.resolve(cell), **told, validation_accuracy=0.5)
+    question.read(filled.results)
+    for name, sees in (("vit", 6), ("resnet", 2)):
+        found = [question.found.estimate((name, distance)).value for distance in DISTANCES]
+        assert found == [float(distance <= sees) for distance in DISTANCES]
 
 
 def test_without_results_nothing_is_said(tmp_path, question):

@@ -11,6 +11,7 @@ from vitrail.data.sources import open_data
 from vitrail.lab.cell import pack
 from vitrail.lab.images import prepare
 from vitrail.lab.question import Lab
+from vitrail.lab.questions import self_supervision
 from vitrail.lab.questions.self_supervision import SelfSupervision, learn, probe_pixels
 from vitrail.lab.questions.transfer import Transfer, halves, transfer
 from vitrail.lab.results import Results
@@ -47,7 +48,7 @@ def test_more_pre_training_is_better_only_if_the_numbers_say_so(tmp_path, sign, 
     generator = np.random.default_rng(0)
     for (_, _, count), cells in question.cells.items():
         for cell in cells:
-            good = 0.5 + sign * 0.1 * (count == 300) + generator.normal(0, 0.01)
+            good = 0.5 + sign * 0.3 * (count == 300) + generator.normal(0, 0.01)
             add(results, cell, {"fewshot": good, "finetuned": good, "validation_accuracy": 0.5})
     question.read(results)
     states = {one.claim: one.state(0.05) for one in question.verdicts()}
@@ -89,6 +90,19 @@ def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
     models = [vitrail.load(tmp_path / name).model for name in ("untrained", "trained")]
     assert not torch.equal(*(next(model.blocks.parameters()) for model in models))
     assert probe_pixels({"count": 300}, DIGITS, [], tmp_path).result["accuracy"] > 0.7
+
+
+def test_the_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
+    untrained = SelfSupervision("self", LAB).cells["ViT", False][0]
+    good = np.ones(len(DIGITS.test), bool)
+
+    def probe(_model, _images, _few, layer):
+        """The second layer is best by validation images, and worst by test images."""
+        return (0.9, ~good) if layer == 1 else (0.2, good)
+
+    monkeypatch.setattr(self_supervision, "_probe", probe)
+    found = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
+    assert (found["layer"], found["validation_accuracy"], found["accuracy"]) == (1, 0.9, 0)
 
 
 def test_training_without_labels_helps_only_if_the_numbers_say_so(tmp_path):

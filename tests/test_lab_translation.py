@@ -35,7 +35,8 @@ def finds(proved, consistency):
         right = np.arange(1000) < 900
         seed = cell.of[0].settings["seed"]
         same = np.random.default_rng(seed).permutation(np.arange(1000) < 1000 * share)
-        asked = {name: {"right": pack(right & same), "same": pack(same)} for name in names}
+        # An answer that stays is wrong here: what decides is whether it stays, not whether it is right.
+        asked = {name: {"right": pack(right & ~same), "same": pack(same)} for name in names}
         return {"errors": errors, "count": 1000, "right": pack(right), "accuracy": 0.9, "asked": asked}, {}
 
     return find

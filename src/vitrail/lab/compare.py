@@ -22,7 +22,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError
 from vitrail.lab import plan as planning
 from vitrail.lab.cell import VERSION, Cell
-from vitrail.lab.engine import run_cells
+from vitrail.lab.engine import check_backend, run_cells
 from vitrail.lab.images import Images, is_stored, prepare, restore, store
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
@@ -54,6 +54,9 @@ def compare(
     names = list(dict.fromkeys(questions)) or list(QUESTIONS)
     for name in names:
         QUESTIONS.check(name)
+    check_backend(backend)
+    if unknown := [name for name in families if name not in FAMILIES]:
+        raise UsageError(f"Families must be some of {', '.join(FAMILIES)}, got {unknown[0]!r}.")
     seconds = None if budget is None else planning.parse_budget(budget)
     dataset = open_data(data)
     _check_folder(output)
@@ -69,7 +72,7 @@ def compare(
         speeds = before["speeds"] if before else {}
         missing = [name for name in lab.families if name not in speeds]
         if missing:
-            tell(f"measuring how fast {', '.join(missing)} train here")
+            tell(f"measuring the speed of training here: {', '.join(missing)}")
             speeds |= _measure(output, images, missing, jobs, backend)
         request = {
             "questions": names,
@@ -118,7 +121,9 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or not keys <= found.keys():
         raise DamagedError(path=path, cause="is not a plan as written", advice="Choose another --output.")
     if found["version"] != VERSION:
-        raise UsageError(f"Output must be of this version of the lab ({VERSION}), got {found['version']}.")
+        raise UsageError(
+            f"Output must be of this version of the lab ({VERSION}), got {found['version']}. Choose another --output."
+        )
     return found
 
 
@@ -142,8 +147,6 @@ def _take_images(dataset: Dataset, output: Path, before: dict[str, Any] | None) 
 def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], seeds: int) -> Lab:
     """What is compared, checked before anything is trained."""
     chosen = tuple(dict.fromkeys(families)) or FAMILIES
-    if unknown := [name for name in chosen if name not in FAMILIES]:
-        raise UsageError(f"Families must be some of {', '.join(FAMILIES)}, got {unknown[0]!r}.")
     classes = len(images.labels)
     counts = tuple(sorted({count // classes * classes for count in sizes})) if sizes else images.sizes()
     if counts[0] < classes or counts[-1] > images.largest:

@@ -45,6 +45,20 @@ def run_cells(folder: Path, cells: Sequence[Cell], *, jobs: int, backend: str) -
                     raise
 
 
+def check_backend(backend: str) -> None:
+    """Whether joblib is there and knows a backend of this name, told before anything is run."""
+    joblib = _joblib()
+    if backend in BACKENDS:
+        return
+    try:
+        with joblib.parallel_config(backend):
+            pass
+    except (ValueError, ImportError):
+        raise UsageError(
+            f"Backend must be {' or '.join(BACKENDS)}, or one that is registered with joblib, got {backend!r}."
+        ) from None
+
+
 def run_cell(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
     """One cell, in whatever process this is."""
     cell, images = Cell.from_json(fields), _images(Path(folder))

@@ -13,7 +13,6 @@ from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import SeedNoise, pool
 from vitrail.lab.training import read_config
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
@@ -44,8 +43,7 @@ def read_test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
 
 
 class Readings(Accuracies):
-    """Numbers of each image, read from what cells found, in the place of right answers. Variants that are `alike` (the
-    function says the same of their names) share their seed noise; comparisons are between such."""
+    """Numbers of each image, read from what cells found, in the place of right answers."""
 
     def __init__(
         self,
@@ -54,19 +52,19 @@ class Readings(Accuracies):
         read: Callable[[dict[str, Any]], Any],
         alike: Callable[[Any], Any] = lambda _name: None,
     ) -> None:
-        self.right = {}
-        for name, cells in groups.items():
-            found = [read(one) for cell in cells if (one := results.get(cell)) is not None]
-            if found:
-                self.right[name] = np.stack([np.asarray(one, np.float64) for one in found])
-        self._alike = alike
-        self.noise = self._pool()
-        self.cut_off = {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
+        self._number = read
+        super().__init__(results, groups, alike)
+
+    def _read(self, results: Results, groups: dict[Any, list[Cell]]) -> dict[Any, np.ndarray]:
+        found = {
+            name: [one for cell in cells if (one := results.get(cell)) is not None] for name, cells in groups.items()
+        }
+        return {
+            name: np.stack([np.asarray(self._number(one), np.float64) for one in some])
+            for name, some in found.items()
+            if some
+        }
 
     @property
     def bounds(self) -> tuple[float, float]:
         return -math.inf, math.inf
-
-    def _noise_of(self, name: Any) -> SeedNoise:
-        kind = self._alike(name)
-        return pool(values.mean(axis=1).tolist() for other, values in self.right.items() if self._alike(other) == kind)

@@ -94,7 +94,7 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
             rows.append(_score_row(score.family, score.trained, COLOURS.get(score.family, 7)))
             if score.untrained is not None:
                 rows.append(_score_row(f"{score.family} 0", score.untrained, 7))
-        svg = ranges(rows, questions[name].word(f"score-{bias}", "tspan"), zero=0.0)
+        svg = ranges(rows, word("score", "tspan"), zero=0.0)
         figures[f"bias-{name}-{bias}"] = svg
         panes += figure(questions[name].word(f"score-{bias}"), questions[name].word(f"score-{bias}-note"), svg)
     if not panes:
@@ -110,7 +110,8 @@ def _score_row(name: str, one: Estimate, colour: int) -> Range:
 
 def _row(question: Question, one: Verdict, level: float) -> list[object]:
     state = one.state(level)
-    said = [_number(one, level)] if one.estimate is not None else []
+    unit = Html(f" {word('points')}") if one.is_share else Html("")
+    said: list[str] = [Html(f"{escape(_number(one, level))}{unit}")] if one.estimate is not None else []
     if one.words:
         said.append(question.word(f"{one.claim}-{one.sentence}", **one.words))
     if (why := _why(question.lab, one, level)) is not None:
@@ -153,9 +154,10 @@ def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
         return Why("not-run", {})
     if one.deciding is None:
         return Why("one-seed", {})
-    if one.doubt is not None:
+    low, high = one.deciding.interval(level)
+    if one.doubt == "cut-off" or (one.doubt is not None and not low <= 0 <= high):
         return Why(one.doubt, {"halves": " / ".join(map(_say(one), one.estimate.halves))})
-    if one.is_one_sided and one.deciding.interval(level)[1] < 0:
+    if one.is_one_sided and high < 0:
         return Why("beyond-range", {})
     times = one.deciding.times_seeds(level)
     if times > _MOST_TIMES:

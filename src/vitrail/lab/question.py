@@ -6,8 +6,9 @@ A question lives in one file, with its sentences in the TOML file beside it, and
 
 import copy
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +16,16 @@ import numpy as np
 from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, SeedNoise, accuracy, contrast, lost_skill, pool
+from vitrail.lab.statistics import (
+    Estimate,
+    SeedNoise,
+    accuracy,
+    contrast,
+    draw_accuracies,
+    log_errors,
+    lost_skill,
+    pool,
+)
 from vitrail.lab.training import training_cell
 from vitrail.pages.families import COLOURS as COLOURS
 from vitrail.pages.page import Html
@@ -167,36 +177,57 @@ class Question:
 
 
 class Accuracies:
-    """Right answers of many variants under several seeds, to the same test images, and their common seed noise."""
+    """Right answers of many variants under several seeds, to the same test images, and their seed noise.
 
-    def __init__(self, results: Results, groups: dict[Any, list[Cell]]) -> None:
-        self.right: dict[Any, np.ndarray] = {}
-        for name, cells in groups.items():
-            if (right := results.right(cells)) is not None:
-                self.right[name] = right
-        self.noise: SeedNoise = self._pool()
-        self.cut_off = {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
-        """Variants for which the range of learning rates was too narrow."""
+    Variants that are `alike` (the function says the same of their names) share their seed noise, pooled over them:
+    models trained on few images differ more than those trained on many.
+    """
 
-    def _pool(self) -> SeedNoise:
-        return pool(right.mean(axis=1).tolist() for right in self.right.values())
+    def __init__(
+        self, results: Results, groups: dict[Any, list[Cell]], alike: Callable[[Any], Any] = lambda _name: None
+    ) -> None:
+        self.right = self._read(results, groups)
+        self._alike = alike
+        self.cut_off = cut_off(results, groups)
+
+    def _read(self, results: Results, groups: dict[Any, list[Cell]]) -> dict[Any, np.ndarray]:
+        found = {name: results.right(cells) for name, cells in groups.items()}
+        return {name: right for name, right in found.items() if right is not None}
+
+    @functools.cached_property
+    def _noises(self) -> dict[Any, SeedNoise]:
+        by_kind: dict[Any, list[list[float]]] = {}
+        for name, right in self.right.items():
+            by_kind.setdefault(self._alike(name), []).append(right.mean(axis=1).tolist())
+        return {kind: pool(some) for kind, some in by_kind.items()}
+
+    def noise_of(self, name: Any) -> SeedNoise:
+        """The seed noise of a variant, pooled over those that are alike."""
+        return self._noises[self._alike(name)]
 
     def by_part(self, parts: Mapping[Any, np.ndarray]) -> "Accuracies":
-        """The same variants, each judged on parts of the test images: named (variant, part)."""
+        """The same variants, each judged on parts of the test images: named (variant, part). Each part has its own
+        seed noise: those of one model rise and fall together."""
         made = copy.copy(self)
+        made.__dict__.pop("_noises", None)
         made.right = {
             (name, part): right[:, chosen] for name, right in self.right.items() for part, chosen in parts.items()
         }
-        made.noise = made._pool()
+        made._alike = lambda name: name[1]
         made.cut_off = {key for key in made.right if key[0] in self.cut_off}
         return made
 
     def __contains__(self, name: Any) -> bool:
         return name in self.right
 
+    @property
+    def seeds(self) -> str:
+        """How many seeds variants were run with: 2, or 2-3."""
+        return range_text(map(len, self.right.values()))
+
     def estimate(self, name: Any) -> Estimate:
         """The accuracy of a variant."""
-        found = accuracy(self.right[name], self._noise_of(name))
+        found = accuracy(*self._read_of(name))
         return self._judged(found._replace(bounds=self.bounds), name)
 
     def difference(self, one: Any, other: Any) -> Estimate | None:
@@ -205,16 +236,33 @@ class Accuracies:
 
     def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
         """A weighted sum of the accuracies of variants, on the same images; None if one of them was not run."""
+        return self._weigh(contrast, terms)
+
+    def log_errors(self, *terms: tuple[float, Any]) -> Estimate | None:
+        """The same of the logarithms of their error rates."""
+        return self._weigh(log_errors, terms)
+
+    def _weigh(
+        self,
+        how: Callable[[Sequence[tuple[float, np.ndarray, SeedNoise]]], Estimate],
+        terms: Sequence[tuple[float, Any]],
+    ) -> Estimate | None:
         names = [name for _, name in terms]
         if any(name not in self.right for name in names):
             return None
-        found = contrast([(weight, self.right[name]) for weight, name in terms], self._noise_of(names[0]))
-        return self._judged(found, *names)
+        return self._judged(how([(weight, *self._read_of(name)) for weight, name in terms]), *names)
 
     def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate:
         """The share of what the original knows beyond chance that the changed variant does not."""
-        found = lost_skill(self.right[original], self.right[changed], self._noise_of(original), chance)
+        found = lost_skill(self._read_of(original), self._read_of(changed), chance)
         return self._judged(found, original, changed)
+
+    def draws(self, names: Sequence[Any]) -> np.ndarray:
+        """Accuracies (draws, variants) that other seeds and other test images might have given."""
+        return draw_accuracies([self._read_of(name) for name in names])
+
+    def _read_of(self, name: Any) -> tuple[np.ndarray, SeedNoise]:
+        return self.right[name], self.noise_of(name)
 
     def _judged(self, found: Estimate, *names: Any) -> Estimate:
         return found._replace(is_cut_off=not self.cut_off.isdisjoint(names))
@@ -224,8 +272,10 @@ class Accuracies:
         """Between which all numbers lie."""
         return 0.0, 1.0
 
-    def _noise_of(self, name: Any) -> SeedNoise:
-        return self.noise
+
+def cut_off(results: Results, groups: Mapping[Any, Sequence[Cell]]) -> set[Any]:
+    """Variants for which the range of learning rates was too narrow."""
+    return {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
 
 
 def training_accuracies(results: Results, groups: Mapping[Any, Sequence[Cell]]) -> dict[Any, float]:
@@ -238,10 +288,10 @@ def training_accuracies(results: Results, groups: Mapping[Any, Sequence[Cell]]) 
     return found
 
 
-def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    """Of claims about several things at once the one that is least in favour; None if one is missing."""
-    known = [one for one in estimates if one is not None]
-    return min(known, key=lambda one: one.value) if known and len(known) == len(estimates) else None
+def range_text(counts: Iterable[int]) -> str:
+    """The smallest and the largest of some numbers: 2, or 2-3."""
+    known = sorted(set(counts))
+    return "-".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "0"
 
 
 def points(value: float) -> str:

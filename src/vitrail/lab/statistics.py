@@ -5,7 +5,7 @@ easier for one of them. Both variances are estimated and added.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from vitrail.evaluation.student import t_quantile, t_tail
 LEVEL = 0.05
 """Of all intervals together: 95 %."""
 _FARTHEST, _DRAWS = 1e12, 400
+_LEAST_WRONG = 1e-4  # error rates below have no logarithm to rely on
 
 
 class Estimate(NamedTuple):
@@ -32,18 +33,36 @@ class Estimate(NamedTuple):
     """Whether the learning rates that were tried end before the best one of a model behind it."""
     bounds: tuple[float, float] = (-math.inf, math.inf)
     """What the truth cannot lie beyond: 0 and 1 of an accuracy."""
+    among: tuple["Estimate", ...] = ()
+    """If it is the smallest of several: all of these."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """The interval that misses the truth with probability `level`."""
+        """The interval that misses the truth with probability `level`.
+
+        The smallest of several is above zero if all are: each of their lower ends is at `level`. It is below zero if
+        any is, and with so many chances one of them seems so by luck: their upper ends share the level (Bonferroni).
+        """
+        if self.among:
+            shared = level / len(self.among)
+            return min(one.interval(level)[0] for one in self.among), min(one.interval(shared)[1] for one in self.among)
         reach = t_quantile(1 - level / 2, self.freedom) * self.error
         return max(self.value - reach, self.bounds[0]), min(self.value + reach, self.bounds[1])
 
     @property
     def p_value(self) -> float:
-        """Of the hypothesis that the truth is 0, two-sided."""
+        """Of the hypothesis that the truth is 0, two-sided: the level at which the interval just reaches it."""
+        if self.among:
+            above = max(one.tail(1) for one in self.among)
+            below = len(self.among) * min(one.tail(-1) for one in self.among)
+            return min(2 * min(above, below), 1.0)
+        return min(2 * self.tail(1 if self.value > 0 else -1), 1.0)
+
+    def tail(self, sign: int) -> float:
+        """How likely the number would lie at least so far on this side of 0 (1 or -1), were the truth 0."""
         if self.error == 0:
-            return 0.0 if self.value else 1.0
-        return 2 * t_tail(abs(self.value) / self.error, self.freedom)
+            return 0.0 if sign * self.value > 0 else 1.0
+        t = sign * self.value / self.error
+        return t_tail(t, self.freedom) if t >= 0 else 1 - t_tail(-t, self.freedom)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
         return combine((1.0, self), (-1.0, other))
@@ -90,9 +109,10 @@ def half_means(values: np.ndarray) -> tuple[float, ...]:
     return (float(values[:middle].mean()), float(values[middle:].mean())) if len(values) > 1 else ()
 
 
-def complement(one: Estimate) -> Estimate:
-    """1 less a share."""
-    return one._replace(value=1 - one.value, halves=tuple(1 - half for half in one.halves))
+def complement(one: Estimate, most: float = math.inf) -> Estimate:
+    """1 less a share; `most` is what the truth cannot exceed."""
+    halves, bounds = tuple(1 - half for half in one.halves), (-math.inf, most)
+    return one._replace(value=1 - one.value, halves=halves, bounds=bounds)
 
 
 class SeedNoise(NamedTuple):
@@ -114,42 +134,89 @@ def pool(groups: Iterable[Sequence[float]]) -> SeedNoise:
 
 def difference(one: np.ndarray, other: np.ndarray, noise: SeedNoise) -> Estimate:
     """Mean accuracy of one model less that of another, from their right answers (seeds, images) to the same images."""
-    return contrast([(1.0, one), (-1.0, other)], noise)
+    return contrast([(1.0, one, noise), (-1.0, other, noise)])
 
 
-def contrast(terms: Sequence[tuple[float, np.ndarray]], noise: SeedNoise) -> Estimate:
+def contrast(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
     """A weighted sum of mean accuracies, from right answers (seeds, images) to the same images."""
-    per_image = sum(weight * right.mean(axis=0) for weight, right in terms)
-    seeds = noise.variance * sum(weight**2 / len(right) for weight, right in terms)
-    halves = _combine_halves([(weight, half_means(right)) for weight, right in terms])
-    value, images = float(per_image.mean()), math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
-    if math.isnan(seeds):
+    per_image = sum(weight * right.mean(axis=0) for weight, right, _ in terms)
+    images = math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
+    by_seed = [(weight, right.mean(axis=1), noise) for weight, right, noise in terms]
+    return sum_of_means(by_seed, images, per_image.size - 1)
+
+
+def sum_of_means(
+    terms: Sequence[tuple[float, Sequence[float] | np.ndarray, SeedNoise]],
+    images: float = 0.0,
+    freedom: float = math.inf,
+) -> Estimate:
+    """A weighted sum of the means of numbers that were measured under several seeds. `images` is the standard error
+    that the test images add, with its degrees of freedom."""
+    value = float(sum(weight * np.mean(values) for weight, values, _ in terms))
+    # Terms of one noise share its estimate: they have its degrees of freedom once, however many they are.
+    shares: dict[SeedNoise, float] = {}
+    for weight, values, noise in terms:
+        shares[noise] = shares.get(noise, 0.0) + weight**2 / len(values)
+    if not all(noise.freedom for noise in shares):
         return Estimate(value, math.nan, 0)
-    sources = (Estimate(value, images, per_image.size - 1), Estimate(0.0, math.sqrt(seeds), noise.freedom))
+    halves = _combine_halves([(weight, half_means(np.asarray(values))) for weight, values, _ in terms])
+    seeds = (Estimate(0.0, math.sqrt(noise.variance * share), noise.freedom) for noise, share in shares.items())
+    sources = (Estimate(value, images, freedom), *seeds)
     return combine(*((1.0, one) for one in sources))._replace(lasting=images, halves=halves)
 
 
 def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
     """Mean accuracy of a model from its right answers (seeds, images)."""
-    return contrast([(1.0, right)], noise)
+    return contrast([(1.0, right, noise)])
 
 
-def lost_skill(original: np.ndarray, changed: np.ndarray, noise: SeedNoise, chance: float) -> Estimate:
+def lost_skill(
+    original: tuple[np.ndarray, SeedNoise], changed: tuple[np.ndarray, SeedNoise], chance: float
+) -> Estimate:
     """The share of what a model knows beyond chance that a change costs it: 0 for nothing, 1 for all, below 0 if the
-    change helps. From right answers (seeds, images) to the same images, by the delta method."""
-    before, after = float(original.mean()) - chance, float(changed.mean()) - chance
+    change helps. From right answers (seeds, images) to the same images, each with its noise, by the delta method."""
+    before, after = (float(right.mean()) - chance for right, _ in (original, changed))
     if before <= 0:
         return Estimate(0.0, math.nan, 0)
-    moved = contrast([(after / before**2, original), (-1 / before, changed)], noise)
-    pairs = zip(half_means(original), half_means(changed), strict=False)
+    moved = contrast([(after / before**2, *original), (-1 / before, *changed)])
+    pairs = zip(half_means(original[0]), half_means(changed[0]), strict=False)
     halves = tuple(1 - (now - chance) / max(first - chance, 1e-6) for first, now in pairs)
     return moved._replace(value=1 - after / before, halves=halves)
 
 
+def log_errors(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
+    """A weighted sum of the logarithms of error rates, from right answers (seeds, images) to the same images, by the
+    delta method."""
+    wrong = [max(1 - float(right.mean()), _LEAST_WRONG) for _, right, _ in terms]
+    pairs = list(zip(terms, wrong, strict=True))
+    found = contrast([(-weight / share, right, noise) for (weight, right, noise), share in pairs])
+    logs = [
+        (weight, [math.log(max(1 - half, _LEAST_WRONG)) for half in half_means(right)]) for weight, right, _ in terms
+    ]
+    return found._replace(
+        value=sum(weight * math.log(share) for (weight, _, _), share in pairs),
+        halves=_combine_halves([(weight, tuple(halves)) for weight, halves in logs]),
+    )
+
+
 def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
     """The mean of a number that was measured under several seeds."""
-    error = math.sqrt(noise.variance / len(values)) if noise.freedom else math.nan
-    return Estimate(float(np.mean(values)), error, noise.freedom, halves=half_means(np.asarray(values)))
+    return sum_of_means([(1.0, values, noise)])
+
+
+def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """Of claims about several things at once the one that is least in favour; None if one is missing."""
+    known = tuple(one for one in estimates if one is not None)
+    if not known or len(known) < len(estimates):
+        return None
+    least = min(known, key=lambda one: one.value)
+    if any(math.isnan(one.error) for one in known):
+        return least._replace(error=math.nan)
+    halves = least.halves
+    if least.value > 0 and all(one.halves for one in known):  # all must hold, in both halves
+        first, second = (min(one.halves[at] for one in known) for at in (0, 1))
+        halves = (first, second)
+    return least._replace(halves=halves, is_cut_off=any(one.is_cut_off for one in known), among=known)
 
 
 class PowerLaw(NamedTuple):
@@ -164,8 +231,9 @@ class PowerLaw(NamedTuple):
 
 
 def fit_power_law(counts: Sequence[float], errors: Sequence[float]) -> PowerLaw | None:
-    """Least squares in log error over a grid of floors and exponents; None for fewer than three sizes."""
-    if len(counts) < 3 or min(errors) <= 0:
+    """Least squares in log error over a grid of floors and exponents; None for fewer than four sizes: through three
+    points there is always one, so that it says nothing."""
+    if len(counts) < 4 or min(errors) <= 0:
         return None
     n, e = np.log(np.asarray(counts, float)), np.asarray(errors, float)
     floors = np.linspace(0, 0.999 * e.min(), 120)
@@ -218,14 +286,26 @@ def extrapolated_crossover(counts: Sequence[float], one: Sequence[float], other:
     return float(beyond[int(ahead.argmax())]) if ahead.any() else math.inf
 
 
-def spread_of(
-    find: Callable[[list[float], list[float]], float], one: Sequence[Estimate], other: Sequence[Estimate]
-) -> tuple[float, float]:
-    """The interval of what is found from two curves, by drawing their points anew within their errors."""
+def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarray:
+    """Accuracies (draws, variants) that other seeds and other test images might have given, from right answers (seeds,
+    images) to the same images and the noise of their seeds: in each draw all variants have the same images."""
     generator = np.random.default_rng(0)
-    draws = [
-        find(*([generator.normal(point.value, point.error) for point in curve] for curve in (one, other)))
-        for _ in range(_DRAWS)
-    ]
+    per_image = np.stack([right.mean(axis=0) for right, _ in curves], axis=1)
+    count = len(per_image)
+    found = np.stack([generator.multinomial(count, [1 / count] * count) @ per_image / count for _ in range(_DRAWS)])
+    factors = {noise: _student_scale(generator, noise.freedom) for _, noise in curves}
+    for at, (right, noise) in enumerate(curves):
+        error = math.sqrt(noise.variance / len(right))
+        found[:, at] += error * factors[noise] * generator.normal(size=_DRAWS)
+    return found
+
+
+def _student_scale(generator: np.random.Generator, freedom: float) -> np.ndarray:
+    """What normal draws are multiplied by if their variance is an estimate."""
+    return np.sqrt(freedom / generator.chisquare(freedom, _DRAWS))
+
+
+def ends_of(draws: Sequence[float]) -> tuple[float, float]:
+    """The interval that holds 95 % of some draws; infinity may be among them."""
     low, high = np.quantile(draws, (LEVEL / 2, 1 - LEVEL / 2), method="nearest")
     return float(low), float(high)

@@ -35,7 +35,8 @@ BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)
 BEYOND = {RATES[0]: 1e-4, RATES[-1]: 1e-2}
 """The next rate beyond each end of the usual ones."""
-_JUDGED = 2000  # training images whose answers are compared with those of the test images
+JUDGED = 2000
+"""Training images, at most, whose answers are compared with those of the test images."""
 _LOOKS = 8  # evaluations on validation images, at log-spaced steps
 
 
@@ -68,7 +69,7 @@ def training_cell(
         "permutation": list(permutation) if permutation else None,
         "learning_rate": learning_rate,
     }
-    judged = len(images.test) + min(count, _JUDGED) + _LOOKS * len(images.validation)
+    judged = len(images.test) + min(count, JUDGED) + _LOOKS * len(images.validation)
     work = config.macs * (3.0 * seen + judged)
     return Cell("vitrail.lab.training:train", settings, family=family, work=work)
 
@@ -82,7 +83,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
         permute_input(model, *settings["permutation"])
     fitted = fit(model, images, split, protocol(settings, images), settings["seed"])
     right = right_answers(model, images, images.test)
-    learned = right_answers(model, images, split.spread(_JUDGED))
+    learned = right_answers(model, images, split.spread(JUDGED))
     keep(model, images, settings, folder)
     result = {
         "accuracy": float(right.mean()),

@@ -38,6 +38,6 @@ def bar(share: float) -> Html:
 def in_frame(page: str, title: str, height: int = 760) -> str:
     """A whole page inside of the notebook, with its own script and style."""
     return (
-        f'<iframe srcdoc="{escape(page)}" title="{escape(title)}" sandbox="allow-scripts" loading="lazy"'
+        f'<iframe srcdoc="{escape(page)}" title="{escape(title)}" sandbox="allow-scripts"'
         f' style="width:100%;height:{height}px;border:1px solid #8886;border-radius:4px"></iframe>'
     )

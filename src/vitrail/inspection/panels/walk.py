@@ -210,7 +210,12 @@ class Walk(Panel):
         )
         parts.append(f'<div class="multiples">{reads}</div>' if reads else "")
         wide = max(len(step.vector) for _, step in steps)
-        fields = {"scale": f"{steps[0][1].scale:.2g}", "shown": min(wide, self.features or _FEATURES), "width": wide}
+        scales = sorted({f"{step.scale:.2g}" for _, step in steps}, key=float)
+        fields = {
+            "scale": " ... ".join(dict.fromkeys([scales[0], scales[-1]])),
+            "shown": min(wide, self.features or _FEATURES),
+            "width": wide,
+        }
         note = self.say("strips" if self.context.followed is not None else "strips-whole", **fields)
         rows = "".join(
             f'<div class="row-name">{_name(step)}</div>{self._canvas(number, index)}{self._length(number, index, step)}'
@@ -225,8 +230,8 @@ class Walk(Panel):
     def _multiple(self, step: Step) -> str:
         if step.colours is None:
             return ""
-        mean = "" if step.norms is None else f"{step.norms.mean():.3g}"
-        note = f"<small>{_name(step)} {self.word('mean-length', mean=mean)}</small>"
+        mean = 0.0 if step.norms is None else float(step.norms.mean())
+        note = f"<small>{_name(step)} {self.word('mean-length', mean=_spoken(mean))}</small>"
         return f"<div>{self._map(step.colours, step)}{note}</div>"
 
     def _map(self, colours: np.ndarray, step: Step) -> str:
@@ -258,7 +263,7 @@ class Walk(Panel):
 
     def _length(self, number: int, index: int, step: Step) -> str:
         length = float(np.linalg.norm(step.vector))
-        return f'<code data-length="{number} {index}">{length:.3g}</code>'
+        return f'<code data-length="{number} {index}">{_spoken(length)}</code>'
 
     def _image(self, number: int) -> str:
         """The image with its grid; the followed place is chosen here."""
@@ -269,7 +274,7 @@ class Walk(Panel):
         inside = f'<div class="lines" style="{lines}"></div><div class="mark"></div>'
         attributes = f'class="photo place" data-grid="{rows} {columns}"'
         if self.features:
-            attributes += ' tabindex="0" role="application"'
+            attributes += ' tabindex="0" role="application" aria-describedby="followed"'
         return self.photo(number, inside, attributes=attributes)
 
     def _bars(self, number: int, key: str) -> str:
@@ -351,6 +356,10 @@ class Walk(Panel):
 
 def _layer_of(step: Step) -> int | None:
     return None if step.station is None else step.station.layer
+
+
+def _spoken(length: float) -> str:
+    return f"{length:,.0f}" if length >= 1000 else f"{length:.3g}"
 
 
 def _name(step: Step) -> Html:

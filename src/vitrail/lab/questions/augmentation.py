@@ -71,7 +71,7 @@ class Augmentation(Question):
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        self.found = Accuracies(results, self.cells, alike=lambda key: key[2])
         self.fitted = training_accuracies(results, self.cells)
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:
@@ -102,7 +102,11 @@ class Augmentation(Question):
         if not figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word("figure-title", count=f"{count:,}"), self.word("figure-note"), figures[name])
+            figure(
+                self.word("figure-title", count=f"{count:,}"),
+                self.word("figure-note", seeds=self.found.seeds),
+                figures[name],
+            )
             for count in self.ends
             if (name := f"augmentation-{count}") in figures
         )

@@ -121,7 +121,7 @@ class Compute(Question):
                 known = [factor for factor in FACTORS if Point(family, factor, share) in self.found]
                 estimates = [self.found.estimate(Point(family, factor, share)) for factor in known]
                 if known:
-                    macs = [self.config(family, factor).macs / 1e6 for factor in known]
+                    macs = [self.config("vit", factor).macs / 1e6 for factor in known]  # the others cost as much
                     values = [100 * one.value for one in estimates]
                     lines.append(Line(family, macs, values, COLOURS[family], bars=[bar(one) for one in estimates]))
             if lines:
@@ -134,7 +134,7 @@ class Compute(Question):
         panes = "".join(
             figure(
                 self.word("figure-title", seen=f"{self.lab.seen // share:,}"),
-                self.word("figure-note", count=f"{self.lab.sizes[-1]:,}"),
+                self.word("figure-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found.seeds),
                 figures[name],
             )
             for share in SHARES

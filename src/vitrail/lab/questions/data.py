@@ -10,24 +10,26 @@ import numpy as np
 
 from vitrail.lab.cell import Cell, Outcome, pack
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, bar, smallest
+from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, bar, training_accuracies
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
-    combine,
     complement,
     crossover,
+    ends_of,
     extrapolated_crossover,
     fit_power_law,
-    mean_of,
     pool,
     sample_efficiency,
-    spread_of,
+    smallest,
+    sum_of_means,
 )
+from vitrail.lab.training import JUDGED
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
+_LEAST_SIZES = 4  # that a curve is fitted to
 _FLOOR_IMAGES = 3000  # beyond, trees and neighbours on raw pixels take longer than the models
 
 
@@ -68,8 +70,9 @@ class Data(Question):
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        self.found = Accuracies(results, self.cells, alike=_size)
         self.gaps: dict[tuple[str, int], list[float]] = {}
+        self.fitted = training_accuracies(results, self.cells)
         self.courses: dict[str, tuple[list[float], ...]] = {}
         """For each family with the most images: seconds of training, and the accuracy on validation images then."""
         for key, cells in self.cells.items():
@@ -102,58 +105,73 @@ class Data(Question):
         yield Verdict("C7", "trained", smallest([self._gap_shrinks(family) for family in self.lab.families]))
         yield Verdict("C8", "reported", words=self._floor_words())
         if "mixer" in self.lab.families:
-            leads = [self._lead("vit", "mixer", count) for count in self._known("mixer") if count in self._known("vit")]
-            yield Verdict("C34b", "trained", smallest(leads) if leads else None)
+            counts = self._shared("vit", "mixer")
+            leads = [self._lead("vit", "mixer", count) for count in counts]
+            is_known = {sizes[0], sizes[-1]} <= set(counts)
+            yield Verdict("C34b", "trained", smallest(leads) if is_known else None)
+
+    def _shared(self, one: str, other: str) -> list[int]:
+        """Sizes at which both families were run."""
+        return [count for count in self._known(one) if (other, count) in self.found]
 
     def _overtakes(self) -> Verdict:
         """Where the curves cross, or where they would if they went on as they were fitted."""
+        counts = [count for count in self._shared("vit", "resnet") if self.found.noise_of(("vit", count)).freedom]
         largest = self.lab.sizes[-1]
-        counts = [count for count in self._known("vit") if count in self._known("resnet")]
-        curves = [[self.found.estimate((family, count)) for count in counts] for family in ("vit", "resnet")]
-        values = [[one.value for one in curve] for curve in curves]
-        at = crossover(counts, *values) if counts else None
-        is_within = at is not None and values[0][-1] > values[1][-1]
+        lead = self._lead("vit", "resnet", largest)
+        if lead is None or math.isnan(lead.error):
+            return Verdict("C2", "trained", lead, is_one_sided=True)
+        low, high = lead.interval()
+        state = "crossed" if low > 0 else "not-crossed" if high < 0 else "level"
 
-        def find(vit: list[float], cnn: list[float]) -> float:
+        def find(accuracies: Sequence[float]) -> float:
+            """From the accuracies of the ViT, then those of the CNN."""
+            vit, cnn = accuracies[: len(counts)], accuracies[len(counts) :]
             within = crossover(counts, vit, cnn) if vit[-1] > cnn[-1] else None
             return extrapolated_crossover(counts, vit, cnn) if within is None else within
 
-        words = {}
-        if len(counts) > 2:
-            known = not any(math.isnan(one.error) for curve in curves for one in curve)
-            low, high = spread_of(find, *curves) if known else (math.nan, math.nan)
-            found = find(*values)
-            words = {"largest": f"{largest:,}", "at": _count(found), "low": _count(low), "high": _count(high)}
-        return Verdict(
-            "C2",
-            "trained",
-            self._lead("vit", "resnet", largest),
-            is_one_sided=True,
-            words=words,
-            sentence="crossed" if is_within else "not-crossed",
-        )
+        names = [(family, count) for family in ("vit", "resnet") for count in counts]
+        values = [self.found.estimate(name).value for name in names]
+        words = {"largest": f"{largest:,}"}
+        if state == "crossed" and crossover(counts, values[: len(counts)], values[len(counts) :]) is None:
+            state = "ahead"
+        elif state != "crossed" and len(counts) < _LEAST_SIZES:
+            state += "-few"
+        else:
+            ends = ends_of([find(draw) for draw in self.found.draws(names).tolist()])
+            words |= dict(zip(("at", "low", "high"), map(_count, (find(values), *ends)), strict=True))
+        return Verdict("C2", "trained", lead, is_one_sided=True, words=words, sentence=state)
 
     def _narrowing(self) -> Estimate | None:
-        """Lead of the CNN in log error at the smallest less at the largest size, by the delta method."""
-        parts = []
-        for count, sign in ((self.lab.sizes[0], 1.0), (self.lab.sizes[-1], -1.0)):
-            for family, lead in (("vit", 1.0), ("resnet", -1.0)):
-                if (family, count) not in self.found:
-                    return None
-                one = self.found.estimate((family, count))
-                wrong = max(1 - one.value, 1e-4)
-                halves = tuple(math.log(max(1 - half, 1e-4)) for half in one.halves)
-                logged = one._replace(value=math.log(wrong), error=one.error / wrong, halves=halves)
-                parts.append((sign * lead, logged._replace(lasting=one.lasting / wrong)))
-        return combine(*parts)
+        """Lead of the CNN in log error at the smallest less at the largest size."""
+        if len(self.lab.sizes) < 2:
+            return None
+        ends = ((self.lab.sizes[0], 1.0), (self.lab.sizes[-1], -1.0))
+        return self.found.log_errors(
+            *(
+                (sign * lead, (family, count))
+                for count, sign in ends
+                for family, lead in (("vit", 1.0), ("resnet", -1.0))
+            )
+        )
 
     def _gap_shrinks(self, family: str) -> Estimate | None:
-        ends = [(family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1])]
-        if not all(key in self.gaps for key in ends):
+        """Train-test gap at the smallest less at the largest size."""
+        few, many = ((family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
+        tested = self.found.difference(few, many)
+        if tested is None or few == many:
             return None
-        noise = pool(self.gaps.values())
-        few, many = (mean_of(self.gaps[key], noise) for key in ends)
-        return (few - many)._replace(is_cut_off=not self.found.cut_off.isdisjoint(ends))
+        noises = {
+            key: pool(gaps for other, gaps in self.gaps.items() if _size(other) == _size(key)) for key in (few, many)
+        }
+        error = math.hypot(tested.lasting, *(self._sampled(key) for key in (few, many)))
+        found = sum_of_means([(sign, self.gaps[key], noises[key]) for key, sign in ((few, 1.0), (many, -1.0))], error)
+        return found._replace(is_cut_off=tested.is_cut_off)
+
+    def _sampled(self, key: tuple[str, int]) -> float:
+        """The standard error of a training accuracy: that of a sample, where not all training images were judged."""
+        share, left_out = self.fitted[key], max(1 - JUDGED / key[1], 0.0)
+        return math.sqrt(share * (1 - share) / JUDGED * left_out)
 
     def _floor_words(self) -> dict[str, str]:
         """Accuracies of the classical learners at their largest number of images."""
@@ -208,7 +226,11 @@ class Data(Question):
         if "data-accuracy" not in figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}"), svg)
+            figure(
+                self.word(f"{name}-title"),
+                self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found.seeds),
+                svg,
+            )
             for name, svg in figures.items()
         )
         return f'<div class="panes">{panes}</div>{self._table()}{self._floor_sentence()}'
@@ -245,10 +267,13 @@ class Data(Question):
         }
 
 
+def _size(key: tuple[str, int]) -> int:
+    """Training sets of a size share their seed noise: small ones have more of it."""
+    return key[1]
+
+
 def _count(number: float) -> str:
     """A number of images, to two digits."""
-    if math.isnan(number):
-        return "?"
     return "∞" if math.isinf(number) else f"{float(f'{number:.2g}'):,.0f}"
 
 

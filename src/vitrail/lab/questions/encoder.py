@@ -175,7 +175,8 @@ class Encoder(Question):
         return (*first, every)
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        # Deep models, some of which hardly train, differ more from seed to seed.
+        self.found = Accuracies(results, self.cells, alike=lambda name: VARIANTS[name].changes.get("depth"))
         self.norms = {name: _mean(results, cells, "norms") for name, cells in self.starts.items()}
         self.flatness = {name: _mean(results, cells, "entropy") for name, cells in self.entropies.items()}
         self.at_batch = {name: _mean(results, cells, "accuracies") for name, cells in self.batched.items()}
@@ -229,7 +230,11 @@ class Encoder(Question):
         if not figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note", count=f"{self.count:,}"), svg)
+            figure(
+                self.word(f"{name}-title"),
+                self.word(f"{name}-note", count=f"{self.count:,}", seeds=self.found.seeds),
+                svg,
+            )
             for name, svg in figures.items()
         )
         rows = []

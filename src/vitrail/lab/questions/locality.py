@@ -141,8 +141,8 @@ class Locality(Question):
         for family in self.families:
             if (family, largest) in self.area:
                 before = self.area.estimate((family, 0)) if (family, 0) in self.area else None
-                after = complement(self.area.estimate((family, largest)))
-                yield Score("near", family, after, None if before is None else complement(before))
+                after = complement(self.area.estimate((family, largest)), most=1.0)
+                yield Score("near", family, after, None if before is None else complement(before, most=1.0))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         largest = self.counts[0]
@@ -180,8 +180,9 @@ class Locality(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
+        told = {"count": f"{self.counts[0]:,}", "seeds": self.area.seeds}
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), svg) for name, svg in figures.items()
+            figure(self.word(f"{name}-title"), self.word(f"{name}-note", **told), svg) for name, svg in figures.items()
         )
         rows = []
         for family, count in sorted(self.areas, key=lambda key: (self.families.index(key[0]), key[1])):

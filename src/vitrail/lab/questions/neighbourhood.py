@@ -17,9 +17,9 @@ from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, smallest
+from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate
+from vitrail.lab.statistics import Estimate, smallest
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.create import build
 from vitrail.pages.page import Range, figure, ranges, table
@@ -166,9 +166,7 @@ class Neighbourhood(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not self._shown():
             return str(self.word("nothing", "p"))
-        note = self.word(
-            "figure-note", count=f"{self.lab.usual_size:,}", seeds=len(self.lab.seeds_for(self.lab.usual_size))
-        )
+        note = self.word("figure-note", count=f"{self.lab.usual_size:,}", seeds=self.found.seeds)
         panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
         rows = [
             [

@@ -15,9 +15,9 @@ from vitrail.lab.images import Images
 from vitrail.lab.looking import looking_cell, open_model, read_test_images
 from vitrail.lab.measures import influence, recency, strength_by_place, worth_by_place
 from vitrail.lab.permute import move, patch_order
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points, smallest
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool
+from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool, smallest
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.lstm import sequence_order
 from vitrail.pages.page import Line, Range, chart, figure, ranges, table
@@ -90,7 +90,8 @@ class Order(Question):
     def _forgets(self, order: str) -> Estimate:
         """How much later than evenly the patches lie that count."""
         noise = self.noise if order in ORDERS else self.control_noise
-        return mean_of([one["after"]["recency"] - 0.5 for one in self.looked[order]], noise)
+        found = mean_of([one["after"]["recency"] - 0.5 for one in self.looked[order]], noise)
+        return found._replace(is_cut_off=order in self.found.cut_off)
 
     def _assumes_order(self) -> bool | None:
         if self.proved is None:
@@ -135,7 +136,7 @@ class Order(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not self.found.right:
             return str(self.word("nothing", "p"))
-        note = {"count": f"{self.lab.usual_size:,}"}
+        note = {"count": f"{self.lab.usual_size:,}", "seeds": self.found.seeds}
         panes = "".join(
             figure(self.word(f"{name}-title"), self.word(f"{name}-note", **note), svg) for name, svg in figures.items()
         )

@@ -17,9 +17,9 @@ from vitrail.lab.images import Images
 from vitrail.lab.looking import looking_cell, open_model
 from vitrail.lab.measures import conditions, distances
 from vitrail.lab.permute import move, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points, smallest
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, mean_of, pool
+from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
 from vitrail.models.positions import grid_coordinates, sincos_1d
 from vitrail.pages.page import Line, Range, chart, figure, ranges, table
 from vitrail.pages.words import words_beside
@@ -101,6 +101,7 @@ class Position(Question):
         known = [found for cell in self.fine if (found := results.get(cell)) is not None]
         self.courses = [np.array(found["places"]) for found in known if found.get("places")]
         """For each seed (looks, 4): step, additive, row and column; the first one before training."""
+        self.is_fine_cut_off = any(map(results.is_cut_off, self.fine))
 
     def verdicts(self) -> Iterator[Verdict]:
         yield Verdict("C17", "trained", self._learned(), is_share=False)
@@ -121,8 +122,11 @@ class Position(Question):
 
     def _learned(self) -> Estimate | None:
         """The smaller of what training adds to the R2 of rows and of columns."""
-        gains = [float((course[-1] - course[0])[2:].min()) for course in self.courses]
-        return mean_of(gains, pool([gains])) if gains else None
+        if not self.courses:
+            return None
+        gains = [[float((course[-1] - course[0])[at]) for course in self.courses] for at in (2, 3)]
+        found = [mean_of(some, pool([some]))._replace(is_cut_off=self.is_fine_cut_off) for some in gains]
+        return smallest(found)
 
     def _needs_position(self) -> bool | None:
         if self.proved is None:
@@ -164,7 +168,13 @@ class Position(Question):
         panes = "".join(
             figure(
                 self.word(f"{name}-title"),
-                self.word(f"{name}-note", count=f"{self.lab.usual_size:,}", seeds=len(self.courses), **self._ends()),
+                self.word(
+                    f"{name}-note",
+                    count=f"{self.lab.usual_size:,}",
+                    seeds=len(self.courses),
+                    runs=self.found.seeds,
+                    **self._ends(),
+                ),
                 svg,
             )
             for name, svg in figures.items()

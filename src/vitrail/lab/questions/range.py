@@ -91,7 +91,9 @@ class Range(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
-        answers = figure(self.word("figure-title"), self.word("figure-note"), figures["range-distance"])
+        answers = figure(
+            self.word("figure-title"), self.word("figure-note", seeds=self.found.seeds), figures["range-distance"]
+        )
         rows = []
         for name in MODELS:
             if (name, DISTANCES[0]) in self.found:

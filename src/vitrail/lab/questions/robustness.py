@@ -13,7 +13,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, bar, interval_text
 from vitrail.lab.results import Results
-from vitrail.pages.page import Line, chart, figure, table
+from vitrail.pages.page import Html, Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
 _ASKED = 2000  # test images
@@ -72,14 +72,12 @@ class Robustness(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
-        panes = "".join(figure(self.word(f"{name}-title"), self.word("note"), svg) for name, svg in figures.items())
-        rows = [
-            [
-                name or self.word("unchanged"),
-                *(interval_text(self.found[name].estimate(one)) for one in self._known),
-            ]
-            for name in self.names
-        ]
+        note = self.word("note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found[""].seeds)
+        panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
+        named = [(self.word("unchanged"), "")]
+        for kind in changes.CURVES:
+            named += [(Html(f"{self.word(kind)}: {x:g}"), name) for x, name in changes.curve(kind, self.names) if name]
+        rows = [[said, *(interval_text(self.found[name].estimate(one)) for one in self._known)] for said, name in named]
         listed = table(["", *self._known], rows, frozenset(range(1, len(self._known) + 1)))
         return f'<div class="panes">{panes}</div>{listed}'
 

@@ -13,11 +13,10 @@ from vitrail.lab.question import (
     bar,
     between,
     points,
-    smallest,
     training_accuracies,
 )
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate
+from vitrail.lab.statistics import Estimate, smallest
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -70,7 +69,7 @@ class Size(Question):
         return some(FAMILIES[:1], 2), some(FAMILIES, 2), some(FAMILIES, None)
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        self.found = Accuracies(results, self.cells, alike=lambda key: key[2])
         self.fitted = training_accuracies(results, self.cells)
 
     def growth(self, family: str, variant: str) -> Estimate | None:
@@ -128,7 +127,7 @@ class Size(Question):
         if not figures:
             return str(self.word("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{variant}-title"), self.word("figure-note"), figures[name])
+            figure(self.word(f"{variant}-title"), self.word("figure-note", seeds=self.found.seeds), figures[name])
             for variant in DOUBLED
             if (name := f"size-{variant}") in figures
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
 from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Question, Verdict, bar, between, interval_text
+from vitrail.lab.question import COLOURS, Question, Verdict, bar, between, cut_off, interval_text, range_text
 from vitrail.lab.results import Results
-from vitrail.lab.statistics import Estimate, mean_of, pool
+from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
 from vitrail.lab.training import fit, keep, protocol, read_config, right_answers
 from vitrail.models.create import build
 from vitrail.pages.page import Line, chart, figure, table
@@ -79,34 +80,54 @@ class Transfer(Question):
             for way, values in self.found.items():
                 if known:
                     values[key] = [one[way] for one in known]
-        self.noise = {way: pool(values.values()) for way, values in self.found.items()}
+        self.noises = {
+            (way, count): pool(some for key, some in values.items() if key[2] == count)
+            for way, values in self.found.items()
+            for count in self.lab.sizes
+        }
+        self.cut_off = cut_off(results, self.cells)
 
     def _estimate(self, way: str, key: Key) -> Estimate | None:
-        values = self.found[way].get(key)
-        return None if values is None else mean_of(values, self.noise[way])
+        return self._contrast(way, (1.0, key))
+
+    def _contrast(self, way: str, *terms: tuple[float, Key]) -> Estimate | None:
+        """A weighted sum of accuracies; None if one of them was not run."""
+        values = self.found[way]
+        if any(key not in values for _, key in terms):
+            return None
+        # Which answers were right is not kept: as if each accuracy had test images of its own, which is more noise.
+        images = math.hypot(*(weight * self._sampled(values[key]) for weight, key in terms))
+        found = sum_of_means([(weight, values[key], self.noises[way, key[2]]) for weight, key in terms], images)
+        return found._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
+
+    def _sampled(self, shares: Sequence[float]) -> float:
+        """The standard error that the test images of the new classes leave in an accuracy."""
+        share = float(np.mean(shares))
+        return math.sqrt(share * (1 - share) / self.tested)
+
+    @functools.cached_property
+    def tested(self) -> int:
+        """Test images of the new classes."""
+        return len(halves(self.lab.images)[1].test)
 
     def _gain(self, family: str) -> Estimate | None:
         """Few-shot accuracy after the largest less after the smallest pre-training set."""
-        ends = [
-            self._estimate("fewshot", (family, "linear", count)) for count in (self.lab.sizes[-1], self.lab.sizes[0])
-        ]
-        return None if ends[0] is None or ends[1] is None else ends[0] - ends[1]
+        few, many = ((family, "linear", count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
+        return self._contrast("fewshot", (1.0, many), (-1.0, few))
 
     def verdicts(self) -> Iterator[Verdict]:
-        gains = [self._gain(name) for name in FAMILIES if name in self.lab.families]
-        known = [one for one in gains if one is not None]
-        least = min(known, key=lambda one: one.value) if known and len(known) == len(gains) else None
-        yield Verdict("C6", "trained", least)
-        heads = [self._estimate("finetuned", ("vit", head, self.lab.sizes[-1])) for head in ("hidden", "linear")]
-        is_known = heads[0] is not None and heads[1] is not None
-        yield Verdict("C28", "reported", words={"hidden": between(heads[0] - heads[1])} if is_known else {})
+        yield Verdict("C6", "trained", smallest([self._gain(name) for name in FAMILIES if name in self.lab.families]))
+        ends = [("vit", head, self.lab.sizes[-1]) for head in ("hidden", "linear")]
+        lead = self._contrast("finetuned", (1.0, ends[0]), (-1.0, ends[1]))
+        yield Verdict("C28", "reported", words={} if lead is None else {"hidden": between(lead)})
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for way, values in self.found.items():
             lines = []
             for family, head in dict.fromkeys((family, head) for family, head, _ in values):
                 counts = [count for count in self.lab.sizes if (family, head, count) in values]
-                estimates = [mean_of(values[family, head, count], self.noise[way]) for count in counts]
+                found = [self._estimate(way, (family, head, count)) for count in counts]
+                estimates = [one for one in found if one is not None]
                 name, colour = (family, COLOURS[family]) if head == "linear" else (f"{family}, {head}", 6)
                 heights = [100 * one.value for one in estimates]
                 lines.append(Line(name, counts, heights, colour, bars=[bar(one) for one in estimates]))
@@ -119,8 +140,9 @@ class Transfer(Question):
             return str(self.word("too-few-classes", "p"))
         if not figures:
             return str(self.word("nothing", "p"))
+        tried = range_text(map(len, self.found["fewshot"].values()))
         panes = "".join(
-            figure(self.word(f"{way}-title"), self.word(f"{way}-note"), figures[f"transfer-{way}"])
+            figure(self.word(f"{way}-title"), self.word(f"{way}-note", seeds=tried), figures[f"transfer-{way}"])
             for way in self.found
             if f"transfer-{way}" in figures
         )
@@ -129,7 +151,7 @@ class Transfer(Question):
             found = [self._estimate(way, (family, head, count)) for way in self.found]
             texts = ["-" if one is None else interval_text(one) for one in found]
             rows.append((family, self.word(head), f"{count:,}", *texts))
-        heads = ("", self.word("head"), "n", self.word("fewshot-title"), self.word("finetuned-title"))
+        heads = ("", self.word("head"), "n", self.word("fewshot"), self.word("finetuned"))
         return f'<div class="panes">{panes}</div>{table(heads, rows)}'
 
     def numbers(self) -> dict[str, Any]:

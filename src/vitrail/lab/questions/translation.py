@@ -143,7 +143,12 @@ class Translation(Question):
         for family in self.lab.families:
             before, after = (self._pooled_error(family, trained) for trained in (False, True))
             if after is not None:
-                yield Score("features", family, complement(after), None if before is None else complement(before))
+                yield Score(
+                    "features",
+                    family,
+                    complement(after, most=1.0),
+                    None if before is None else complement(before, most=1.0),
+                )
 
     def _pooled_error(self, family: str, trained: bool) -> Estimate | None:
         """How far pooled features are from the same after a shift by one pixel."""
@@ -184,8 +189,9 @@ class Translation(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.word("nothing", "p"))
+        told = {"count": f"{self.lab.sizes[-1]:,}", "seeds": self.accuracy[0].seeds}
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), svg) for name, svg in figures.items()
+            figure(self.word(f"{name}-title"), self.word(f"{name}-note", **told), svg) for name, svg in figures.items()
         )
         return f'<div class="panes">{panes}</div>{self._table()}{self._proofs()}'
 
