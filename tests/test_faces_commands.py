@@ -216,6 +216,7 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
         (["enroll", "fashion", gallery, "Ann"], 2, "Images must be given"),
         (["enroll", "fashion", gallery, "person-01", people / "known/person-00/1.png"], 2, "enrolled as 'person-00'"),
         (["enroll", HEADLESS, gallery, "Ann", image], 2, "embeddings of two models cannot be compared"),
+        (["enroll", "fashion", gallery, image, image], 2, "NAME must be who the images show, got the file"),
         (["enroll", "fashion", gallery, " ", image], 2, "Name must be printable text"),
         (["enroll", "fashon", gallery, "Ann", image], 2, "Did you mean 'fashion'?"),
         (["identify", "fashion", tmp_path / "none", image], 2, "Gallery must be a file that exists"),
@@ -268,6 +269,7 @@ def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):
     reader.close()
     done = call("faces", "remove", gallery, "person-02")
     assert (done.returncode, "the traces that an earlier removal had left" in done.stdout) == (0, True)
+    assert "note: 'person-02' was not enrolled (any more)" in done.stderr
 
 
 # Evaluation
@@ -333,6 +335,22 @@ def test_evaluate_a_list_of_pairs(call, people, tmp_path):
     worst = min(report["worst"]["genuine"], key=lambda row: row["score"])
     assert worst["score"] == pytest.approx(scores[truth].min(), abs=1e-6)
     assert call(*words, "--output", tmp_path / "page").returncode == 0
+
+
+def test_the_page_in_a_browser(call, people, tmp_path, browser):
+    """It fits a phone, speaks two languages, and runs nothing but the switch between them."""
+    assert call("faces", "evaluate", "fashion", people / "known", "--output", tmp_path / "page").returncode == 0
+    page = browser.new_page(viewport={"width": 390, "height": 800}, locale="en-GB")
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "page" / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.locator("h1").inner_text() == "How well does fashion tell people apart?"
+    page.click("#language")
+    assert page.locator("h1").inner_text() == "fashion은(는) 사람을 얼마나 잘 구별할까요?"
+    assert page.locator("svg").count() == 2
+    assert errors == []
+    page.close()
 
 
 # The command line

@@ -114,17 +114,18 @@ def test_thresholds_are_kept_and_that_of_identify_only_for_these_people(path):
     make(path)
     with Gallery.open(path) as opened:
         assert opened.calibration("verify") is None
-        opened.calibrate({"verify": THRESHOLD, "identify": THRESHOLD}, 3)
+        opened.calibrate({"verify": THRESHOLD, "identify": THRESHOLD}, opened.changes)
         assert opened.calibration("identify") == THRESHOLD
         opened.enroll("Person 0", vectors(1), hashes(1, 0))  # nothing new
         assert opened.calibration("identify") == THRESHOLD
         opened.enroll("Person 3", vectors(1), ["a"])
         assert (opened.calibration("identify"), opened.calibration("verify")) == (None, THRESHOLD)
-        opened.calibrate({"identify": THRESHOLD}, 4)
+        before = opened.changes
+        opened.calibrate({"identify": THRESHOLD}, before)
         opened.remove("Person 3")
         assert opened.calibration("identify") is None
         with pytest.raises(VitrailError, match="has been changed meanwhile"):
-            opened.calibrate({"identify": THRESHOLD}, 4)
+            opened.calibrate({"identify": THRESHOLD}, before)
 
 
 # Files that are something else

@@ -1,5 +1,6 @@
 """Verification and identification: equal to scikit-learn and to plain loops, in bounded memory, with intervals."""
 
+import json
 import math
 
 import numpy as np
@@ -138,11 +139,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     vectors, who = made_up(people=400, images=4, seed=9)
     truth = judge(vectors, who).report()["eer"]
     hits = 0
-    for number in range(40):
+    for number in range(24):
         chosen = np.isin(who, chance.permutation(400, number, stream="sample")[:20])
         low, high = judge(vectors[chosen], np.unique(who[chosen], return_inverse=True)[1]).report()["eer_interval"]
         hits += low <= truth <= high
-    assert hits >= 34  # 38 expected; 20 people are few
+    assert hits >= 20  # 23 expected; 20 people are few
 
 
 def test_rates_that_the_data_cannot_support_are_null():
@@ -152,6 +153,16 @@ def test_rates_that_the_data_cannot_support_are_null():
     assert [row["tar"] is None for row in report["tar"]] == [False, True, True]
     assert [row["dir"] for row in identify(vectors, who)["dir"]] == [None] * 3
     assert people_folds(vectors[who < 3], who[who < 3]) is None
+
+
+def test_a_model_that_is_always_wrong_has_finite_numbers():
+    vectors = np.tile(
+        np.eye(2, dtype=np.float32), (12, 1)
+    )  # a person has two opposite images, strangers have equal ones
+    report = judge(vectors, np.repeat(np.arange(12), 2)).report()
+    assert (report["eer"], report["eer_threshold"]) == (1.0, None)
+    assert (report["tar"][0]["tar"], report["tar"][0]["threshold"]) == (0.0, None)
+    json.dumps(report, allow_nan=False)
 
 
 @pytest.mark.parametrize(("people", "images", "message"), [(5, 1, "person with two images"), (1, 5, "two people")])

@@ -13,7 +13,7 @@ from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import find_recipe
 from vitrail.console import print_json, print_run, print_table, printable, say
-from vitrail.data.files import find_images
+from vitrail.data.files import find_images, is_file
 from vitrail.errors import DamagedError, UsageError
 from vitrail.flags import AS_USUAL, BundlePath, Data, Device, Flags, Group, Json, arg, given_command
 from vitrail.settings import check_integer
@@ -145,6 +145,8 @@ def enroll(
 
     Have the person's consent. All images are added, or none.
     """
+    if is_file(name):
+        raise UsageError(f"NAME must be who the images show, got the file {name!r}. Say BUNDLE GALLERY NAME IMAGES.")
     files = find_images(images)
     check_folder(bundle)
     from vitrail.faces.tasks import enroll as run
@@ -174,6 +176,8 @@ def remove(
     with Gallery.open(gallery) as opened:
         is_removed = opened.remove(name)
         people = len(opened.people())
+    if not is_removed:
+        say(f"note: {name!r} was not enrolled (any more); what an earlier removal had left is gone now")
     if json:
         return print_json({"gallery": str(gallery), "name": name, "removed": is_removed, "people": people})
     shown = f"{name}, with every trace" if is_removed else "the traces that an earlier removal had left"

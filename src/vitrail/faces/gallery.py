@@ -3,7 +3,7 @@
 person        name
 template      the embedding of one image of a person, and the SHA-256 of that image; no image is kept
 calibration   thresholds, as `calibrate` found them
-about         the model that made the embeddings, and whether traces of a removed person are left
+about         the model that made the embeddings, the number of changes, and whether traces of a removed person are left
 
 The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
 when it returns: `kill -9` and power failures lose nothing that was committed.
@@ -159,7 +159,7 @@ class Gallery:
                 "INSERT INTO template (person, source, vector) VALUES (?, ?, ?)",
                 [(person, source, vectors_ND[row].astype("<f4").tobytes()) for source, row in new.items()],
             )
-            self._connection.execute("DELETE FROM calibration WHERE task = 'identify'")
+            self._count_change()
         return len(new)
 
     def remove(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class Gallery:
             if found is not None:
                 self._connection.execute("DELETE FROM template WHERE person = ?", found)
                 self._connection.execute("DELETE FROM person WHERE id = ?", found)
-                self._connection.execute("DELETE FROM calibration WHERE task = 'identify'")
+                self._count_change()
                 self._connection.execute("UPDATE about SET value = 'left' WHERE key = 'traces'")
         if not self._rewrite():
             raise VitrailError(
@@ -199,11 +199,15 @@ class Gallery:
         except (TypeError, KeyError, ValueError):
             raise DamagedError(path=self.path, cause=f"is damaged: its threshold of {task} cannot be read") from None
 
-    def calibrate(self, found: dict[str, Calibration], people: int) -> None:
-        """Set thresholds by task; refused if there are no longer so many people enrolled as they were found with."""
+    @property
+    def changes(self) -> int:
+        """How often people were enrolled or removed."""
+        return int(self._about("changes"))
+
+    def calibrate(self, found: dict[str, Calibration], changes: int) -> None:
+        """Set thresholds by task; refused if there were more `changes` since they were found."""
         with self._writing():
-            (now,) = self._connection.execute("SELECT count(*) FROM person").fetchone()
-            if now != people:
+            if self.changes != changes:
                 raise VitrailError(f"{str(self.path)!r} has been changed meanwhile. Calibrate again.")
             for task, one in found.items():
                 values = (task, json.dumps(one.to_json(), sort_keys=True))
@@ -257,7 +261,7 @@ class Gallery:
                 return
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
-            about = {"model": model, "bundle": bundle, "width": str(width), "traces": "none"}
+            about = {"model": model, "bundle": bundle, "width": str(width), "changes": "0", "traces": "none"}
             self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -268,6 +272,11 @@ class Gallery:
         if row is None:
             raise DamagedError(path=self.path, cause=f"is damaged: it does not state its {key}")
         return row[0]
+
+    def _count_change(self) -> None:
+        """Within a transaction that changes who is enrolled: the threshold of identification depended on them."""
+        self._connection.execute("DELETE FROM calibration WHERE task = 'identify'")
+        self._connection.execute("UPDATE about SET value = value + 1 WHERE key = 'changes'")
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:

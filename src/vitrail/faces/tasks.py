@@ -242,6 +242,7 @@ def calibrate(
     gets a name, which depends on how many people are enrolled."""
     embedder = Embedder(bundle, device=device)
     with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened:
+        changes = opened.changes
         enrolled, sources, index = opened.people(), opened.sources(), opened.index()
         faces = open_faces(data, split)
         if known := [name for name in faces.people if name in enrolled]:
@@ -280,7 +281,7 @@ def calibrate(
                 gallery_people=len(enrolled) if task == "identify" else None,
                 tar=_accepted(embedded.vectors, faces.person_of, threshold, genuine) if task == "verify" else None,
             )
-        opened.calibrate(found, len(enrolled))
+        opened.calibrate(found, changes)
     return {"gallery": str(gallery), "model": embedder.key, **{task: one.to_json() for task, one in found.items()}}
 
 

@@ -107,17 +107,22 @@ class Verification(NamedTuple):
             if self.curve.supports(far):
                 found = self.curve.at_far(far)
                 drawn = np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1)
-                row |= {"tar": found.tar, "interval": interval(drawn), "threshold": found.threshold}
+                row |= {"tar": found.tar, "interval": interval(drawn), "threshold": _finite(found.threshold)}
             rows.append(row)
         return {
             "genuine": self.curve.genuine,
             "impostor": self.curve.impostor,
             "eer": eer,
             "eer_interval": interval(errors),
-            "eer_threshold": point.threshold,
+            "eer_threshold": _finite(point.threshold),
             "tar": rows,
             "resampled": self.units,
         }
+
+
+def _finite(threshold: float) -> float | None:
+    """None for a threshold that nothing reaches: JSON has no infinity."""
+    return threshold if np.isfinite(threshold) else None
 
 
 def all_pairs(vectors_ND: np.ndarray) -> Iterator[Block]:
@@ -395,7 +400,7 @@ def by_group(
         for far, threshold in zip(FARS, thresholds, strict=False):
             place = int(np.flatnonzero(one.curve.thresholds == np.float32(threshold))[0])
             rates = {"tar": float(one.curve.tar[place]), "group_far": float(one.curve.far[place])}
-            at.append({"far": far, "threshold": threshold, **rates})
+            at.append({"far": far, "threshold": _finite(threshold), **rates})
         rows.append(row | {key: report[key] for key in ("genuine", "impostor", "eer", "eer_interval")} | {"at": at})
     return rows
 
