@@ -342,7 +342,8 @@ def hybrid() -> str:
     seen = vitrail.look(model, clothes()[2][BOOT : BOOT + 1])
     tokens = seen.steps["patches"][0]
     cells = [(clothes()[1][BOOT], "x", "28 x 28")]
-    cells += [(heat((part - part.min()).reshape(4, 4)), f"c{at}", "") for at, part in enumerate(tokens.T[:4].numpy())]
+    shown = sorted(tokens.std(dim=0).topk(4).indices.tolist())
+    cells += [(heat((tokens[:, at] - tokens[:, at].min()).view(4, 4).numpy()), f"c{at}", "") for at in shown]
     cells.append((colours_of(tokens, (4, 4)), "64", "16 tokens, 1 x 1"))
     return tiles("Feature maps of an untrained stem of convolutions: each place is a token", [cells], side=100)
 
@@ -536,7 +537,8 @@ def norms() -> str:
 
 def states() -> str:
     names = ["tokens", *(f"blocks.{layer}" for layer in range(5))]
-    cells = [(colours_of(step(name)[1:], (7, 7)), f"z_{at}", "") for at, name in enumerate(names)]
+    together = colours_of(np.concatenate([step(name)[1:] for name in names]), (7 * len(names), 7))
+    cells = [(colours, f"z_{at}", "") for at, colours in enumerate(np.split(together, len(names)))]
     return tiles("The 49 patches after each layer: three principal components as colours", [cells], side=96)
 
 

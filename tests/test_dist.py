@@ -33,7 +33,7 @@ def test_every_tool_that_an_extra_names_is_pinned():
     """`make` installs the versions that were tested, whatever has been released since."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pins = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()}
-    for extra in ("docs", "dist"):
+    for extra in ("docs", "notebooks", "dist"):
         wanted = {word.split(">=")[0] for word in project["optional-dependencies"][extra]}
         assert {name for name in wanted if not name.startswith("vitrail[")} <= pins
 

@@ -80,6 +80,17 @@ def test_other_images_are_resized_and_models_cost_the_same_there():
             assert (config.channels, config.resolution) == (channels, data.resolution)
 
 
+@pytest.mark.parametrize(("each", "is_enough"), [(1, False), (3, False), (4, True)])
+def test_four_images_of_each_class_are_the_least(each, is_enough):
+    pixels = np.random.default_rng(0).integers(0, 256, (2 * each, 32, 32, 3), np.uint8)
+    dataset = Dataset("few", ("a", "b"), {"all": Split("all", pixels, np.arange(2 * each) % 2)})
+    if is_enough:
+        assert prepare(dataset).largest == 4
+        return
+    with pytest.raises(UsageError, match="at least 4 images of each class"):
+        prepare(dataset)
+
+
 def test_small_presets_cost_the_same():
     for size in ("Pico", "Nano", "Nano/8", "Micro"):
         cost = zoo.small(size, "vit").macs

@@ -128,6 +128,15 @@ def test_bundles_of_other_resolutions_are_asked_the_same():
     assert not _asks([Bundle(model=build(one), preprocess=plain(one)) for one in odd]).leaves_whole  # 7 x 7, 32 px
 
 
+def test_the_reference_of_shuffled_blocks_is_exact_for_whose_patches_stay_whole():
+    configs = [zoo.find("ViT-Micro/4"), zoo.find("ViT-Nano/7"), zoo.find("ResNet-Nano")]
+    asks = _asks([Bundle(model=build(one), preprocess=plain(one)) for one in configs])
+    assert asks.told == (4, 4)  # 7 x 7 patches are cut, 4 x 4 are not
+    assert [asks.keeps_patches(one) for one in configs] == [False, True, False]
+    alone = _asks([Bundle(model=build(one), preprocess=plain(one)) for one in configs[1:]])
+    assert [alone.keeps_patches(one) for one in configs[1:]] == [True, True]
+
+
 def plain(config):
     return Preprocess(resolution=config.resolution, mean=(0.5,), std=(0.5,))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import tyro
 
 from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe, adjust_recipe
 from vitrail.data.sources import describe_sources
 from vitrail.settings import Settings
 
@@ -90,6 +91,12 @@ class Running:
     resume: Resume = None
     force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
     options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
+
+    def adjust(self, recipe: Recipe) -> Recipe:
+        """The recipe with what the flags change."""
+        given = {name: getattr(self, name) for name in ("batch", "per_class", "patience")}
+        lengths = {name: getattr(self, name) for name in ("epochs", "steps", "minutes")}
+        return adjust_recipe(recipe, {"learning_rate": self.lr, **given}, self.set, **lengths)
 
     @property
     def keywords(self) -> dict[str, Any]:

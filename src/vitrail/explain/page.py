@@ -17,6 +17,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.images.preprocess import ImageLike
 from vitrail.models.base import AnyModel
+from vitrail.pages.equations import typeset
 from vitrail.pages.page import Html, escape, in_language, page
 from vitrail.pages.words import LANGUAGE_BUTTON, LANGUAGES, speak_from, words_beside
 from vitrail.storage import atomic_folder
@@ -45,7 +46,7 @@ class Shown(NamedTuple):
 
 
 class Station(NamedTuple):
-    """A step of the walk: its equation, in the little TeX that `drawing.js` typesets, and the shape of its result."""
+    """A step of the walk: its equation, as `pages.equations` reads it, and the shape of its result."""
 
     name: str
     equation: str
@@ -54,30 +55,30 @@ class Station(NamedTuple):
 
 PARTS = {
     "part-embed": (
-        Station("image", r"x \in \R^{H \times W \times C}", "{high} x {wide} x {channels}"),
-        Station("patches", r"N = \frac{H W}{P^2}", "{count} x {tall} x {broad} x {channels}"),
-        Station("flatten", r"x_p \in \R^{N \times (P^2 C)}", "{count} x {flat}"),
-        Station("project", r"x_p^i E + b, ~E \in \R^{(P^2 C) \times D}", "{count} x {width}"),
-        Station("cls", "[{first}x_p^1 E; x_p^2 E; ~\\dots; x_p^N E]", "{tokens} x {width}"),
-        Station("positions", r"z_0 = [\dots] + E_{pos}", "{tokens} x {width}"),
+        Station("image", "x in R^(H x W x C)", "{high} x {wide} x {channels}"),
+        Station("patches", "N = H W / P^2", "{count} x {tall} x {broad} x {channels}"),
+        Station("flatten", "x_p in R^(N x (P^2 C))", "{count} x {flat}"),
+        Station("project", "x_p^i E + b,  E in R^((P^2 C) x D)", "{count} x {width}"),
+        Station("cls", "[{first}x_p^1 E; x_p^2 E; ...; x_p^N E]", "{tokens} x {width}"),
+        Station("positions", "z_0 = [...] + E_pos", "{tokens} x {width}"),
     ),
     "part-layer": (
-        Station("norm", r"LN(z) = \frac{z - \mu}{\sqrt{\sigma^2 + \epsilon}} \gamma + \beta", "{tokens} x {width}"),
-        Station("qkv", r"[q, k, v] = LN(z_l) U_{qkv}", "3 x {heads} x {tokens} x {narrow}"),
-        Station("scores", r"s_{i j} = \frac{q_i \cdot k_j}{\sqrt{D_h}}", "{heads} x {tokens} x {tokens}"),
-        Station("softmax", r"A_{i j} = \frac{exp(s_{i j})}{\sum_m exp(s_{i m})}", "{heads} x {tokens} x {tokens}"),
-        Station("mix", r"SA_i = \sum_j A_{i j} v_j", "{heads} x {tokens} x {narrow}"),
-        Station("heads", r"MSA = [SA^1; \dots; SA^k] U_{msa}", "{tokens} x {width}"),
+        Station("norm", "LN(z) = (z - mu) / sqrt(sigma^2 + epsilon) * gamma + beta", "{tokens} x {width}"),
+        Station("qkv", "[q, k, v] = LN(z_l) U_qkv", "3 x {heads} x {tokens} x {narrow}"),
+        Station("scores", "s_(i j) = q_i k_j^T / sqrt(D_h)", "{heads} x {tokens} x {tokens}"),
+        Station("softmax", "A_(i j) = exp(s_(i j)) / (sum_m exp(s_(i m)))", "{heads} x {tokens} x {tokens}"),
+        Station("mix", "SA_i = sum_j A_(i j) v_j", "{heads} x {tokens} x {narrow}"),
+        Station("heads", "MSA = [SA^1; ...; SA^k] U_msa", "{tokens} x {width}"),
         Station("attended", "z' = MSA(LN(z_l)) + z_l", "{tokens} x {width}"),
-        Station("mlp", "z1 = LN(z') W_1 + b_1, ~z2 = GELU(z1) W_2 + b_2", "{tokens} x {hidden} → {tokens} x {width}"),
-        Station("added", "z_{l+1} = MLP(LN(z')) + z'", "{tokens} x {width}"),
+        Station("mlp", "z1 = LN(z') W_1 + b_1,  z2 = GELU(z1) W_2 + b_2", "{tokens} x {hidden} → {tokens} x {width}"),
+        Station("added", "z_(l+1) = MLP(LN(z')) + z'", "{tokens} x {width}"),
     ),
     "part-answer": (
-        Station("layers", r"z_0 \to z_1 \to \dots \to z_L", "{depth} x {tokens} x {width}"),
-        Station("lens", "softmax(LN({state_l}) W + b)", "{after} x {classes}"),
+        Station("layers", "z_0 → z_1 → ... → z_L", "{depth} x {tokens} x {width}"),
+        Station("lens", "softmax({mean}LN({state_l}) W + b)", "{after} x {classes}"),
         Station("read", "y = {mean}LN({state})", "{width}"),
         Station("logits", "logit_c = {hidden_y} W_c + b_c", "{classes}"),
-        Station("answer", r"p_c = \frac{exp(logit_c)}{\sum_m exp(logit_m)}", "{classes}"),
+        Station("answer", "p_c = exp(logit_c) / (sum_m exp(logit_m))", "{classes}"),
     ),
 }
 STATIONS = tuple(station for part in PARTS.values() for station in part)
@@ -183,12 +184,9 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
 
 def _symbols() -> str:
     """What the letters of the equations stand for."""
-    named = {"x": "x", "p": "x_p", "e": "E, b", "z": "z_l", "u": "U_{qkv}, U_{msa}", "w": "W, b"}
-    rows = "".join(
-        f'<dt class="math" data-math="{symbol}">{symbol}</dt><dd>{word(f"symbol-{name}")}</dd>'
-        for name, symbol in named.items()
-    )
-    return f'<details class="symbols"><summary>{word("symbols")}</summary><dl>{rows}</dl></details>'
+    named = {"x": "x", "p": "x_p", "e": "E, b", "z": "z_l", "u": "U_qkv, U_msa, D_h", "w": "W, b"}
+    rows = "".join(f"<dt>{typeset(symbol)}</dt><dd>{word(f'symbol-{name}')}</dd>" for name, symbol in named.items())
+    return f'<details class="legend"><summary>{word("symbols")}</summary><dl>{rows}</dl></details>'
 
 
 def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[str, str]) -> str:
@@ -198,16 +196,12 @@ def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[
         key = f"{name}-{part}"
         return speak_from(TOLD)(f"{key}.{kinds[key]}" if key in kinds else key, tag, **fields)
 
-    equation = station.equation
-    for key in ("first", "state_l", "state", "mean", "hidden_y"):
-        equation = equation.replace(f"{{{key}}}", kinds[key])
-    equation = escape(equation)
+    equation = typeset(station.equation.format(**kinds))
     shape = station.shape.format(**fields).replace(" x ", " &times; ")
     return (
         f'<section class="station" id="s-{name}" tabindex="-1" aria-labelledby="{name}-title">'
-        f'<h3 id="{name}-title"><span class="step">{number}</span> {told("title")}</h3>{told("says", "p")}'
-        f'<div class="equation"><div class="math" data-math="{equation}">{equation.replace("~", "")}</div>'
-        f'<div class="math live" id="{name}-live"></div>'
+        f'<h3 id="{name}-title"><span class="stop">{number}</span> {told("title")}</h3>{told("says", "p")}'
+        f'<div class="formula">{equation}<div class="live" id="{name}-live"></div>'
         f'<p class="shape">{word("shape")} <b>{shape}</b></p></div>'
         f'<div class="show" id="{name}-show"></div><div class="control" id="{name}-control"></div>'
         f"<details><summary>{told('asks')}</summary>{told('answer', 'p')}</details></section>"
@@ -268,7 +262,7 @@ def _kinds(model: AnyModel) -> dict[str, str]:
         "read-answer": reads,
         "positions-says": origin,
         "logits-answer": "hidden" if hides else "none",
-        "first": "x_{class}; " if reads == "cls" else "",
+        "first": "x_class; " if reads == "cls" else "",
         "hidden_y": f"{settings['representation']}(y W_0 + b_0)" if hides else "y",
     }
 

@@ -40,7 +40,7 @@ const numbers = (count) => {
   const isMember = (text) => /^\d{1,6}$/.test(text) && Number(text) < count;
   return { start: null, write: (set) => [...set].sort((a, b) => a - b).join("_"), read: (text) => new Set(text.split("_").filter(isMember).map(Number)) };
 };
-const pixelsIn = { start: null, write: (bytes) => (bytes.length <= MOST_IN_ADDRESS ? textOf(bytes) : ""), read: (text) => { try { const bytes = bytesOf(text); return bytes.length === HIGH * WIDE * CHANNELS ? bytes : undefined; } catch { return undefined; } } };
+const pixelsIn = { start: null, write: (bytes) => (bytes.length <= MOST_IN_ADDRESS ? textOf(bytes) : "none"), read: (text) => { try { const bytes = bytesOf(text); return bytes.length === HIGH * WIDE * CHANNELS ? bytes : undefined; } catch { return undefined; } } };
 
 const FIELDS = {
   lang: choice(["en", "ko"]),
@@ -80,8 +80,11 @@ function restore(text) {
   if (["ko", "en"].includes(text.slice(1))) state.lang = text.slice(1);
   else if (!given.has("lang") && navigator.language.startsWith("ko")) state.lang = "ko";
   if (state.own) images[EMBEDDED] = { name: state.name || "?", truth: null, pixels: state.own };
-  if (!images[state.image]) state.image = 0;
   if (state.hidden.size >= PATCHES) state.hidden.clear();
+  const lacks = ["own", "drawn"].some((name) => given.has(name) && !state[name]);
+  if (lacks && state.image === EMBEDDED) images.length = EMBEDDED;
+  if (!images[state.image]) state.image = 0;
+  return !lacks;
 }
 
 function address() {
@@ -410,12 +413,12 @@ function speak(language) {
 }
 
 function start() {
-  restore(location.hash);
+  const isWhole = restore(location.hash);
   openWeights();
   buildPane();
-  for (const math of document.querySelectorAll("[data-math]")) math.replaceChildren(...lined(math.dataset.math));
   for (const name of page.stations) STATIONS[name].build();
   speak(state.lang);
+  if (!isWhole) tell("link-lacks");
   $("language").onclick = () => speak(root.lang === "ko" ? "en" : "ko");
   const near = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) { const name = target.id.slice(2); if (isIntersecting) seen.add(name); else seen.delete(name); }
@@ -445,7 +448,10 @@ function start() {
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => { event.preventDefault(); openFile(event.dataTransfer.files[0]); });
   isDark.addEventListener("change", () => update());
-  window.addEventListener("hashchange", () => { restore(location.hash); STATIONS.image.thumbs(); speak(state.lang); change(); go(state.station, { focuses: false }); });
+  window.addEventListener("hashchange", () => {
+    tell(restore(location.hash) ? null : "link-lacks");
+    STATIONS.image.thumbs(); speak(state.lang); change(); go(state.station, { focuses: false });
+  });
   window.addEventListener("beforeprint", () => {
     page.stations.forEach((name) => STATIONS[name].draw());
     document.querySelectorAll("details").forEach((one) => { one.open = true; });

@@ -1,5 +1,6 @@
 """The commands of `vitrail faces`. Large packages are imported only when a command runs."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +8,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
-from vitrail.console import print_json, print_table, printable, say
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import find_recipe
+from vitrail.console import print_json, print_run, print_table, printable, say
 from vitrail.data.files import find_images, is_file
 from vitrail.errors import DamagedError, UsageError
-from vitrail.flags import BundlePath, Data, Device, Group, Json, arg, given_command
+from vitrail.flags import AS_USUAL, BundlePath, Data, Device, Flags, Group, Json, arg, given_command
 from vitrail.settings import check_integer
 
 GalleryPath = Annotated[Path, tyro.conf.Positional, arg(metavar="GALLERY", help="A file that `faces enroll` made.")]
@@ -23,6 +27,60 @@ Images = Annotated[
     tyro.conf.Positional,
     arg(metavar="IMAGES", help="Images of faces, folders of them, or quoted patterns such as 'photos/*.jpg'."),
 ]
+
+
+def train(
+    data: Data,
+    *,
+    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
+    model: Annotated[str | None, arg(metavar="NAME", help="A new model: FaceViT-Ti or another name.")] = None,
+    source: Annotated[str | None, arg(name="from", metavar="BUNDLE", help="Begin with this bundle instead.")] = None,
+    people: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="Who is trained on, a name a line; all others are the test. Default: drawn by the seed.",
+        ),
+    ] = None,
+    test: Annotated[float, arg(metavar="X", help="Share of the people that are drawn for the test.")] = 0.2,
+    landmarks: Annotated[
+        Path | None,
+        arg(metavar="FILE", help="Five points of each face (.csv or .json), by which faces are aligned to 112 px."),
+    ] = None,
+    resolution: Annotated[int | None, arg(metavar="R", help="Input size; default: that of the model.")] = None,
+    recipe: Annotated[str, arg(metavar="R", help="A recipe of the package, or a .toml file.")] = "faces",
+    running: Flags = AS_USUAL,
+) -> None:
+    """Train an embedding of faces. It may be killed at any time: --resume auto continues.
+
+    DATA has one folder a person. People are split, not images: nobody who is trained on is in the test, and the share
+    `holdout` of those trained on is held out, by whom training is judged meanwhile.
+    """
+    chosen = running.adjust(find_recipe(recipe))
+    options = Options(**dataclasses.asdict(running.options))
+    if model is not None:
+        zoo.find(model)
+    if source is not None:
+        check_folder(source)
+    from vitrail.faces.train import train_faces
+
+    result = train_faces(
+        data,
+        output,
+        chosen,
+        options,
+        model=model,
+        source=source,
+        people=people,
+        test=test,
+        landmarks=landmarks,
+        resolution=resolution,
+        resumes=running.resume == "auto",
+        force=running.force,
+        command=given_command(),
+    )
+    if result.is_first and result.folder is not None:
+        print_run(result.sentence, result.folder)
 
 
 def evaluate(
@@ -286,8 +344,9 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 FACES = Group(
-    "Recognise faces: evaluate a bundle, keep a gallery of people, verify and identify them.",
+    "Recognise faces: train and evaluate an embedding, keep a gallery of people, verify and identify them.",
     {
+        "train": train,
         "evaluate": evaluate,
         "enroll": enroll,
         "remove": remove,

@@ -89,6 +89,7 @@ function start() {
   if (matchMedia("(max-width: 44rem)").matches) {
     for (const fold of document.querySelectorAll("details.second")) fold.open = false;
   }
+  for (const fold of document.querySelectorAll("section:target > details")) fold.open = true;
   choose(0);
   if (pageData.page.followed !== null) follow(pageData.page.followed);
   if (location.hash === "#ko" || (location.hash !== "#en" && navigator.language.startsWith("ko"))) speak("ko");

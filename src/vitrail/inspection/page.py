@@ -141,7 +141,8 @@ def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
     data = data.replace("<", "\\u003c")
     body += f'<script type="application/json" id="data">{data}</script>'
     # Each image is in the page once, as the background of whatever shows it.
-    style = "".join(
+    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+    style += "".join(
         f'.p{number} {{ background-image: url("{data_image(rgb(context.pixels(number)), photo=True)}"); }}'
         for number in range(len(context.shown))
     )

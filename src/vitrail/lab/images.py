@@ -108,7 +108,8 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
     held_out = sample_held_out(training.labels, share, seed)
     validation = training.take(np.flatnonzero(held_out), "validation")
     training = training.take(np.flatnonzero(~held_out), "training")
-    if dataset.missing(training) or not len(test) or not len(validation):
+    fewest = np.bincount(training.labels, minlength=len(dataset.labels)).min()
+    if fewest < 2 or not len(test) or not len(validation):
         raise UsageError("Data to compare on must have at least 4 images of each class.")
     pixels = dataset.first.in_memory
     side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0

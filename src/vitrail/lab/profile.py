@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.answers.paired import holm
+from vitrail.configs.base import ModelConfig
 from vitrail.console import Say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
@@ -137,9 +138,16 @@ class Asks(NamedTuple):
     told: Pair
     """The one that is told of in a number: the finest that leaves the patches of all bundles whole, if there is one."""
     leaves_whole: bool
-    """Whether it does."""
+    """Whether it does, for all of them."""
     cells: Pair
     """Of cells that are dropped: patches of the first bundle that has some."""
+
+    def keeps_patches(self, config: ModelConfig) -> bool:
+        """Whether the grid that is told of leaves the patches of a model whole; of a model without any, those of all
+        others."""
+        if not config.patch or config.grid is None:
+            return self.leaves_whole
+        return all(side % blocks == 0 for side, blocks in zip(config.grid, self.told, strict=True))
 
     def distances(self, side: int) -> dict[int, float]:
         """Shifts in pixels, and what share of the side each is."""
@@ -211,7 +219,7 @@ def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, asks: 
     numbers = {"accuracy": _share(right, chance, "chance")}
     stays = np.mean([one.same for one in moved.values()], axis=0)
     numbers["shift"] = _kept(stays, right, 1.0, "exact-shift")
-    reference = (1.0, "exact-order") if asks.leaves_whole else (luck, "luck")
+    reference = (1.0, "exact-order") if asks.keeps_patches(config) else (luck, "luck")
     numbers["shuffle"] = _kept(other[f"shuffle {asks.told[0]}"].same, right, *reference)
     for kind, change in (("drop", "drop 0.5"), ("low", "low 0.25"), ("high", "high 0.25")):
         numbers[kind] = _kept(other[change].same, right, luck, "luck")

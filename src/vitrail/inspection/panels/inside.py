@@ -210,7 +210,7 @@ class Inside(Panel):
         words = {**SHARED, **self.words}
         return {
             "words": {
-                language: {name: words[name][language] for name in ("layer", "head", "uniform", "of-class", *_SCRIPTED)}
+                language: {name: words[name][language] for name in ("layer", "head", "of-class", *_SCRIPTED)}
                 for language in LANGUAGES
             },
             "prefix": self._prefix,
