@@ -1,5 +1,6 @@
 """`vitrail faces` from the command line, with the embedded model and made-up grey images as faces."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -15,8 +16,9 @@ from PIL import Image
 
 import vitrail
 from vitrail.errors import DamagedError, UsageError
+from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, align
 from vitrail.faces.commands import FACES
-from vitrail.faces.embed import Embedder
+from vitrail.faces.embed import Aligner, Embedder
 from vitrail.weights.bundle import bundle_key
 
 HEADLESS = Path(__file__).parent / "fixtures" / "bundle-without-head"
@@ -209,13 +211,17 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
         (
             ["bogus"],
             2,
-            "Command of `vitrail faces` must be one of evaluate, enroll, remove, verify, identify, calibrate",
+            f"Command of `vitrail faces` must be one of {', '.join(FACES.commands)}, got 'bogus'.",
         ),
         (["identfy"], 2, "Did you mean 'identify'?"),
         (["enroll", "fashion"], 2, "vitrail faces enroll needs GALLERY"),
         (["enroll", "fashion", gallery, "Ann"], 2, "Images must be given"),
         (["enroll", "fashion", gallery, "person-01", people / "known/person-00/1.png"], 2, "enrolled as 'person-00'"),
-        (["enroll", HEADLESS, gallery, "Ann", image], 2, "embeddings of two models cannot be compared"),
+        (
+            ["enroll", HEADLESS, gallery, "Ann", image],
+            2,
+            "embeddings of two models, or of aligned",
+        ),
         (["enroll", "fashion", gallery, image, image], 2, "NAME must be who the images show, got the file"),
         (["enroll", "fashion", gallery, " ", image], 2, "Name must be printable text"),
         (["enroll", "fashon", gallery, "Ann", image], 2, "Did you mean 'fashion'?"),
@@ -351,6 +357,67 @@ def test_the_page_in_a_browser(call, people, tmp_path, browser):
     assert page.locator("svg").count() == 2
     assert errors == []
     page.close()
+
+
+def test_people_are_left_out(call, people, gallery, tmp_path):
+    (tmp_path / "trained.txt").write_text("".join(f"person-{number:02d}\n" for number in range(3, 13)))
+    words = ["faces", "evaluate", "fashion", people / "others", "--without", tmp_path / "trained.txt"]
+    report = json.loads(call(*words, "--json").stdout)
+    assert (report["people"], report["images"], report["genuine"]) == (10, 60, 150)
+    worst = [Path(row["one"]).parent.name for row in report["worst"]["genuine"]]
+    assert min(worst) >= "person-13"
+    (tmp_path / "trained.txt").write_text("person-99\n")
+    assert "Did you mean 'person-" in call(*words).stderr
+    # Everybody in one folder: those who are enrolled are left out of the calibration.
+    for name in ("known", "others"):
+        for folder in (people / name).iterdir():
+            (tmp_path / "all").mkdir(exist_ok=True)
+            (tmp_path / "all" / folder.name).symlink_to(folder)
+    (tmp_path / "known.txt").write_text("person-00\nperson-01\nperson-02\n")
+    words = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
+    assert call(*words).returncode == 2
+    assert json.loads(call(*words, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
+
+
+def test_faces_are_aligned_by_landmarks(call, people, tmp_path):
+    """As in training: the same pixels, and a gallery of its own."""
+    folder, files = people / "known", sorted((people / "known").rglob("*.png"))
+    points = TEMPLATE * 32 / 112 + [2, 1]
+    rows = [",".join([str(file.relative_to(folder)), *(f"{x:.4f}" for x in points.ravel())]) for file in files]
+    header = ",".join(["file", *(f"{axis}{number}" for number in range(1, 6) for axis in "xy")])
+    marks = tmp_path / "marks.csv"
+    marks.write_text("\n".join([header, *rows]))
+    aligned = [np.asarray(align(Image.open(file), points.round(4))) for file in files]
+    expected = Embedder("fashion").embed(aligned).vectors
+    found = Embedder("fashion", aligner=Aligner(marks, [str(folder)])).embed(map(str, files)).vectors
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    words = ["faces", "evaluate", "fashion", folder, "--json"]
+    with_marks, without = (json.loads(call(*words, *more).stdout) for more in (["--landmarks", marks], []))
+    assert with_marks["eer"] != without["eer"]
+
+    gallery = tmp_path / "aligned.gallery"
+    own = folder / "marks.csv"  # beside the images: files are named below its folder
+    own.write_text(marks.read_text())
+    try:
+        enrolled = call("faces", "enroll", "fashion", gallery, "Ann", files[0], "--landmarks", own)
+        assert enrolled.returncode == 0, enrolled.stderr
+        done = call("faces", "identify", "fashion", gallery, files[1])
+        assert (done.returncode, "of aligned and other faces" in done.stderr) == (2, True)
+        rows = lines(call("faces", "identify", "fashion", gallery, files[0], "--landmarks", own, "--json"))
+        assert rows[0]["candidates"][0]["score"] == pytest.approx(1, abs=1e-5)
+    finally:
+        own.unlink()
+    done = call("faces", "enroll", "fashion", gallery, "Ann", files[1], "--landmarks", marks)
+    assert (done.returncode, "got none for" in done.stderr) == (2, True)
+
+
+def test_a_bundle_of_aligned_faces_asks_for_landmarks(call, people, tmp_path):
+    bundle = vitrail.load("fashion")
+    provenance = {**bundle.provenance, "faces": {"alignment": BY_LANDMARKS, "people": 9}}
+    vitrail.save(dataclasses.replace(bundle, provenance=provenance), tmp_path / "face")
+    files = sorted((people / "known" / "person-00").iterdir())[:2]
+    assert "was trained on faces aligned by landmarks" in call("faces", "verify", tmp_path / "face", *files).stderr
+    assert "aligned" not in call("faces", "verify", "fashion", *files).stderr
 
 
 # The command line

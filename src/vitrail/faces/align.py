@@ -18,6 +18,8 @@ TEMPLATE = np.array(
 )
 """Left eye, right eye, nose, left and right corner of the mouth (x, y) in an image of 112 x 112 pixels, as in the
 alignment of insightface; left and right as the image shows them."""
+BY_LANDMARKS = "five landmarks"
+"""What a bundle says of faces that were aligned so."""
 SIDE = 112
 """Pixels of an aligned face, in height and width."""
 

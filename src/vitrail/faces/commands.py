@@ -22,6 +22,18 @@ GalleryPath = Annotated[Path, tyro.conf.Positional, arg(metavar="GALLERY", help=
 Split = Annotated[
     str | None, arg(metavar="S", help="train, val or test; default: test, otherwise val, otherwise all images.")
 ]
+Without = Annotated[
+    Path | None,
+    arg(metavar="FILE", help="Leave out these people, a name a line: those trained on, as for train --people."),
+]
+Landmarks = Annotated[
+    Path | None,
+    arg(
+        metavar="FILE",
+        help="Align faces by their five points (.csv or .json), as in training; files are named below DATA, or below"
+        " the folder of FILE.",
+    ),
+]
 Images = Annotated[
     tuple[str, ...],
     tyro.conf.Positional,
@@ -94,6 +106,8 @@ def evaluate(
     groups: Annotated[
         Path | None, arg(metavar="FILE", help="A .csv of person,group: error rates of each group, too.")
     ] = None,
+    without: Without = None,
+    landmarks: Landmarks = None,
     split: Split = None,
     seed: Annotated[int, arg(metavar="S", help="Seed of folds, of unknown people and of the intervals.")] = 0,
     output: Annotated[Path | None, arg(metavar="DIR", help="Also write a report page to this folder.")] = None,
@@ -117,7 +131,9 @@ def evaluate(
     check_folder(bundle)
     from vitrail.faces.tasks import evaluate as judge
 
-    found = judge(bundle, data, split=split, pairs=pairs, groups=groups, seed=seed, device=device)
+    _say_alignment(bundle, landmarks)
+    given: dict[str, Any] = {"pairs": pairs, "groups": groups, "without": without, "landmarks": landmarks}
+    found = judge(bundle, data, split=split, seed=seed, device=device, **given)
     if output is not None:
         from vitrail.faces.page import write_page
 
@@ -138,6 +154,7 @@ def enroll(
     name: Annotated[str, tyro.conf.Positional, arg(metavar="NAME", help="Who the images show.")],
     images: Images,
     *,
+    landmarks: Landmarks = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -151,7 +168,8 @@ def enroll(
     check_folder(bundle)
     from vitrail.faces.tasks import enroll as run
 
-    found = run(bundle, gallery, name, files, device=device)
+    _say_alignment(bundle, landmarks)
+    found = run(bundle, gallery, name, files, landmarks=landmarks, device=device)
     if found["threshold_dropped"]:
         say(f"note: the threshold of identify was for other people: calibrate {gallery} again")
     if json:
@@ -192,6 +210,7 @@ def verify(
     gallery: Annotated[
         Path | None, arg(metavar="GALLERY", help="Take the threshold from this gallery, as `calibrate` has set it.")
     ] = None,
+    landmarks: Landmarks = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -199,7 +218,8 @@ def verify(
     check_folder(bundle)
     from vitrail.faces.tasks import verify as run
 
-    found = run(bundle, one, other, gallery=gallery, device=device)
+    _say_alignment(bundle, landmarks)
+    found = run(bundle, one, other, gallery=gallery, landmarks=landmarks, device=device)
     if found["same"] is None:
         _say_no_threshold("verify")
     if json:
@@ -214,6 +234,7 @@ def identify(
     images: Images,
     *,
     top_k: Annotated[int, arg(metavar="K", help="How many people to show for each image.")] = 3,
+    landmarks: Landmarks = None,
     device: Device = "cpu",
     json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
@@ -228,7 +249,8 @@ def identify(
 
     errors, has_told = [], False
     width = max(len(printable(file)) for file in files)
-    for row in run(bundle, gallery, files, top_k=top_k, device=device):
+    _say_alignment(bundle, landmarks)
+    for row in run(bundle, gallery, files, top_k=top_k, landmarks=landmarks, device=device):
         if "error" in row:
             errors.append(row["error"])
         elif row["threshold"] is None and not has_told:
@@ -250,6 +272,8 @@ def calibrate(
     *,
     far: Annotated[float, arg(metavar="F", help="The rate of false accepts that you can bear, such as 0.01.")],
     task: Annotated[Literal["both", "verify", "identify"], arg(help="Which threshold to set.")] = "both",
+    without: Without = None,
+    landmarks: Landmarks = None,
     split: Split = None,
     device: Device = "cpu",
     json: Json = False,
@@ -265,7 +289,9 @@ def calibrate(
     from vitrail.faces.tasks import calibrate as run
 
     tasks = TASKS if task == "both" else (task,)
-    found = run(bundle, gallery, data, far, tasks=tasks, split=split, device=device)
+    _say_alignment(bundle, landmarks)
+    given: dict[str, Any] = {"split": split, "without": without, "landmarks": landmarks}
+    found = run(bundle, gallery, data, far, tasks=tasks, device=device, **given)
     if json:
         return print_json(found)
     rows = []
@@ -291,6 +317,16 @@ def _spoken(value: float | None, interval: Sequence[float] | None) -> str:
     if value is None:
         return "not enough data"
     return f"{value:.2%}" if interval is None else f"{value:.2%} ({interval[0]:.2%} to {interval[1]:.2%})"
+
+
+def _say_alignment(bundle: str, landmarks: Path | None) -> None:
+    """Say so if faces are not prepared as those that the bundle was trained on."""
+    from vitrail.faces.align import BY_LANDMARKS
+    from vitrail.weights.parts import read_parts
+
+    trained_on = read_parts(bundle, weights=False).provenance.get("faces", {})
+    if landmarks is None and trained_on.get("alignment") == BY_LANDMARKS:
+        say("note: this bundle was trained on faces aligned by landmarks; without --landmarks, the centre is taken")
 
 
 def _say_no_threshold(task: str) -> None:

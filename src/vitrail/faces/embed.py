@@ -1,6 +1,7 @@
 """Embeddings of faces: one unit vector an image, from any bundle."""
 
 import hashlib
+import os
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from functools import partial
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from vitrail.configs.engines import ENGINES
 from vitrail.data.prefetch import prefetch
 from vitrail.engines.base import Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.faces.align import align, read_landmarks
 from vitrail.images.decode import read_file
 from vitrail.weights.bundle import Bundle, bundle_key
 
@@ -41,16 +44,36 @@ class Embeddings(NamedTuple):
     sources: tuple[str, ...]
 
 
+class Aligner:
+    """Aligns faces by the landmarks of a file, which names images by their path below one of the `roots`, or below its
+    own folder."""
+
+    def __init__(self, path: Path, roots: Iterable[str] = ()) -> None:
+        self._points, self._roots = read_landmarks(path), (*roots, str(path.parent))
+
+    def __call__(self, image: Image.Image | np.ndarray, name: str) -> Image.Image:
+        """The aligned face."""
+        names = [Path(os.path.relpath(name, root)).as_posix() for root in self._roots]
+        points = next((self._points[one] for one in names if one in self._points), None)
+        if points is None or not isinstance(image, Image.Image):
+            raise UsageError(f"Landmarks must be given for every image, got none for {names[0]!r}.")
+        return align(image, points)
+
+
 class Embedder:
     """Turns images into embeddings: the sum of the model's outputs for the image and for its mirror image, as a unit
     vector. Of a classifier, the output is the input of its head."""
 
-    def __init__(self, bundle: Bundle | str | Path, *, device: str | None = None) -> None:
-        self.key = bundle_key(bundle)
-        """Hash of the bundle: embeddings of two models cannot be compared."""
+    def __init__(
+        self, bundle: Bundle | str | Path, *, device: str | None = None, aligner: Aligner | None = None
+    ) -> None:
+        key = bundle_key(bundle)
+        self.key = key if aligner is None else hashlib.sha256(f"{key} aligned".encode()).hexdigest()
+        """Hash of the bundle, another one for aligned faces: such embeddings cannot be compared with others."""
         self.name = "a model in memory" if isinstance(bundle, Bundle) else str(bundle)
         self._engine = ENGINES["torch"].open(bundle, device)
         self._engine.parts.check_computable()
+        self._align = aligner
 
     def embed(self, images: Iterable[Face], *, meter: Callable[[int], None] | None = None) -> Embeddings:
         """The embeddings of images. The first that cannot be read raises its error. `meter` is told how many are
@@ -93,11 +116,10 @@ class Embedder:
                     f"Image of a face must have at least {SMALLEST} x {SMALLEST} pixels, got {width} x {height} in"
                     f" {name!r}."
                 )
-            return (
-                name,
-                preprocess.crop(decoded, name=name),
-                hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).hexdigest(),
-            )
+            if self._align is not None:
+                decoded = self._align(decoded, name)
+            source = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).hexdigest()
+            return name, preprocess.crop(decoded, name=name), source
         except VitrailError as error:
             return error
 

@@ -249,7 +249,8 @@ class Gallery:
         if model is not None and model != self.model:
             raise UsageError(
                 f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
-                f" got {bundle} ({model[:12]}): embeddings of two models cannot be compared. Enroll into a new gallery."
+                f" got {bundle} ({model[:12]}): embeddings of two models, or of aligned and other faces, cannot be"
+                " compared."
             )
 
     def _has_tables(self) -> bool:

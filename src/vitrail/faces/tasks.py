@@ -14,9 +14,10 @@ from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import verification
 from vitrail.faces.calibrate import Calibration, check_rate, clopper_pearson, threshold_at
-from vitrail.faces.embed import Embedder, Face
+from vitrail.faces.embed import Aligner, Embedder, Face
 from vitrail.faces.gallery import TASKS, Gallery, Index, plain_name
 from vitrail.faces.pairs import read_pairs
+from vitrail.faces.people import read_people
 from vitrail.faces.verification import Blocks, Verification
 from vitrail.storage import read_document
 
@@ -34,16 +35,29 @@ class Faces(NamedTuple):
     """Everybody who has an image."""
     person_of: np.ndarray
     """Index of the person in each image (N)."""
+    root: str
+    """Folder of the files."""
 
 
-def open_faces(data: str, split: str | None = None) -> Faces:
-    """The images of a data set whose classes are people: those of its test split, or val, or all."""
+def open_faces(data: str, split: str | None = None, without: Path | None = None) -> Faces:
+    """The images of a data set whose classes are people: those of its test split, or val, or all; without the people
+    that a file names, one a line."""
     dataset = open_data(data)
     dataset.check_one_label("Faces")
     chosen = dataset.for_evaluation(split)
+    if without is not None:
+        left_out = [dataset.labels.index(name) for name in read_people(without, dataset.labels)]
+        chosen = chosen.take(np.flatnonzero(~np.isin(chosen.labels, left_out)))
+        if not len(chosen):
+            raise UsageError(f"People must be left over, got everybody of {data!r} in {str(without)!r}.")
     known, person_of = np.unique(chosen.labels, return_inverse=True)
     names = tuple(chosen.name_of(index) for index in range(len(chosen)))
-    return Faces(data, chosen.name, chosen.images, names, tuple(dataset.labels[index] for index in known), person_of)
+    people = tuple(dataset.labels[index] for index in known)
+    return Faces(data, chosen.name, chosen.images, names, people, person_of, dataset.root)
+
+
+def _aligner(landmarks: Path | None, *roots: str) -> Aligner | None:
+    return None if landmarks is None else Aligner(landmarks, filter(None, roots))
 
 
 class Evaluated(NamedTuple):
@@ -62,12 +76,14 @@ def evaluate(
     split: str | None = None,
     pairs: Path | None = None,
     groups: Path | None = None,
+    without: Path | None = None,
+    landmarks: Path | None = None,
     seed: int = 0,
     device: str | None = None,
 ) -> Evaluated:
     """Judge a bundle on all pairs of the images of DATA, or on those of a file `pairs`; by groups of people, if a file
     says who is in which."""
-    faces, listed = open_faces(data, split), None
+    faces, listed = open_faces(data, split, without), None
     group_of = None if groups is None else _read_groups(groups, faces.people)
     if pairs is not None:
         if isinstance(faces.images, np.ndarray):
@@ -80,7 +96,7 @@ def evaluate(
         faces = faces._replace(
             images=listed.files, names=listed.files, people=tuple(map(str, people)), person_of=person_of
         )
-    embedder = Embedder(bundle, device=device)
+    embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks, faces.root))
     vectors = embedder.embed(faces.images, meter=Meter(len(faces.images), "images")).vectors
     blocks: Blocks = partial(verification.all_pairs, vectors)
     if listed is not None:
@@ -163,10 +179,18 @@ def _read_groups(path: Path, people: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def enroll(bundle: str, gallery: Path, name: str, files: Sequence[str], *, device: str | None = None) -> dict[str, Any]:
+def enroll(
+    bundle: str,
+    gallery: Path,
+    name: str,
+    files: Sequence[str],
+    *,
+    landmarks: Path | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
     """Add images of a person to a gallery, which is made if it does not exist. Nothing is written if one image cannot
     be read."""
-    name, embedder = plain_name(name), Embedder(bundle, device=device)
+    name, embedder = plain_name(name), Embedder(bundle, device=device, aligner=_aligner(landmarks))
     if gallery.exists():
         Gallery.open(gallery, model=embedder.key, bundle=bundle).close()  # refused before the work is done
     found = embedder.embed(files)
@@ -186,10 +210,16 @@ def enroll(bundle: str, gallery: Path, name: str, files: Sequence[str], *, devic
 
 
 def verify(
-    bundle: str, one: str, other: str, *, gallery: Path | None = None, device: str | None = None
+    bundle: str,
+    one: str,
+    other: str,
+    *,
+    gallery: Path | None = None,
+    landmarks: Path | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """The score of two images and, with a gallery that has a threshold for it, whether they show one person."""
-    embedder = Embedder(bundle, device=device)
+    embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks))
     known = None
     if gallery is not None:
         with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened:
@@ -201,11 +231,17 @@ def verify(
 
 
 def identify(
-    bundle: str, gallery: Path, files: Sequence[str], *, top_k: int = 5, device: str | None = None
+    bundle: str,
+    gallery: Path,
+    files: Sequence[str],
+    *,
+    top_k: int = 5,
+    landmarks: Path | None = None,
+    device: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield for each image who it shows: the most alike people of the gallery and, if it has a threshold for it, the
     name or None for somebody unknown; or the error that prevented it."""
-    embedder = Embedder(bundle, device=device)
+    embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks))
     with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened:
         index, known = opened.index(), opened.calibration("identify")
     if not index.names:
@@ -235,16 +271,18 @@ def calibrate(
     *,
     tasks: Sequence[str] = TASKS,
     split: str | None = None,
+    without: Path | None = None,
+    landmarks: Path | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Set the thresholds of a gallery for a demanded rate of errors, from images of other people than those enrolled:
     for `verify`, the share of their impostor pairs that is accepted; for `identify`, the share of their images that
     gets a name, which depends on how many people are enrolled."""
-    embedder = Embedder(bundle, device=device)
+    faces = open_faces(data, split, without)
+    embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks, faces.root))
     with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened:
         changes = opened.changes
         enrolled, sources, index = opened.people(), opened.sources(), opened.index()
-        faces = open_faces(data, split)
         if known := [name for name in faces.people if name in enrolled]:
             raise UsageError(
                 f"DATA must be of other people than those enrolled, got {known[0]!r}, who is in the gallery."

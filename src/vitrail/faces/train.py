@@ -11,7 +11,7 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UsageError
-from vitrail.faces.align import SIDE, read_landmarks
+from vitrail.faces.align import BY_LANDMARKS, SIDE, read_landmarks
 from vitrail.faces.people import align_people, split_people
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
@@ -59,7 +59,7 @@ def train_faces(
         dataset = align_people(dataset, read_landmarks(landmarks), plain)
         notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
     dataset = dataclasses.replace(dataset, notes=(*dataset.notes, *notes))
-    alignment = "none: centre crop" if landmarks is None else "five landmarks"
+    alignment = "none: centre crop" if landmarks is None else BY_LANDMARKS
     kept = {"faces": {"alignment": alignment, "people": len(dataset.labels)}}
 
     def initialise(given: Given) -> Initial:
