@@ -220,6 +220,6 @@ def _describe(record: dict[str, Any]) -> str:
     parts = [model] + [f"{name} {settings[name]:,}" for name in ("count", "seed") if name in settings]
     if settings.get("learning_rate"):
         parts.append(f"lr {settings['learning_rate']:g}")
-    if "accuracy" in result:
-        parts.append(f"{result['accuracy']:.1%}")
+    if "validation_accuracy" in result:  # nobody shall be led by the test images while choices are made
+        parts.append(f"validation {result['validation_accuracy']:.1%}")
     return "  ".join(parts)
