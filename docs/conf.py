@@ -36,6 +36,7 @@ GUIDE = [
     "lab",
     "learned",
     "notes",
+    "faces",
     "weights",
     "python",
 ]

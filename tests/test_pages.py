@@ -56,3 +56,9 @@ def test_a_long_curve_keeps_its_extremes_in_a_small_figure():
     ys = [float(point.split(",")[1]) for point in path.split()]
     assert (min(ys), max(ys)) == (38.2, 201.8)  # 5 % of margin inside 30 to 210
     assert "<title>step 19,999&#10;loss 0.5</title>" in svg
+
+
+def test_a_logarithmic_axis_of_many_decades_has_one_mark_each():
+    for least, marks in ((1e-2, ["0.01", "0.03", "0.1", "0.3", "1"]), (5e-5, ["0.0001", "0.001", "0.01", "0.1", "1"])):
+        svg = chart([Line("", [least, 1], [0, 1])], "x", "y", log_x=True)
+        assert re.findall(r'text-anchor="middle">([\d.]+)<', svg) == marks

@@ -38,6 +38,7 @@ IN_ORDER = (
     "explain",
     "weights",
     "families",
+    "faces",
 )
 # tests/test_notes.py runs these.
 CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))

@@ -24,6 +24,7 @@ from vitrail.configs.recipe import Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
+from vitrail.flags import Running
 
 QUICK = {"steps": 2, "batch": 16, "workers": 0}
 
@@ -58,7 +59,7 @@ def test_functions_and_commands_know_the_same_words():
     for function in (vitrail.train, vitrail.finetune):
         own = set(inspect.signature(function).parameters) - {"options"} | set(tasks.RunOptions.__annotations__)
         command = inspect.signature(commands.COMMANDS[function.__name__]).parameters
-        flags = {field.name for field in dataclasses.fields(commands.Running)} - {"options", "set"}
+        flags = {field.name for field in dataclasses.fields(Running)} - {"options", "set"}
         flags |= {field.name for field in dataclasses.fields(Options)} | {"settings", *command} - {"running"}
         assert own - flags == {"callback", "quiet", "command"}
         assert flags - own == set()

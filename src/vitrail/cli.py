@@ -18,14 +18,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import tyro
 
 from vitrail import __version__
-from vitrail.commands import COMMANDS, OptionFlags, Running, given_words
+from vitrail.commands import COMMANDS
 from vitrail.console import say
 from vitrail.errors import VitrailError, did_you_mean, first_line
+from vitrail.flags import Group, OptionFlags, Running, given_words
 
 DESCRIPTION = """The complete Vision Transformer: define it, train it, look inside it, deploy it.
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"] or ["--help"]
     _prepare_streams()
-    if words[0] in _COMPUTING:
+    if _find_place(words).words[0] in _COMPUTING:
         _share_processors()
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -84,31 +85,51 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+class Place(NamedTuple):
+    """Where the words of a command line lead: for `faces enroll ...`, to the commands of `vitrail faces`."""
+
+    program: str
+    description: str
+    commands: dict[str, Callable[..., None] | Group]
+    words: list[str]
+    """Those that are left, from the name of one of these commands."""
+
+
+def _find_place(words: list[str]) -> Place:
+    group = COMMANDS.get(words[0])
+    if isinstance(group, Group):
+        return Place(f"vitrail {words[0]}", group.about, dict(group.commands), words[1:] or ["--help"])
+    return Place("vitrail", DESCRIPTION, COMMANDS, words)
+
+
 def _parse(words: list[str]) -> Callable[[], None]:
     """Parse the arguments into a function call. tyro prints errors in a box; they become one line here."""
     if words[0] == "help":
-        words = [*words[1:2], "--help"]
-    if not words[0].startswith("-") and words[0] not in COMMANDS:
-        near = did_you_mean(words[0], [*COMMANDS, "--help"])
-        _leave(f"Command must be one of {', '.join(COMMANDS)}, got {words[0]!r}.{near}", 2)
+        words = [*words[1:3], "--help"]
+    program, description, commands, words = _find_place(words)
+    if not words[0].startswith("-") and words[0] not in commands:
+        near = did_you_mean(words[0], [*commands, "--help"])
+        kind = "Command" if program == "vitrail" else f"Command of `{program}`"
+        _leave(f"{kind} must be one of {', '.join(commands)}, got {words[0]!r}.{near}", 2)
     flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
     if twice := [flag for flag, count in flags.items() if count > 1]:
         _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
-    known = {form for flag in _flags(words[0]) for form in (flag, f"--no-{flag[2:]}")} | {"--help"}
+    all_flags = _flags(commands.get(words[0]))
+    known = {form for flag in all_flags for form in (flag, f"--no-{flag[2:]}")} | {"--help"}
     if unknown := [flag for flag in flags if flag not in known and (words[0], flag) not in _FORMER_FLAGS]:
         from vitrail.configs.recipe import other_words
 
         others = other_words({flag[2:].replace("-", "_") for flag in known})
         elsewhere = {f"--{other.replace('_', '-')}": f"--{word.replace('_', '-')}" for other, word in others.items()}
-        near = did_you_mean(unknown[0], [*_flags(words[0]), "--help"], elsewhere)
+        near = did_you_mean(unknown[0], [*all_flags, "--help"], elsewhere)
         _leave(f"Flag must be one that --help lists, got {unknown[0]}.{near}", 2)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.extras.subcommand_cli_from_dict(
-                {name: _delayed(command) for name, command in COMMANDS.items()},
-                prog="vitrail",
-                description=DESCRIPTION,
+                {name: _delayed(command) for name, command in commands.items()},
+                prog=program,
+                description=description,
                 args=_fill_in(words),
                 sort_subcommands=False,
             )
@@ -157,14 +178,14 @@ def _fill_in(words: list[str]) -> list[str]:
     return filled
 
 
-def _flags(command: str) -> list[str]:
+def _flags(command: Callable[..., None] | Group | None) -> list[str]:
     """Every flag of a command, and `--set KEY` for every setting if it takes a recipe."""
     from vitrail.configs.recipe import Recipe
 
-    if command not in COMMANDS:
+    if command is None or isinstance(command, Group):
         return ["--help", "--version", "--debug"]
     names, settings = [], []
-    for name, parameter in inspect.signature(COMMANDS[command]).parameters.items():
+    for name, parameter in inspect.signature(command).parameters.items():
         if isinstance(parameter.default, Running):
             names += [field.name for field in (*dataclasses.fields(Running), *dataclasses.fields(OptionFlags))]
             names.remove("options")
@@ -174,9 +195,16 @@ def _flags(command: str) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
 
 
-def _delayed(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+def _delayed(command: Callable[..., None] | Group) -> Callable[..., Callable[[], None]]:
     """A function of the same signature that returns the call instead of making it, so that output of the command is not
-    captured as tyro's error message."""
+    captured as tyro's error message. Of a group there is only the text for --help: its commands are found first."""
+    if isinstance(command, Group):
+
+        def listed() -> Callable[[], None]:
+            return lambda: None
+
+        listed.__doc__ = command.about
+        return listed
 
     @functools.wraps(command)
     def parsed(*positional: Any, **named: Any) -> Callable[[], None]:

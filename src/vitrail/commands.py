@@ -1,15 +1,11 @@
 """The commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
-import dataclasses
-import functools
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -23,7 +19,6 @@ from vitrail.configs.engines import ENGINES
 from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.lab import FAMILIES as COMPARED
 from vitrail.configs.lab import QUESTIONS
-from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, find_recipe, purpose, recipe_names, recipe_text
 from vitrail.console import (
     cell,
@@ -39,111 +34,26 @@ from vitrail.console import (
     setting_cell,
 )
 from vitrail.data.files import find_images
-from vitrail.data.sources import describe_sources, find_split, open_data
+from vitrail.data.sources import find_split, open_data
 from vitrail.errors import DamagedError, DamagedImageError, UsageError, did_you_mean
-from vitrail.settings import Settings, check_integer
+from vitrail.faces.commands import FACES
+from vitrail.flags import (
+    AS_USUAL,
+    BundlePath,
+    Data,
+    Device,
+    Flags,
+    Group,
+    Json,
+    Resume,
+    arg,
+    given_command,
+)
+from vitrail.settings import check_integer
 
 if TYPE_CHECKING:
     from vitrail.lab.profile import Number
     from vitrail.training.run import Result
-
-given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
-"""Arguments of the running command, which a run records."""
-
-
-def _show_default(value: str) -> str:
-    """What --help says of a default; nothing if the flag is then simply absent."""
-    return "" if value in ("None", "") else f"(default: {value})"
-
-
-arg = functools.partial(tyro.conf.arg, help_behavior_hint=_show_default)
-Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
-
-BundlePath = Annotated[
-    str,
-    tyro.conf.Positional,
-    arg(metavar="BUNDLE", help="A folder written by train, finetune or convert, or the embedded bundle fashion."),
-]
-Data = Annotated[
-    str,
-    tyro.conf.Positional,
-    arg(metavar="DATA", help=f"Images with labels: {describe_sources()}."),
-]
-
-
-Resume = Annotated[
-    Literal["auto"] | None,
-    arg(metavar="[auto]", help="Continue from the newest intact checkpoint of the run, or start if there is none."),
-]
-Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
-
-
-def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
-    """A dataclass of flags with the names, types, defaults and docstrings of some settings. Values are checked by the
-    settings later."""
-    hints, meanings, flags = get_type_hints(kind), kind.meanings(), []
-    for field in dataclasses.fields(kind):
-        metavar = None if hints[field.name] is bool else metavars.get(field.name, "N")
-        about = arg(metavar=metavar, help=meanings[field.name])
-        flags.append((field.name, Annotated[hints[field.name], about], field.default))  # ty: ignore[invalid-type-form]
-    return dataclasses.make_dataclass(f"{kind.__name__}Flags", flags, frozen=True)
-
-
-OptionFlags = _as_flags(Options, {"seed": "S", "device": "D", "cache": "DIR"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Running:
-    """Flags that train and finetune share."""
-
-    epochs: Annotated[int | None, arg(metavar="N", help="Number of passes over the training images.")] = None
-    steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None
-    minutes: Annotated[
-        float | None,
-        arg(metavar="N", help="Time limit; the speed is measured at the start, which fixes the number of steps."),
-    ] = None
-    lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate; default: the recipe's.")] = None
-    batch: Annotated[int | None, arg(metavar="N", help="Global batch size; default: the recipe's.")] = None
-    per_class: Annotated[
-        int | None, arg(metavar="N", help="Train on at most N images of each class, chosen by the seed.")
-    ] = None
-    patience: Annotated[
-        int | None,
-        arg(
-            metavar="N",
-            help="Stop after N evaluations on the held-out images without a better one, and keep the best weights.",
-        ),
-    ] = None
-    set: Annotated[
-        tuple[str, ...],
-        arg(
-            metavar="KEY=VALUE",
-            help="Any setting that `vitrail recipes NAME` lists: clip=1 augment.mixup=0.2 model.dropout=0.1 ...",
-        ),
-    ] = ()
-    resume: Resume = None
-    force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
-    options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """Keywords of `vitrail.train` and `vitrail.finetune`. Only they are quiet where nobody watches."""
-        same = {name: getattr(self, name) for name in _AS_KEYWORDS}
-        return {
-            **same,
-            **dataclasses.asdict(self.options),
-            "settings": self.set,
-            "resume": self.resume == "auto",
-            "quiet": False,
-            "command": shlex.join(["vitrail", *given_words.get()]),
-        }
-
-
-_AS_KEYWORDS = ("epochs", "steps", "minutes", "lr", "batch", "per_class", "patience", "force")
-
-
-Flags = Annotated[Running, arg(name="")]
-AS_USUAL = Running()
 
 
 def models(
@@ -474,7 +384,7 @@ def runs(
     if page is not None:
         from vitrail.runs.page import write_page
 
-        write_page(found, page, command=shlex.join(["vitrail", *given_words.get()]), force=force)
+        write_page(found, page, command=given_command(), force=force)
     for note in found.notes:
         say(f"note: {note}")
     if json:
@@ -816,7 +726,7 @@ def compare(
 
     Kill it whenever you like: the same command goes on. More questions, sizes or seeds extend it.
     """
-    command = shlex.join(["vitrail", *given_words.get()])
+    command = given_command()
     if bundles:
         if questions or families or sizes:
             raise UsageError("--bundles must come without --questions, --families and --sizes: nothing is trained.")
@@ -901,7 +811,7 @@ def _parse_resolution(text: str) -> tuple[int, int]:
     return int(sides[1]), int(sides[2] or sides[1])
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., None] | Group] = {
     "models": models,
     "info": info,
     "recipes": recipes,
@@ -916,5 +826,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "weights": weights,
     "convert": convert,
     "compare": compare,
+    "faces": FACES,
     "demo": demo,
 }

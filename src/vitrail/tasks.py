@@ -21,11 +21,10 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import (
     OTHER_WORDS,
     Recipe,
-    change_recipe,
+    adjust_recipe,
     find_recipe,
     other_words,
     recipe_names,
-    split_change,
 )
 from vitrail.console import Meter, in_notebook
 from vitrail.data.files import find_images
@@ -129,7 +128,7 @@ def train(
     chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
     if objective is not None:
         chosen = chosen.replace(objective=objective)
-    chosen = _change(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
+    chosen = adjust_recipe(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
     if resolution is not None:
         height, width = _as_pair(resolution)
         sides = height if height == width else [height, width]
@@ -203,7 +202,7 @@ def finetune(
     chosen = recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
     if str(recipe) in recipe_names():  # their preprocessing is for new models; here it is the bundle's
         chosen = chosen.replace(preprocess={})
-    chosen = _change(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
+    chosen = adjust_recipe(chosen, given, settings, epochs=epochs, steps=steps, minutes=minutes)
     if isinstance(bundle, str | Path):
         check_folder(bundle)
     with _folder_of(output, resume=resume, chosen=chosen_options) as folder:
@@ -532,24 +531,6 @@ def _find(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[st
     if not chosen:
         raise UsageError("Images must be given: files, folders, patterns or arrays, got none.")
     return chosen, names
-
-
-def _change(
-    recipe: Recipe,
-    given: dict[str, Any],
-    settings: Mapping[str, Any] | Iterable[str],
-    **lengths: Any,
-) -> Recipe:
-    """The recipe with the settings that have a keyword of their own, and with others."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(settings, str):
-        settings = (settings,)
-    changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
-    for key, _ in changes:
-        if key in given or lengths.get(key) is not None:
-            word = "lr" if key == "learning_rate" else key
-            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
-    return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
 
 
 def _as_pair(resolution: object) -> tuple[int, int]:

@@ -79,6 +79,9 @@ class ModelConfig(Settings):
     """Name in `vitrail models`; it is kept when settings change."""
     classes: int = 1000
     """Number of classes. 0: no head, the model returns its features."""
+    embedding: int = 0
+    """Width of the embedding that a model without classes returns instead of its features: a linear layer and its own
+    BatchNorm, as face recognition has them. 0: none."""
     channels: int = 3
     """Input channels: 3 for colour, 1 for grey, any number of bands."""
     resolution: Pair = (224, 224)
@@ -89,6 +92,9 @@ class ModelConfig(Settings):
             raise UsageError(f"Name must be a printable text, got {self.name!r}.")
         self._set_pair("resolution", low=1, high=65_536)
         self._set_integer("classes", low=0, high=10_000_000)
+        self._set_integer("embedding", low=0, high=65_536)
+        if self.embedding and self.classes:
+            raise UsageError(f"Embedding must go with classes 0, got {self.embedding} with {self.classes} classes.")
         self._set_integer("channels", low=1, high=4096)
         height, width = self.resolution
         if height * width * self.channels > _MOST_NUMBERS:
@@ -106,6 +112,13 @@ class ModelConfig(Settings):
     def macs(self) -> int:
         """Multiply-accumulates for one image, counted as in the literature: matrix products and convolutions."""
         raise NotImplementedError
+
+    def _head_parameters(self, width: int) -> int:
+        """Parameters of the head on features of this width: a linear layer for the classes, or an embedding."""
+        return width * self.classes + self.classes if self.classes else width * self.embedding + 2 * self.embedding
+
+    def _head_macs(self, width: int) -> int:
+        return width * (self.classes or self.embedding)
 
     # What a family may have: a field or a property of its own takes the place of these.
 

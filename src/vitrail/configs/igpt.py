@@ -106,7 +106,7 @@ class IGPTConfig(ModelConfig):
         embed = (self.palette + (self.output == "pixels")) * d + self.tokens * d
         biases = 5 * d + m if self.bias else 0
         block = 2 * d + 4 * d * d + 2 * d * m + biases
-        head = d * self.classes + (self.classes if self.output == "classes" else 0)
+        head = self._head_parameters(d) if self.output == "classes" else d * self.classes
         return embed + self.depth * block + d + head
 
     @property
@@ -114,4 +114,4 @@ class IGPTConfig(ModelConfig):
         d, m, n = self.width, self.mlp, self.tokens
         block = n * (4 * d * d + 2 * d * m) + 2 * n * n * d
         quantise = n * self.channels * self.palette
-        return quantise + self.depth * block + d * self.classes * (n if self.output == "pixels" else 1)
+        return quantise + self.depth * block + self._head_macs(d) * (n if self.output == "pixels" else 1)

@@ -55,13 +55,16 @@ class LSTMConfig(PatchedConfig):
 
     @property
     def parameters(self) -> int:
-        features = self.directions * self.hidden
         biases = self.directions * self.depth * 8 * self.hidden
-        return self._embed_parameters + self._recurrent_weights + biases + features * self.classes + self.classes
+        return self._embed_parameters + self._recurrent_weights + biases + self._head_parameters(self._features)
 
     @property
     def macs(self) -> int:
-        return self._embed_macs + self.patches * self._recurrent_weights + self.directions * self.hidden * self.classes
+        return self._embed_macs + self.patches * self._recurrent_weights + self._head_macs(self._features)
+
+    @property
+    def _features(self) -> int:
+        return self.directions * self.hidden
 
     @property
     def _recurrent_weights(self) -> int:

@@ -50,9 +50,9 @@ class MixerConfig(PatchedConfig):
     def parameters(self) -> int:
         d, n, s, c = self.width, self.patches, self.token_mlp, self.channel_mlp
         block = 4 * d + (2 * n * s + s + n) + (2 * d * c + c + d)
-        return self._embed_parameters + self.depth * block + 2 * d + d * self.classes + self.classes
+        return self._embed_parameters + self.depth * block + 2 * d + self._head_parameters(d)
 
     @property
     def macs(self) -> int:
         d, n, s, c = self.width, self.patches, self.token_mlp, self.channel_mlp
-        return self._embed_macs + self.depth * (2 * n * s * d + 2 * n * d * c) + d * self.classes
+        return self._embed_macs + self.depth * (2 * n * s * d + 2 * n * d * c) + self._head_macs(d)

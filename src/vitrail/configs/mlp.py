@@ -32,9 +32,13 @@ class MLPConfig(ModelConfig):
 
     @property
     def parameters(self) -> int:
-        return self.macs + self.depth * self.width + self.classes
+        return self._hidden_weights + self.depth * self.width + self._head_parameters(self.width)
 
     @property
     def macs(self) -> int:
+        return self._hidden_weights + self._head_macs(self.width)
+
+    @property
+    def _hidden_weights(self) -> int:
         pixels = self.channels * self.resolution[0] * self.resolution[1]
-        return pixels * self.width + (self.depth - 1) * self.width**2 + self.width * self.classes
+        return pixels * self.width + (self.depth - 1) * self.width**2

@@ -1,20 +1,21 @@
 """Recipes: how a model is trained. A recipe is a short TOML file of these settings; flags override it.
 
-A file's keys are the fields below; `[augment]`, `[preprocess]` and `[model]` are tables with settings of
-`configs.augment`, of `Preprocess` and of the model's family.
+A file's keys are the fields below; `[augment]`, `[margin]`, `[preprocess]` and `[model]` are tables with settings of
+`configs.augment`, of `configs.margin`, of `Preprocess` and of the model's family.
 """
 
 import dataclasses
 import itertools
 import re
 import tomllib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from vitrail.configs.augment import Augment
 from vitrail.configs.base import model_settings
+from vitrail.configs.margin import Margin
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.extensions import Registry
 from vitrail.settings import Settings, as_integer, check_number, spoken
@@ -24,6 +25,7 @@ OBJECTIVES: Registry[Any] = Registry(
     "objective",
     {
         "classify": "vitrail.training.objectives.classify:Classify",
+        "margin": "vitrail.faces.objective:Margin",
         "masked": "vitrail.training.objectives.masked:MaskedPatches",
         "multilabel": "vitrail.training.objectives.multilabel:Multilabel",
         "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
@@ -50,8 +52,8 @@ class Recipe(Settings):
     title: ClassVar[str] = "Recipe"
 
     objective: str = "classify"
-    """Classification into one class or (multilabel) several labels an image, the paper's masked patches (ViT),
-    next-pixel prediction (iGPT), or an objective of another package."""
+    """Classification into one class or (multilabel) several labels an image, an embedding of faces (margin), the
+    paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another package."""
     epochs: int | None = None
     """Number of passes over the training images."""
     steps: int | None = None
@@ -116,6 +118,8 @@ class Recipe(Settings):
     """If an image cannot be read: stop the run, skip the image, or substitute the next one."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite: stop the run, or skip the step."""
+    margin: Margin = dataclasses.field(default_factory=Margin)
+    """Margin and scale of the objective margin."""
     augment: Augment = dataclasses.field(default_factory=Augment)
     """Augmentation of training images."""
     preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -128,8 +132,9 @@ class Recipe(Settings):
         OPTIMISERS.check(self.optimiser)
         self._check_choices(("schedule", "loss", "head", "on_damage", "on_nonfinite"))
         self._check_flags(("freeze", "activation_checkpointing"))
-        if not isinstance(self.augment, Augment):
-            object.__setattr__(self, "augment", Augment.from_json(self.augment))
+        for name, kind in (("augment", Augment), ("margin", Margin)):
+            if not isinstance(getattr(self, name), kind):
+                object.__setattr__(self, name, kind.from_json(getattr(self, name)))
         if self.epochs is not None:
             self._set_integer("epochs", low=1, high=10**9)
         if self.steps is not None:
@@ -191,7 +196,7 @@ class Recipe(Settings):
 
     def to_json(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
-        return {**super().to_json(), "augment": self.augment.to_json()}
+        return {**super().to_json(), "augment": self.augment.to_json(), "margin": self.margin.to_json()}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -243,7 +248,7 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         value = list(value) if isinstance(value, tuple) else value  # as a document has it
         value = value if (number := as_integer(value)) is None else number
         table, _, name = key.rpartition(".")
-        if not name or table not in ("", "augment", "preprocess", "model"):
+        if not name or table not in ("", "augment", "margin", "preprocess", "model"):
             raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {key!r}.")
         if key in changed:
             raise UsageError(f"Setting {key!r} must be given once, got it twice.")
@@ -255,6 +260,24 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
             fields |= dict.fromkeys(_LENGTHS)
         known[name] = value
     return Recipe.from_json(fields)
+
+
+def adjust_recipe(
+    recipe: Recipe,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | Iterable[str],
+    **lengths: Any,
+) -> Recipe:
+    """The recipe with the settings that have a flag of their own (None: as it is), with others, and of this length."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(settings, str):
+        settings = (settings,)
+    changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
+    for key, _ in changes:
+        if key in given or lengths.get(key) is not None:
+            word = "lr" if key == "learning_rate" else key
+            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
+    return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
 
 
 _LENGTHS = ("epochs", "steps", "minutes")
@@ -277,8 +300,8 @@ def other_words(known: Container[str]) -> dict[str, str]:
 def _keys(fields: dict[str, Any]) -> dict[str, str]:
     """The full key of every setting, by its name without the table."""
     in_model = {name: f"model.{name}" for name in model_settings()}
-    in_augment = {name: f"augment.{name}" for name in fields["augment"]}
-    return in_model | in_augment | {name: name for name in fields} | OTHER_WORDS
+    in_tables = {name: f"{table}.{name}" for table in ("augment", "margin") for name in fields[table]}
+    return in_model | in_tables | {name: name for name in fields} | OTHER_WORDS
 
 
 def recipe_names() -> list[str]:

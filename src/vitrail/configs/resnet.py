@@ -89,11 +89,11 @@ class ResNetConfig(ModelConfig):
 
     @property
     def parameters(self) -> int:
-        return self._tally.parameters + self.width * self.classes + self.classes
+        return self._tally.parameters + self._head_parameters(self.width)
 
     @property
     def macs(self) -> int:
-        return self._tally.macs + self.width * self.classes
+        return self._tally.macs + self._head_macs(self.width)
 
     @property
     def _tally(self) -> Tally:

@@ -215,7 +215,6 @@ class ViTConfig(PatchedConfig):
         final_norm = 2 * d if self.norm_order == "pre" else 0
         pool = d + 4 * (d * d + d) + 2 * d + mlp if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d + d
-        head = d * self.classes + self.classes
         return (
             self._embed_parameters
             + prefix
@@ -224,7 +223,7 @@ class ViTConfig(PatchedConfig):
             + final_norm
             + pool
             + representation
-            + head
+            + self._head_parameters(d)
         )
 
     @property
@@ -233,7 +232,7 @@ class ViTConfig(PatchedConfig):
         block = n * (4 * d * d + 2 * d * m) + 2 * n * n * d
         pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d
-        return self._embed_macs + self.depth * block + pool + representation + d * self.classes
+        return self._embed_macs + self.depth * block + pool + representation + self._head_macs(d)
 
     # Rules
 

@@ -141,7 +141,17 @@ def _small() -> Iterator[ModelConfig]:
     yield mlp.replace(name="MLP-Micro", width=2240, depth=3)
 
 
-MODELS: dict[str, ModelConfig] = {config.name: config for config in chain(_published(), _small())}
+def _faces() -> Iterator[ModelConfig]:
+    """For face recognition at 112 pixels: overlapping patches (14 x 14) that cover every pixel, and an embedding."""
+    sizes = {"Nano": (96, 6, 3, 384), **{size: _VIT_SIZES[size] for size in ("Ti", "S", "B")}}
+    for size, (width, depth, heads, mlp) in sizes.items():
+        yield ViTConfig(
+            name=f"FaceViT-{size}", classes=0, embedding=512, resolution=(112, 112), patch=(12, 12), stride=(8, 8),
+            padding=(2, 2), width=width, depth=depth, heads=heads, mlp=mlp,
+        )  # fmt: skip
+
+
+MODELS: dict[str, ModelConfig] = {config.name: config for config in chain(_published(), _small(), _faces())}
 
 
 def list_models(pattern: str = "*") -> list[str]:

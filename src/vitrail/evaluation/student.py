@@ -10,7 +10,7 @@ def t_tail(t: float, freedom: float) -> float:
         return 0.5
     if freedom > 1e6:
         return 0.5 * math.erfc(t / math.sqrt(2))
-    return 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+    return 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
 @functools.lru_cache(4096)
@@ -27,12 +27,12 @@ def t_quantile(share: float, freedom: float) -> float:
     return (low + high) / 2
 
 
-def _incomplete_beta(a: float, b: float, x: float) -> float:
+def incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function, by Lentz's method."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(b, a, 1 - x)
+        return 1 - incomplete_beta(b, a, 1 - x)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     tiny = 1e-300
     c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)

@@ -118,6 +118,37 @@ _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float64": torch.float64}
 Config = TypeVar("Config", bound=ModelConfig)
 
 
+@contextlib.contextmanager
+def _as_evaluating(module: nn.Module) -> Generator[None]:
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+class Embedding(nn.Sequential):
+    """In place of a head: a linear layer to the width of the embedding, and BatchNorm, which takes away what all images
+    have in common (the last two layers of arXiv 1801.07698)."""
+
+    def __init__(self, width: int, embedding: int) -> None:
+        super().__init__(nn.Linear(width, embedding, bias=False), nn.BatchNorm1d(embedding))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
+        linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+        with contextlib.nullcontext() if len(input) > 1 else _as_evaluating(norm):
+            return norm(linear(input))
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Keep the scale of the features; the norm begins as the identity."""
+        linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+        nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        norm.reset_parameters()
+
+
 class Model(nn.Module, Generic[Config]):
     """Base class of all families; `Model[ViTConfig]` is one with that configuration.
 
@@ -127,8 +158,8 @@ class Model(nn.Module, Generic[Config]):
 
     config: Config
     head: nn.Linear
-    """The linear head; `nn.Identity` in a model without classes. An `nn.Linear` of the same width may be assigned: the
-    configuration then has its number of classes."""
+    """The linear head; in a model without classes an `Embedding`, or `nn.Identity` if it has none. An `nn.Linear` of
+    the same width may be assigned: the configuration then has its number of classes."""
     head_width: int = 0
     """Width of the input of the head."""
     has_positional_weights = False
@@ -194,15 +225,20 @@ class Model(nn.Module, Generic[Config]):
         return block(*arguments)
 
     def make_head(self, width: int, *, bias: bool = True) -> nn.Linear:
-        """The linear head; for a model without classes, `nn.Identity`."""
+        """The linear head; for a model without classes, its embedding or `nn.Identity`."""
         self.head_width = width
         if not self.config.classes:
-            return cast(nn.Linear, nn.Identity())
+            embedding = self.config.embedding
+            return cast(nn.Linear, Embedding(width, embedding) if embedding else nn.Identity())
         return nn.Linear(width, self.config.classes, bias=bias)
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Set the head, if there is one, to zero, as for fine-tuning (section 3.2)."""
+        """Set the head, if there is one, to zero, as for fine-tuning (section 3.2). An embedding is initialised: of
+        zeros it would have no gradient."""
+        if self.config.embedding:
+            cast(Embedding, self.head).initialise()
+            return
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
 
@@ -229,12 +265,12 @@ class Model(nn.Module, Generic[Config]):
         """
         self.replace_head(classes)
 
-    def replace_head(self, classes: int) -> list[str]:
-        """`reset_classifier`, with notes about what else was dropped. Families with parts that only pre-training needs
-        drop them here."""
+    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
+        """`reset_classifier`, or for no classes an embedding of this width, with notes about what else was dropped.
+        Families with parts that only pre-training needs drop them here."""
         if not self.head_width:
             raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
-        self.config = self.config.replace(classes=classes)
+        self.config = self.config.replace(classes=classes, embedding=embedding)
         weight = next(self.parameters())
         self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
         self.zero_head()
@@ -247,8 +283,10 @@ class Model(nn.Module, Generic[Config]):
         if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
             known[nn.Linear] = int(self.head.out_features)
         classes = known.get(type(self.head), self.config.classes)
-        if classes != self.config.classes and self.config.predicts != "pixels":
-            self.config = self.config.replace(classes=classes)
+        embedding = self.config.embedding if type(self.head) is Embedding else 0
+        is_as_stated = (classes, embedding) == (self.config.classes, self.config.embedding)
+        if not is_as_stated and self.config.predicts != "pixels":
+            self.config = self.config.replace(classes=classes, embedding=embedding)
 
     # What a model makes of images, besides logits
 
@@ -535,11 +573,11 @@ class Model(nn.Module, Generic[Config]):
         made.load_state_dict({**made.state_dict(), **kept})
         return made
 
-    def with_new_head(self, classes: int) -> tuple[Self, list[str]]:
-        """A copy with a zero head for `classes` classes and without the parts that only pre-training needs; and notes
-        about the changes."""
+    def with_new_head(self, classes: int, *, embedding: int = 0) -> tuple[Self, list[str]]:
+        """A copy with a zero head for `classes` classes, or for none with an embedding of this width, and without the
+        parts that only pre-training needs; and notes about the changes."""
         made = self.changed()
-        return made, made.replace_head(classes)
+        return made, made.replace_head(classes, embedding=embedding)
 
     def adapt_channels(
         self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]

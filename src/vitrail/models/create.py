@@ -30,6 +30,7 @@ def create(
     /,
     *,
     classes: int = _AS_NAMED,
+    embedding: int = _AS_NAMED,
     channels: int = _AS_NAMED,
     resolution: int | Pair = _AS_NAMED,
     patch: int | Pair = _AS_NAMED,

@@ -410,9 +410,12 @@ class ViT(Model[ViTConfig]):
         with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
             return self.norm(output)
 
-    def replace_head(self, classes: int) -> list[str]:
+    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
         if self.config.representation == "none":
-            return super().replace_head(classes)
-        self.config = self.config.replace(classes=classes, representation="none")
+            return super().replace_head(classes, embedding=embedding)
+        self.config = self.config.replace(representation="none")
         del self.pre_logits
-        return [*super().replace_head(classes), "the hidden layer of the pre-training head is dropped"]
+        return [
+            *super().replace_head(classes, embedding=embedding),
+            "the hidden layer of the pre-training head is dropped",
+        ]

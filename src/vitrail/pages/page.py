@@ -452,6 +452,7 @@ def _ticks(low: float, high: float, *, integers: bool = False) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Round numbers of a logarithmic axis between powers of ten `low` and `high`."""
-    every = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 3)]
+    """Round numbers of a logarithmic axis between powers of ten `low` and `high`; of many decades, one each."""
+    factors = (1, 3) if high - low <= 3.5 else (1,)
+    every = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
     return [value for value in every if 10**low * 0.999 <= value <= 10**high * 1.001] or [10**low, 10**high]

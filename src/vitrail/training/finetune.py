@@ -7,6 +7,7 @@ images is kept. All changes to the bundle are printed.
 """
 
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,29 +74,40 @@ def finetune(
             notes += (
                 f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, {_spoken_probe(probe)}",
             )
-        known = _known_of(loaded)
-        manifest = bundle_key(bundle)
-        name = "in memory" if isinstance(bundle, Bundle) else writable(str(bundle))
-        origin = {"finetuned_from": {"bundle": name, "manifest": manifest, "changes": list(notes), **known}}
 
         def body() -> AnyModel:
             return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
 
-        return Initial(model, preprocess, manifest[:12], origin, notes, probe, damaged, body)
+        key = bundle_key(bundle)
+        return Initial(model, preprocess, key[:12], origin_of(bundle, loaded, notes), notes, probe, damaged, body)
 
     folder = RunFolder(output, resumes=resumes, force=force)
     return run(data, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
 
 
-def _known_of(bundle: Bundle) -> dict[str, Any]:
+NewHead = Callable[[AnyModel], tuple[AnyModel, str]]
+"""Makes a copy of a model with the head that the run needs, and a note about it."""
+
+
+def origin_of(bundle: Bundle | str | Path, loaded: Bundle, notes: Iterable[str]) -> dict[str, Any]:
+    """What the provenance says of the bundle that a run begins with, and of the changes to it."""
+    name = "in memory" if isinstance(bundle, Bundle) else writable(str(bundle))
     kept = ("data", "licence", "objective", "converted_from")
-    return {name: bundle.provenance[name] for name in kept if name in bundle.provenance}
+    known = {name: loaded.provenance[name] for name in kept if name in loaded.provenance}
+    return {"finetuned_from": {"bundle": name, "manifest": bundle_key(bundle), "changes": list(notes), **known}}
 
 
 def adapt(
     bundle: Bundle, labels: tuple[str, ...], channels: int, recipe: Recipe, resolution: Pair | None = None
 ) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
-    """The bundle's model for these classes, channels and resolution, its preprocessing, and notes about the changes.
+    """The bundle's model for these classes, channels and resolution, its preprocessing, and notes about the changes."""
+    return adapt_with(bundle, lambda model: adapt_head(model, bundle, labels), channels, recipe, resolution)
+
+
+def adapt_with(
+    bundle: Bundle, new_head: NewHead, channels: int, recipe: Recipe, resolution: Pair | None
+) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
+    """`adapt` with any new head.
 
     The resolution is the given one, otherwise the recipe's, otherwise the bundle's.
     """
@@ -114,7 +126,7 @@ def adapt(
         model, mean, std, note = model.adapt_channels(channels, preprocess.mean, preprocess.std)
         preprocess = preprocess.replace(mean=mean, std=std)
         notes.append(note)
-    model, note = adapt_head(model, bundle, labels)
+    model, note = new_head(model)
     notes.append(note)
     if settings:
         model = model.changed(**settings)

@@ -386,6 +386,7 @@ class Trainer:
         seed = chance.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
         torch.manual_seed(int(seed[0] >> np.uint64(1)))
         self.objective.train()
+        self.objective.set_progress(self.step / max(self.total, 1))
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         statistics_before = self._running_statistics() if self.recipe.on_nonfinite == "skip" else []

@@ -22,6 +22,9 @@ Ending = Literal["patience", "callback"]
 ENDINGS = get_args(Ending)
 """What can end a run before its last step for good: a resumed run does not go on."""
 
+ORIGINS = ("finetuned_from", "faces")
+"""What a run may say of where it comes from: the bundle it began with, and how faces were made ready."""
+
 # Fields that older versions did not write, and what was meant then.
 _NEWER: dict[str, Any] = {"left_out": 0, "latest": None, "start": None, "losses": [], "waited": 0, "stopped": None}
 
@@ -125,5 +128,5 @@ def _check_origin(origin: dict[str, Any]) -> None:
         json.dumps(origin, allow_nan=False)
     except ValueError:
         raise UsageError("Origin must have finite numbers, got others.") from None
-    if not all(name == "finetuned_from" and isinstance(value, dict) for name, value in origin.items()):
-        raise UsageError(f"Origin must be empty or have finetuned_from, got {', '.join(origin)}.")
+    if not all(name in ORIGINS and isinstance(value, dict) for name, value in origin.items()):
+        raise UsageError(f"Origin must have nothing but {' and '.join(ORIGINS)}, got {', '.join(origin)}.")

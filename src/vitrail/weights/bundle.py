@@ -240,7 +240,8 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         with named_in_utf8(weights) as known, safe_open(known, framework="pt") as file:
             header = _read_header(file)
             if not parts.config.classes:  # older versions wrote a head of zeros for one class
-                header = {name: one for name, one in header.items() if not name.startswith("head.")}
+                ours = model.state_dict()
+                header = {name: one for name, one in header.items() if name in ours or not name.startswith("head.")}
             if problems := _mismatch(model, header):
                 name = parts.config.name or parts.config.family
                 raise DamagedError(path=weights, cause=f"does not fit {name}: {problems}")

@@ -29,6 +29,7 @@ from vitrail.weights.bundle import Bundle, load, not_finite, save
 from vitrail.weights.files import read_checkpoint
 from vitrail.weights.guesses import distinct, notes_of
 from vitrail.weights.layout import CARD
+from vitrail.weights.limits import unknown_to
 from vitrail.weights.proof import Forward, attempt, some_images
 from vitrail.weights.remote import Fetched, demand, parse_sha256
 from vitrail.weights.vocabulary import Checkpoint, Reading, Vocabulary, join_tensors, split_tensors
@@ -350,6 +351,8 @@ def _write(
     """Write a bundle in another library's format. Returns the proof, made with that library's model from the files, and
     notes on what it computes slightly differently."""
     config = bundle.model.config
+    if config.embedding:
+        raise unknown_to(target.name, f"an embedding of {config.embedding} in place of a head")
     notes = target.check(bundle)
     if bundle.answer != ONE_CLASS:
         notes = [*notes, f"{target.name} does not know that the logits answer with several labels: use a sigmoid"]

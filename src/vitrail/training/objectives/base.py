@@ -75,6 +75,9 @@ class Objective(nn.Module):
         `share_B` is the weight of the own label."""
         raise NotImplementedError
 
+    def set_progress(self, done: float) -> None:
+        """Before each step, the share of all steps that is done, for a loss that changes over the run."""
+
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """Deterministic metrics of each held-out image (B) by name: `loss`, the `watched` one, and others."""
         raise NotImplementedError

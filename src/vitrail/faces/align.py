@@ -1,0 +1,102 @@
+"""Alignment: faces moved, turned and scaled so that eyes, nose and mouth are where the template has them."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitrail.errors import DamagedError, UsageError
+from vitrail.storage import read_document
+
+TEMPLATE = np.array(
+    [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
+)
+"""Left eye, right eye, nose, left and right corner of the mouth (x, y) in an image of 112 x 112 pixels, as in the
+alignment of insightface; left and right as the image shows them."""
+BY_LANDMARKS = "five landmarks"
+"""What a bundle says of faces that were aligned so."""
+SIDE = 112
+"""Pixels of an aligned face, in height and width."""
+
+Landmarks = dict[str, np.ndarray]
+"""Five points (5, 2) for each image, by its path below DATA."""
+
+
+def similarity(points_52: np.ndarray) -> np.ndarray:
+    """The matrix (2, 3) that moves, turns and scales five points onto the template with the least squared distance:
+    (x, y, 1) of the image becomes (x, y) of the aligned face."""
+    points_52 = np.asarray(points_52, np.float64)
+    centre, goal = points_52.mean(axis=0), TEMPLATE.mean(axis=0)
+    # As complex numbers, a rotation with a scale is one factor: least squares has a closed form.
+    source = (points_52 - centre) @ [1, 1j]
+    target = (TEMPLATE - goal) @ [1, 1j]
+    size = float(np.vdot(source, source).real)
+    if not size > 0:
+        raise UsageError("Landmarks must be five different points, got the same point five times.")
+    factor = np.vdot(source, target) / size
+    turn = np.array([[factor.real, -factor.imag], [factor.imag, factor.real]])
+    return np.concatenate([turn, (goal - turn @ centre)[:, None]], axis=1)
+
+
+def align(image: Image.Image, points_52: np.ndarray) -> Image.Image:
+    """The aligned face, 112 x 112 pixels; black where the image does not reach."""
+    matrix = similarity(points_52)
+    # Pillow asks the other way round: where in the image does each pixel of the result come from?
+    back = np.linalg.inv(matrix[:, :2])
+    shift = -back @ matrix[:, 2]
+    data = (*back[0], shift[0], *back[1], shift[1])
+    shrink = int(1 / max(np.sqrt(abs(np.linalg.det(matrix[:, :2]))), 1e-6))
+    if shrink > 1:  # bicubic interpolation reads 4 x 4 pixels: a large photo is averaged first
+        image = image.reduce(shrink)
+        data = tuple(value / shrink for value in data)
+    return image.transform((SIDE, SIDE), Image.Transform.AFFINE, data, Image.Resampling.BICUBIC)
+
+
+def read_landmarks(path: str | Path) -> Landmarks:
+    """Landmarks from a CSV file with the columns file, x1, y1, ... x5, y5, or a JSON object of five pairs for each
+    file."""
+    try:
+        text = read_document(Path(path)).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"Landmarks must be a .csv or .json file that exists, got {str(path)!r}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+    rows = _from_json(text, path) if Path(path).suffix == ".json" else _from_csv(text, path)
+    found = {}
+    for name, numbers in rows.items():
+        try:
+            points = np.array(numbers, np.float64).reshape(5, 2)
+        except (TypeError, ValueError):
+            raise DamagedError(path=path, cause=f"must have five points (x, y) for {name!r}") from None
+        if not np.isfinite(points).all():
+            raise DamagedError(path=path, cause=f"must have finite numbers for {name!r}")
+        found[name] = points
+    return found
+
+
+def _from_json(text: str, path: str | Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(path=path, cause=f"is no JSON document ({error})") from None
+    if not isinstance(document, dict):
+        raise DamagedError(path=path, cause="must be a JSON object of five points for each file")
+    return document
+
+
+def _from_csv(text: str, path: str | Path) -> Mapping[str, Any]:
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    header = ["file", *(f"{axis}{number}" for number in range(1, 6) for axis in "xy")]
+    if not rows or [cell.strip() for cell in rows[0]] != header:
+        raise DamagedError(path=path, cause=f"must begin with the header {','.join(header)}")
+    names = [row[0] for row in rows[1:]]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DamagedError(path=path, cause=f"has {twice!r} twice")
+    return {row[0]: row[1:] for row in rows[1:]}

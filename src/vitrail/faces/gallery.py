@@ -1,0 +1,345 @@
+"""A gallery: the people that a program should know, in one SQLite file.
+
+person        name
+template      the embedding of one image of a person, and the SHA-256 of that image; no image is kept
+calibration   thresholds, as `calibrate` found them
+about         the model that made the embeddings, the number of changes, and whether traces of a removed person are left
+
+The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
+when it returns: `kill -9` and power failures lose nothing that was committed.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import unicodedata
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
+from vitrail.faces.calibrate import Calibration
+from vitrail.faces.verification import unit_means
+
+FORMAT = 1
+TASKS = ("verify", "identify")
+PATIENCE = 5.0
+"""Seconds to wait for other programs."""
+
+_APPLICATION = 0x76747267  # "vtrg", by which `file` and we know a gallery
+_PAGE = 16384  # bytes; in SQLite's 4096, an embedding of 512 numbers would be alone
+_SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
+CREATE TABLE template (
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES person, source TEXT UNIQUE NOT NULL, vector BLOB NOT NULL
+);
+CREATE INDEX template_person ON template (person);
+CREATE TABLE calibration (task TEXT PRIMARY KEY, document TEXT NOT NULL);
+"""
+
+
+def plain_name(name: str) -> str:
+    """The name of a person as a gallery keeps it."""
+    name = unicodedata.normalize("NFC", name)  # some systems write 한 as three characters, others as one
+    if not name or name != name.strip() or not name.isprintable():
+        raise UsageError(f"Name must be printable text without spaces around it, got {name!r}.")
+    return name
+
+
+class Match(NamedTuple):
+    """A person of the gallery, and how alike an image is."""
+
+    name: str
+    score: float
+
+
+class Index(NamedTuple):
+    """The people of a gallery in memory, to search in."""
+
+    names: tuple[str, ...]
+    templates_PD: np.ndarray
+    """The mean embedding of each person, as a unit vector, float32."""
+
+    def scores(self, vectors_ND: np.ndarray) -> np.ndarray:
+        """The score of every image with every person (N, P)."""
+        return vectors_ND @ self.templates_PD.T
+
+    def search(self, vector_D: np.ndarray, count: int = 5) -> list[Match]:
+        """The most alike people, best first: exact, by one matrix product."""
+        scores = self.templates_PD @ vector_D
+        some = np.argpartition(-scores, min(count, len(scores)) - 1)[:count] if len(scores) else np.empty(0, np.int64)
+        return [Match(self.names[at], float(scores[at])) for at in some[np.argsort(-scores[some], kind="stable")]]
+
+
+class Gallery:
+    """A gallery file that is open. Use `open`, and close it, or use it in a `with` statement."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self._connection = path, connection
+
+    @classmethod
+    def open(cls, path: str | Path, *, model: str | None = None, bundle: str = "", width: int | None = None) -> Self:
+        """Open a gallery. Another `model` (hash of a bundle, which messages call `bundle`) than that of its embeddings
+        is refused. With a `width`, a file that does not exist is made, for embeddings of that many numbers."""
+        path = Path(path)
+        if path.exists() and not path.is_file():
+            raise UsageError(f"Gallery must be a file, got {str(path)!r}.")
+        if not path.exists() and width is None:
+            raise UsageError(
+                f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` makes one."
+            )
+        if not path.exists():
+            _create_private(path)
+        with _told(path):
+            uri = f"{path.absolute().as_uri()}?mode=rw"
+            connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
+        gallery = cls(path, connection)
+        try:
+            gallery._prepare(model, bundle, width)
+        except BaseException:
+            connection.close()
+            raise
+        return gallery
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. The last program to do so writes the journal into it."""
+        self._connection.close()
+
+    @property
+    def model(self) -> str:
+        """Hash of the bundle that its embeddings are of."""
+        return self._about("model")
+
+    @property
+    def bundle(self) -> str:
+        """What that bundle was called."""
+        return self._about("bundle")
+
+    def people(self) -> dict[str, int]:
+        """How many images each person has, by name."""
+        with _told(self.path):
+            query = "SELECT name, count(template.id) FROM person LEFT JOIN template ON person = person.id"
+            return dict(self._connection.execute(f"{query} GROUP BY person.id ORDER BY name"))
+
+    def sources(self) -> dict[str, str]:
+        """The name of the person in each image, by the SHA-256 of the image."""
+        with _told(self.path):
+            return dict(self._connection.execute("SELECT source, name FROM template JOIN person ON person = person.id"))
+
+    def enroll(self, name: str, vectors_ND: np.ndarray, sources: Sequence[str]) -> int:
+        """Add images of a person, who may be known already, all of them or none. Returns how many are new: those that
+        the person has already are left out. An image of somebody else is refused.
+
+        The threshold of identification is dropped, because it depends on who is enrolled.
+        """
+        name = plain_name(name)
+        find = "SELECT name FROM template JOIN person ON person = person.id WHERE source = ?"
+        with self._writing():
+            known = {
+                source: row[0] for source in sources if (row := self._connection.execute(find, (source,)).fetchone())
+            }
+            if taken := [other for other in known.values() if other != name]:
+                raise UsageError(f"Image must be of one person, got one of {name!r} that is enrolled as {taken[0]!r}.")
+            new = {source: row for row, source in enumerate(sources) if source not in known}
+            if not new:
+                return 0
+            self._connection.execute("INSERT OR IGNORE INTO person (name) VALUES (?)", (name,))
+            (person,) = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
+            self._connection.executemany(
+                "INSERT INTO template (person, source, vector) VALUES (?, ?, ?)",
+                [(person, source, vectors_ND[row].astype("<f4").tobytes()) for source, row in new.items()],
+            )
+            self._count_change()
+        return len(new)
+
+    def remove(self, name: str) -> bool:
+        """Remove a person and every trace of them from the file and its journal. If a removal was interrupted before
+        that, the same call ends it; False if the name was gone already.
+
+        `secure_delete` overwrites what is deleted, but copies stay where SQLite once moved an entry from one page to
+        another; so all that is left is written anew (VACUUM), and the journal is emptied.
+        """
+        name = plain_name(name)
+        with self._writing():
+            found = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
+            if found is None and self._about("traces") == "none":
+                near = did_you_mean(name, [name for (name,) in self._connection.execute("SELECT name FROM person")])
+                raise UsageError(f"Name must be one that is enrolled in {str(self.path)!r}, got {name!r}.{near}")
+            if found is not None:
+                self._connection.execute("DELETE FROM template WHERE person = ?", found)
+                self._connection.execute("DELETE FROM person WHERE id = ?", found)
+                self._count_change()
+                self._connection.execute("UPDATE about SET value = 'left' WHERE key = 'traces'")
+        if not self._rewrite():
+            raise VitrailError(
+                f"{name!r} is removed, but traces remain in {str(self.path)!r}: another program has been reading it for"
+                f" {PATIENCE:g} seconds. Let it end, then give the same command again."
+            )
+        with self._writing():
+            self._connection.execute("UPDATE about SET value = 'none' WHERE key = 'traces'")
+        self._empty_journal()
+        return found is not None
+
+    def calibration(self, task: str) -> Calibration | None:
+        """The threshold of `verify` or `identify`, if one was set and is still valid."""
+        with _told(self.path):
+            row = self._connection.execute("SELECT document FROM calibration WHERE task = ?", (task,)).fetchone()
+        try:
+            return None if row is None else Calibration.from_json(json.loads(row[0]))
+        except (TypeError, KeyError, ValueError):
+            raise DamagedError(path=self.path, cause=f"is damaged: its threshold of {task} cannot be read") from None
+
+    @property
+    def changes(self) -> int:
+        """How often people were enrolled or removed."""
+        return int(self._about("changes"))
+
+    def calibrate(self, found: dict[str, Calibration], changes: int) -> None:
+        """Set thresholds by task; refused if there were more `changes` since they were found."""
+        with self._writing():
+            if self.changes != changes:
+                raise VitrailError(f"{str(self.path)!r} has been changed meanwhile. Calibrate again.")
+            for task, one in found.items():
+                values = (task, json.dumps(one.to_json(), sort_keys=True))
+                self._connection.execute("INSERT OR REPLACE INTO calibration VALUES (?, ?)", values)
+
+    def index(self) -> Index:
+        """Everybody, to search in. It stays as it is while the gallery changes."""
+        with _told(self.path):
+            query = "SELECT person.id, name, vector FROM template JOIN person ON person = person.id ORDER BY person.id"
+            rows = self._connection.execute(query).fetchall()
+        width = int(self._about("width"))
+        if any(len(vector) != 4 * width for _, _, vector in rows):
+            raise DamagedError(path=self.path, cause="is damaged: an embedding has a wrong length")
+        people, names = [person for person, _, _ in rows], dict.fromkeys((person, name) for person, name, _ in rows)
+        vectors = np.frombuffer(b"".join(vector for _, _, vector in rows), "<f4").reshape(-1, width)
+        del rows
+        if not np.allclose(np.einsum("nd,nd->n", vectors, vectors), 1, atol=1e-3):
+            raise DamagedError(path=self.path, cause="is damaged: an embedding is not a unit vector")
+        _, starts = np.unique(np.array(people, np.int64), return_index=True)
+        return Index(tuple(name for _, name in names), unit_means(vectors, starts))
+
+    def _prepare(self, model: str | None, bundle: str, width: int | None) -> None:
+        with _told(self.path):
+            for setting in ("synchronous = FULL", "secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
+                self._connection.execute(f"PRAGMA {setting}")
+            if width is not None and not self._has_tables():
+                self._connection.execute(f"PRAGMA page_size = {_PAGE}")
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._create(model or "", bundle, width)
+            application, version = (
+                self._connection.execute(f"PRAGMA {key}").fetchone()[0] for key in ("application_id", "user_version")
+            )
+        if application != _APPLICATION:
+            raise UsageError(_foreign(self.path))
+        if version > FORMAT:
+            raise VitrailError(
+                f"{str(self.path)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail."
+            )
+        if model is not None and model != self.model:
+            raise UsageError(
+                f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
+                f" got {bundle} ({model[:12]}): embeddings of two models, or of aligned and other faces, cannot be"
+                " compared."
+            )
+
+    def _has_tables(self) -> bool:
+        return self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+
+    def _create(self, model: str, bundle: str, width: int) -> None:
+        with self._writing():
+            if self._has_tables():  # another program was faster
+                return
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                self._connection.execute(statement)
+            about = {"model": model, "bundle": bundle, "width": str(width), "changes": "0", "traces": "none"}
+            self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+            self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _about(self, key: str) -> str:
+        with _told(self.path):
+            row = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            raise DamagedError(path=self.path, cause=f"is damaged: it does not state its {key}")
+        return row[0]
+
+    def _count_change(self) -> None:
+        """Within a transaction that changes who is enrolled: the threshold of identification depended on them."""
+        self._connection.execute("DELETE FROM calibration WHERE task = 'identify'")
+        self._connection.execute("UPDATE about SET value = value + 1 WHERE key = 'changes'")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None]:
+        """A transaction: all of it is on disk at the end of the block, or nothing is changed."""
+        with _told(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _rewrite(self) -> bool:
+        """Write all that the file should hold anew and empty its journal; False if other programs are in the way."""
+        with _told(self.path):
+            try:
+                self._connection.execute("VACUUM")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode not in _BUSY:
+                    raise
+                return False
+            return self._empty_journal()
+
+    def _empty_journal(self) -> bool:
+        busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Generator[None]:
+    """SQLite's errors in our words."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _BUSY:
+            raise VitrailError(
+                f"{str(path)!r} is locked: another program has been writing to it for {PATIENCE:g} seconds. Try again"
+                " when it has ended."
+            ) from None
+        if code == sqlite3.SQLITE_NOTADB:
+            raise UsageError(_foreign(path)) from None
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({error}).") from None
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
+        raise DamagedError(path=path, cause=f"is damaged ({error})", advice="Restore it from a copy.") from None
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner can read; its journal gets the same permissions."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({reason}).") from None
+
+
+def _foreign(path: Path) -> str:
+    return f"Gallery must be a file that `vitrail faces enroll` made, got {str(path)!r}, which is something else."

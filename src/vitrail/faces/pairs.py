@@ -1,0 +1,106 @@
+"""Lists of pairs in the format of Labeled Faces in the Wild.
+
+    10 300                  ten folds, each of 300 genuine pairs and then 300 impostor pairs; or 300 alone: one fold
+    NAME 1 4                the first and the fourth image of a person
+    NAME 1 OTHER 2          images of two people
+
+Words are separated by tabs, or by spaces if there is no tab. Image 4 of Ann is the file `Ann_0004.*`; where files have
+other names, the fourth file of her folder by name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.settings import counted
+from vitrail.storage import read_document
+
+
+class Pairs(NamedTuple):
+    """Pairs of images, which are indices of `files`."""
+
+    files: tuple[str, ...]
+    """The images that the pairs need, each once."""
+    people: tuple[str, ...]
+    """The person of each."""
+    one: np.ndarray
+    other: np.ndarray
+    folds: np.ndarray
+    """The fold of each pair, from 0."""
+
+
+def read_pairs(path: Path, images: Mapping[str, Sequence[str]]) -> Pairs:
+    """The pairs of a file, where `images` are the sorted files of each person."""
+    try:
+        text = read_document(path).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"Pairs must be a file that exists, got {str(path)!r}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if len(lines) < 2:
+        raise DamagedError(
+            path=path, cause="must have a line of folds and pairs and then a line for each pair, got none"
+        )
+    folds, each = _counts(path, lines[0][1])
+    if len(lines) - 1 != 2 * folds * each:
+        cause = f"must have 2 x {folds} x {each} pairs, as its first line says, got {len(lines) - 1:,}"
+        raise DamagedError(path=path, cause=cause)
+    files: dict[str, int] = {}
+    people: list[str] = []
+    ends = np.empty((len(lines) - 1, 2), np.int64)
+    for row, (number, line) in enumerate(lines[1:]):
+        for side, (person, index) in enumerate(_pair(path, number, line)):
+            file = _file(path, number, person, index, images)
+            ends[row, side] = files.setdefault(file, len(files))
+            if len(files) > len(people):
+                people.append(person)
+    fold_of = np.arange(len(ends)) // (2 * each)
+    return Pairs(tuple(files), tuple(people), ends[:, 0], ends[:, 1], fold_of)
+
+
+def _words(line: str) -> list[str]:
+    return [word.strip() for word in (line.strip().split("\t") if "\t" in line.strip() else line.split())]
+
+
+def _counts(path: Path, line: str) -> tuple[int, int]:
+    words = _words(line)
+    if len(words) not in (1, 2) or not all(re.fullmatch(r"[1-9]\d{0,8}", word) for word in words):
+        raise DamagedError(path=path, cause=f"must begin with the numbers of folds and of pairs, got {line.strip()!r}")
+    return (1, int(words[0])) if len(words) == 1 else (int(words[0]), int(words[1]))
+
+
+def _pair(path: Path, number: int, line: str) -> list[tuple[str, int]]:
+    match _words(line):
+        case [name, one, other] if _is_index(one) and _is_index(other):
+            return [(name, int(one)), (name, int(other))]
+        case [name, one, second, other] if _is_index(one) and _is_index(other):
+            return [(name, int(one)), (second, int(other))]
+    rule = "must be NAME I J or NAME I OTHER J"
+    raise DamagedError(f"Line {number} of {str(path)!r} {rule}, got {line.strip()!r}.", path=path)
+
+
+def _is_index(word: str) -> bool:
+    return re.fullmatch(r"\d{1,9}", word) is not None and int(word) > 0
+
+
+def _file(path: Path, number: int, person: str, index: int, images: Mapping[str, Sequence[str]]) -> str:
+    where = f"Line {number} of {str(path)!r}"
+    if person not in images:
+        near = did_you_mean(person, list(images))
+        raise UsageError(f"{where} must name a person of the data, got {person!r}.{near}")
+    files = images[person]
+    numbered = {Path(file).stem: file for file in files if re.fullmatch(re.escape(person) + r"_\d+", Path(file).stem)}
+    if numbered:
+        found = next((file for stem, file in numbered.items() if int(stem.rpartition("_")[2]) == index), None)
+    else:
+        found = files[index - 1] if index <= len(files) else None
+    if found is None:
+        has = counted(len(files), "file")
+        raise UsageError(f"{where} must name an image that {person!r} has ({has}), got {index}.")
+    return found

@@ -1,0 +1,123 @@
+"""People as DATA: one folder a person, split by people, so that those of one split are strangers to the others."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from vitrail import chance
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.sources import open_data
+from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.faces.align import SIDE, Landmarks, align
+from vitrail.images.preprocess import Preprocess
+from vitrail.storage import read_document
+
+_MOST_BYTES = 2**32  # of aligned faces in memory
+_FEWEST = 2  # people of a split: fewer have no pair of strangers
+
+
+def open_people(data: str | Path) -> tuple[Dataset, Split]:
+    """All images of DATA as one split, labelled by person."""
+    dataset = open_data(data)
+    dataset.check_one_label("Faces")
+    parts = list(dataset.splits.values())
+    if len(parts) > 1:
+        raise UsageError(
+            f"Faces must be folders of people without splits (root/<person>/*), got splits {', '.join(dataset.splits)}"
+            f" in {str(data)!r}. People are split, not images: use --people."
+        )
+    return dataset, parts[0]
+
+
+def read_people(path: str | Path, known: tuple[str, ...]) -> list[str]:
+    """Names of people from a file, one a line."""
+    try:
+        lines = read_document(Path(path)).decode("utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"People must be a file that exists, got {str(path)!r}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+    names = [line.strip() for line in lines if line.strip()]
+    for name in names:
+        if name not in known:
+            like = did_you_mean(name, known)
+            raise UsageError(f"People must be folders of DATA, got {name!r} in {str(path)!r}.{like}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"People must be named once, got {twice!r} twice in {str(path)!r}.")
+    return names
+
+
+def take_people(dataset: Dataset, split: Split, names: list[str]) -> tuple[tuple[str, ...], Split]:
+    """The images of some people, whose labels count from 0 in the order of their names."""
+    chosen = sorted(names)
+    number = {dataset.labels.index(name): at for at, name in enumerate(chosen)}
+    indices = np.flatnonzero(np.isin(split.labels, list(number)))
+    taken = split.take(indices)
+    return tuple(chosen), dataclasses.replace(taken, labels=np.array([number[label] for label in taken.labels]))
+
+
+def split_people(
+    data: str | Path, *, people: str | Path | None, test: float, validation: float, seed: int
+) -> tuple[Dataset, list[str]]:
+    """Train, val and test of people who are strangers to each other, and notes.
+
+    The people of the file `people` are for training, all others are the test; without a file, a share `test` of all
+    people is drawn. Of the people for training, a share `validation` is held out: choices are made by them. The labels
+    of the data set are those of the people who are trained on; others count on from there.
+    """
+    dataset, every = open_people(data)
+    present = [dataset.labels[index] for index in np.unique(every.labels)]
+    if people is not None:
+        own = read_people(people, dataset.labels)
+        strangers = sorted(set(present) - set(own))
+    else:
+        strangers, own = _draw(present, test, seed, stream="people of the test")
+    held_out, own = _draw(own, validation, seed, stream="people held out")
+    for what, names in (("trained on", own), ("held out", held_out), ("tested", strangers)):
+        if (names and len(names) < _FEWEST) or (what == "trained on" and not names):
+            raise UsageError(f"People that are {what} must be at least {_FEWEST}, got {len(names)} of {len(present)}.")
+    parts, first = {}, 0
+    for name, some in (("train", own), ("val", held_out), ("test", strangers)):
+        if some:
+            _, part = take_people(dataset, every, some)
+            if name != "train" and np.bincount(part.labels).max() < 2:
+                raise UsageError(
+                    f"Some person of the {name} split must have two images, got one of each: no pair to judge."
+                )
+            parts[name] = dataclasses.replace(part, name=name, labels=part.labels + first)
+            first += len(some)
+    notes = [f"people: {len(own)} to train on, {len(held_out)} held out, {len(strangers)} for the test; none is in two"]
+    return dataclasses.replace(dataset, labels=tuple(sorted(own)), splits=parts, folders={}), notes
+
+
+def align_people(dataset: Dataset, landmarks: Landmarks, preprocess: Preprocess) -> Dataset:
+    """The data set with every face aligned, in memory."""
+    count = sum(map(len, dataset.splits.values()))
+    if count * SIDE * SIDE * preprocess.channels > _MOST_BYTES:
+        raise UsageError(f"Aligned faces must fit into {_MOST_BYTES // 2**30} GiB of memory, got {count:,} images.")
+    splits = {}
+    for name, split in dataset.splits.items():
+        faces = [_aligned(path, dataset.root, landmarks, preprocess) for path in split.images]
+        splits[name] = dataclasses.replace(split, images=np.stack(faces))
+    return dataclasses.replace(dataset, splits=splits)
+
+
+def _aligned(path: str, root: str, landmarks: Landmarks, preprocess: Preprocess) -> np.ndarray:
+    name = os.path.relpath(path, root)
+    if name not in landmarks:
+        raise UsageError(f"Landmarks must be given for every image, got none for {name!r}.")
+    return np.asarray(align(preprocess.read(path), landmarks[name])).reshape(SIDE, SIDE, -1)  # ty: ignore[invalid-argument-type]
+
+
+def _draw(names: list[str], share: float, seed: int, *, stream: str) -> tuple[list[str], list[str]]:
+    """A share of the people, rounded, at least two unless it is 0, and the others."""
+    if not share:
+        return [], sorted(names)
+    keys = chance.bits(seed, np.arange(len(names)), stream=stream)
+    order = [sorted(names)[index] for index in np.argsort(keys, kind="stable")]
+    count = max(round(share * len(names)), _FEWEST)
+    return sorted(order[:count]), sorted(order[count:])

@@ -1,0 +1,99 @@
+"""`vitrail faces train`: an embedding of faces, from the first weights or from a bundle."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.configs import zoo
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import OBJECTIVES, Recipe
+from vitrail.data.dataset import Dataset
+from vitrail.errors import UsageError
+from vitrail.faces.align import BY_LANDMARKS, SIDE, read_landmarks
+from vitrail.faces.people import align_people, split_people
+from vitrail.images.preprocess import Preprocess
+from vitrail.models.base import AnyModel
+from vitrail.models.create import build
+from vitrail.training.callback import Callback
+from vitrail.training.finetune import adapt_with, origin_of
+from vitrail.training.folder import RunFolder
+from vitrail.training.initial import Given, Initial, channels_of, make_preprocess, resolve_model
+from vitrail.training.run import Result, run
+from vitrail.weights.bundle import Bundle, bundle_key, open_bundle
+
+EMBEDDING = 512
+
+
+def train_faces(
+    data: str | Path,
+    output: str | Path,
+    recipe: Recipe,
+    options: Options,
+    *,
+    model: str | None = None,
+    source: Bundle | str | Path | None = None,
+    people: str | Path | None = None,
+    test: float = 0.2,
+    landmarks: str | Path | None = None,
+    resolution: int | None = None,
+    resumes: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    command: str = "",
+    callback: Callback | None = None,
+) -> Result:
+    """Train an embedding on people who are strangers to those it is tested on (see `split_people`): a model of this
+    name from its first weights, or the model of the bundle `source`. Faces are aligned if `landmarks` are given."""
+    if (model is None) == (source is None):
+        raise UsageError(f"Faces must be learned by a new model or from a bundle, got {'both' if model else 'none'}.")
+    if OBJECTIVES[recipe.objective].output != "features":
+        raise UsageError(f"Faces must have an objective that learns an embedding (margin), got {recipe.objective}.")
+    dataset, notes = split_people(data, people=people, test=test, validation=recipe.holdout, seed=options.seed)
+    if landmarks is None:
+        notes.append("faces are not aligned, because no landmarks are given: the centre of each image is taken")
+    else:
+        channels = channels_of(dataset.first)
+        plain = Preprocess(resolution=(SIDE, SIDE), mean=(0.5,) * channels, std=(0.5,) * channels)
+        dataset = align_people(dataset, read_landmarks(landmarks), plain)
+        notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
+    dataset = dataclasses.replace(dataset, notes=(*dataset.notes, *notes))
+    alignment = "none: centre crop" if landmarks is None else BY_LANDMARKS
+    kept = {"faces": {"alignment": alignment, "people": len(dataset.labels)}}
+
+    def initialise(given: Given) -> Initial:
+        torch.manual_seed(options.seed)
+        if source is None:
+            return _first_weights(str(model), given.dataset, given, recipe, resolution, kept)
+        return _from_bundle(source, given.dataset, recipe, resolution, kept)
+
+    folder = RunFolder(output, resumes=resumes, force=force)
+    return run(dataset, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
+
+
+def _first_weights(
+    name: str, dataset: Dataset, given: Given, recipe: Recipe, resolution: int | None, kept: dict[str, Any]
+) -> Initial:
+    named = zoo.find(name)
+    settings = {"embedding": named.embedding or EMBEDDING, "classes": 0}
+    settings |= {} if resolution is None else {"resolution": resolution}
+    config = resolve_model(named.replace(**settings), dataset, recipe)
+    return Initial(build(config), make_preprocess(config, given.training, recipe), origin=kept)
+
+
+def _from_bundle(
+    source: Bundle | str | Path, dataset: Dataset, recipe: Recipe, resolution: int | None, kept: dict[str, Any]
+) -> Initial:
+    loaded = open_bundle(source)
+    size = None if resolution is None else (resolution, resolution)
+    model, preprocess, notes = adapt_with(loaded, _new_embedding, channels_of(dataset.first), recipe, size)
+    origin = kept | origin_of(source, loaded, notes)
+    return Initial(model, preprocess, bundle_key(source)[:12], origin, notes)
+
+
+def _new_embedding(model: AnyModel) -> tuple[AnyModel, str]:
+    if model.config.embedding:
+        return model.changed(), f"its embedding of {model.config.embedding} stays"
+    made, dropped = model.with_new_head(0, embedding=EMBEDDING)
+    return made, "; ".join([f"an embedding of {EMBEDDING} in place of the head", *dropped])

@@ -1,0 +1,132 @@
+"""Flags that several commands share, and groups of commands."""
+
+import dataclasses
+import functools
+import shlex
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import tyro
+
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import Recipe, adjust_recipe
+from vitrail.data.sources import describe_sources
+from vitrail.settings import Settings
+
+given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
+"""Arguments of the running command, which a run records."""
+
+
+def _show_default(value: str) -> str:
+    """What --help says of a default; nothing if the flag is then simply absent."""
+    return "" if value in ("None", "") else f"(default: {value})"
+
+
+arg = functools.partial(tyro.conf.arg, help_behavior_hint=_show_default)
+Json = Annotated[bool, arg(help="Print one JSON document instead of a table.")]
+
+BundlePath = Annotated[
+    str,
+    tyro.conf.Positional,
+    arg(metavar="BUNDLE", help="A folder written by train, finetune or convert, or the embedded bundle fashion."),
+]
+Data = Annotated[
+    str,
+    tyro.conf.Positional,
+    arg(metavar="DATA", help=f"Images with labels: {describe_sources()}."),
+]
+
+
+Resume = Annotated[
+    Literal["auto"] | None,
+    arg(metavar="[auto]", help="Continue from the newest intact checkpoint of the run, or start if there is none."),
+]
+Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
+
+
+def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
+    """A dataclass of flags with the names, types, defaults and docstrings of some settings. Values are checked by the
+    settings later."""
+    hints, meanings, flags = get_type_hints(kind), kind.meanings(), []
+    for field in dataclasses.fields(kind):
+        metavar = None if hints[field.name] is bool else metavars.get(field.name, "N")
+        about = arg(metavar=metavar, help=meanings[field.name])
+        flags.append((field.name, Annotated[hints[field.name], about], field.default))  # ty: ignore[invalid-type-form]
+    return dataclasses.make_dataclass(f"{kind.__name__}Flags", flags, frozen=True)
+
+
+OptionFlags = _as_flags(Options, {"seed": "S", "device": "D", "cache": "DIR"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """Flags that train and finetune share."""
+
+    epochs: Annotated[int | None, arg(metavar="N", help="Number of passes over the training images.")] = None
+    steps: Annotated[int | None, arg(metavar="N", help="Number of updates.")] = None
+    minutes: Annotated[
+        float | None,
+        arg(metavar="N", help="Time limit; the speed is measured at the start, which fixes the number of steps."),
+    ] = None
+    lr: Annotated[float | None, arg(metavar="X", help="Peak learning rate; default: the recipe's.")] = None
+    batch: Annotated[int | None, arg(metavar="N", help="Global batch size; default: the recipe's.")] = None
+    per_class: Annotated[
+        int | None, arg(metavar="N", help="Train on at most N images of each class, chosen by the seed.")
+    ] = None
+    patience: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Stop after N evaluations on the held-out images without a better one, and keep the best weights.",
+        ),
+    ] = None
+    set: Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="KEY=VALUE",
+            help="Any setting that `vitrail recipes NAME` lists: clip=1 augment.mixup=0.2 model.dropout=0.1 ...",
+        ),
+    ] = ()
+    resume: Resume = None
+    force: Annotated[bool, arg(help="Overwrite RUN if it is a run of vitrail.")] = False
+    options: Annotated[Any, arg(name="", constructor=OptionFlags)] = dataclasses.field(default_factory=OptionFlags)
+
+    def adjust(self, recipe: Recipe) -> Recipe:
+        """The recipe with what the flags change."""
+        given = {name: getattr(self, name) for name in ("batch", "per_class", "patience")}
+        lengths = {name: getattr(self, name) for name in ("epochs", "steps", "minutes")}
+        return adjust_recipe(recipe, {"learning_rate": self.lr, **given}, self.set, **lengths)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of `vitrail.train` and `vitrail.finetune`. Only they are quiet where nobody watches."""
+        same = {name: getattr(self, name) for name in _AS_KEYWORDS}
+        return {
+            **same,
+            **dataclasses.asdict(self.options),
+            "settings": self.set,
+            "resume": self.resume == "auto",
+            "quiet": False,
+            "command": given_command(),
+        }
+
+
+_AS_KEYWORDS = ("epochs", "steps", "minutes", "lr", "batch", "per_class", "patience", "force")
+
+
+Flags = Annotated[Running, arg(name="")]
+AS_USUAL = Running()
+
+
+class Group(NamedTuple):
+    """Commands that belong together, as `vitrail faces enroll` and `vitrail faces identify` do."""
+
+    about: str
+    """What --help says of them."""
+    commands: dict[str, Callable[..., None]]
+
+
+def given_command() -> str:
+    """The running command as the user typed it."""
+    return shlex.join(["vitrail", *given_words.get()])

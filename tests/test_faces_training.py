@@ -1,0 +1,279 @@
+"""Faces: embeddings, margins against a reference in double precision, people who are strangers, alignment, training."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.configs.margin import Margin, adacos_scale
+from vitrail.configs.options import Options
+from vitrail.configs.recipe import change_recipe, find_recipe
+from vitrail.configs.zoo import find
+from vitrail.errors import UsageError
+from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
+from vitrail.faces.objective import margin_logits, with_margin
+from vitrail.faces.people import split_people
+from vitrail.faces.train import train_faces
+
+MARGINS = {
+    "cosface": Margin(cosine=0.35),
+    "arcface": Margin(cosine=0, angle=0.5),
+    "combined": Margin(cosine=0.1, angle=0.3, factor=1.2),
+}
+
+
+def reference(cosine, margin):
+    """The formulas as papers write them, in double precision."""
+    angle = np.arccos(np.clip(cosine, -1, 1))
+    turned = margin.factor * angle + margin.angle
+    beyond = cosine - margin.angle * math.sin(margin.angle) if margin.factor == 1 else -2 - np.cos(turned)
+    return np.where(turned <= math.pi, np.cos(turned), beyond) - margin.cosine
+
+
+@pytest.mark.parametrize("name", MARGINS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_margins_equal_their_formulas(name, dtype, tolerance):
+    margin = MARGINS[name]
+    cosine = torch.linspace(-1, 1, 4001, dtype=dtype)
+    cosine = torch.cat([cosine, torch.tensor([1 - 1e-6, -1 + 1e-6, 1 - 3e-7], dtype=dtype)])
+    plain = cosine.double().numpy()
+    turned = margin.factor * np.arccos(plain) + margin.angle
+    is_clear = np.abs(turned - math.pi) > 1e-5  # at half a turn ArcFace jumps, as published
+    difference = np.abs(with_margin(cosine, margin).double().numpy() - reference(plain, margin))
+    assert is_clear.sum() > 4000
+    assert difference[is_clear].max() < tolerance
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_gradients_are_finite_where_the_angle_is_zero_or_half_a_turn(name):
+    cosine = torch.tensor([1.0, -1.0, 0.3, 1 - 1e-7, -1 + 1e-7], requires_grad=True)
+    with_margin(cosine, MARGINS[name]).sum().backward()
+    assert cosine.grad.isfinite().all()
+    assert cosine.grad[2] > 0
+
+
+def test_margin_and_scale_rise_over_the_warm_up():
+    cosine, labels = torch.full((2, 5), 0.5), torch.tensor([1, 3])
+    margin = Margin(cosine=0.4, scale=64, warmup=0.5)
+    first = adacos_scale(5)
+    assert first == pytest.approx(math.sqrt(2) * math.log(4))
+    for progress, share in ((0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (1.0, 1.0)):
+        logits = margin_logits(cosine, labels, margin, torch.tensor(progress))
+        scale = first + (64 - first) * share
+        assert logits[0, 0].item() == pytest.approx(0.5 * scale, rel=1e-6)
+        assert logits[0, 1].item() == pytest.approx((0.5 - 0.4 * share) * scale, rel=1e-6)
+        assert margin.scale_for(5, progress) == pytest.approx(scale)
+    assert margin_logits(cosine, labels, Margin(warmup=0), torch.tensor(0.0))[0, 1].item() < 0.5 * first
+
+
+def test_face_models_cover_every_pixel_and_have_an_embedding():
+    for name, width, parameters in (("FaceViT-Nano", 96, None), ("FaceViT-Ti", 192, None)):
+        config = find(name)
+        assert (config.grid, config.tokens, config.embedding, config.width) == ((14, 14), 197, 512, width)
+        model = vitrail.create(name)
+        assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
+        assert parameters is None or config.parameters == parameters
+    images = torch.zeros(2, 3, 112, 112, requires_grad=True)
+    model.eval()(images).square().sum().backward()
+    assert model(images).shape == (2, 512)
+    assert (images.grad.abs().sum(dim=(0, 1)) > 0).all()  # every pixel counts
+    for stride, patch, padding in ((8, 12, 4), (9, 9, 0)):  # as published, pixels are lost
+        with pytest.raises(UsageError, match="whole patches"):
+            vitrail.create(name, stride=stride, patch=patch, padding=padding)
+
+
+FAMILIES = ["ViT-Nano/7", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "MLP-Nano", "Hybrid-Nano"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_may_have_an_embedding(name, tmp_path):
+    model = vitrail.create(name, classes=0, embedding=24)
+    assert sum(parameter.numel() for parameter in model.parameters()) == model.config.parameters
+    images = torch.randn(4, 1, 28, 28)
+    for _ in range(3):
+        assert model(images).shape == (4, 24)  # moves the running statistics
+    assert model(images[:1]).isfinite().all()  # one image in training mode
+    model.eval()
+    preprocess = vitrail.Preprocess(resolution=28, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "bundle")
+    assert torch.equal(vitrail.load(tmp_path / "bundle").model(images), model(images))
+    model.reset_classifier(3)
+    assert (model.config.classes, model.config.embedding, model(images).shape) == (3, 0, (4, 3))
+    with pytest.raises(UsageError, match="classes 0"):
+        vitrail.create(name, embedding=24)
+
+
+# People
+
+
+def write_people(root, people=8, images=4, size=(112, 112), seed=0):
+    """Faces of a kind: each person is a pattern of their own, each image a noisy copy."""
+    rng = np.random.default_rng(seed)
+    for person in range(people):
+        folder = root / f"person-{person:02d}"
+        folder.mkdir(parents=True)
+        pattern = rng.integers(0, 256, (7, 7))
+        for number in range(images):
+            pixels = np.kron(pattern, np.ones((16, 16))) + rng.normal(0, 12, (112, 112))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).resize(size).save(folder / f"{number}.png")
+    return root
+
+
+def test_people_of_two_splits_are_strangers(tmp_path):
+    root = write_people(tmp_path / "faces", people=10, images=2)
+    dataset, notes = split_people(root, people=None, test=0.3, validation=0.3, seed=1)
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 10, "val": 4, "test": 6}
+    assert notes == ["people: 5 to train on, 2 held out, 3 for the test; none is in two"]
+    folders = {name: {path.split("/")[-2] for path in split.images} for name, split in dataset.splits.items()}
+    assert not folders["train"] & folders["val"]
+    assert not folders["train"] & folders["test"]
+    assert not folders["val"] & folders["test"]
+    assert sorted(folders["train"]) == list(dataset.labels)
+    labels = [set(split.labels.tolist()) for split in dataset.splits.values()]
+    assert labels == [{0, 1, 2, 3, 4}, {5, 6}, {7, 8, 9}]
+    again, _ = split_people(root, people=None, test=0.3, validation=0.3, seed=1)
+    assert again.fingerprint() == dataset.fingerprint()
+    other, _ = split_people(root, people=None, test=0.3, validation=0.3, seed=2)
+    assert other.fingerprint() != dataset.fingerprint()
+
+
+def test_a_file_may_name_the_people_to_train_on(tmp_path):
+    root = write_people(tmp_path / "faces", people=6, images=2)
+    file = tmp_path / "people.txt"
+    file.write_text("person-01\nperson-04\nperson-05\n")
+    dataset, _ = split_people(root, people=file, test=0.5, validation=0, seed=0)
+    assert dataset.labels == ("person-01", "person-04", "person-05")
+    assert {path.split("/")[-2] for path in dataset.splits["test"].images} == {"person-00", "person-02", "person-03"}
+    for text, words in (
+        ("person-01\nperson-9\n", "got 'person-9'"),
+        ("person-01\nperson-01\n", "twice"),
+        ("person-01\n", "at least 2, got 1 of 6"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            split_people(root, people=file, test=0.5, validation=0, seed=0)
+    with pytest.raises(UsageError, match="file that exists"):
+        split_people(root, people=tmp_path / "none.txt", test=0.5, validation=0, seed=0)
+
+
+# Alignment
+
+
+def test_five_points_find_their_way_to_the_template():
+    turn, shift, size = 0.4, np.array([31.0, -12.0]), 1.7
+    rotation = size * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    points = (TEMPLATE - TEMPLATE.mean(0)) @ rotation.T + TEMPLATE.mean(0) + shift
+    matrix = similarity(points)
+    np.testing.assert_allclose(points @ matrix[:, :2].T + matrix[:, 2], TEMPLATE, atol=1e-9)
+    # Least squares: with noise no other similarity is nearer.
+    noisy = points + np.random.default_rng(0).normal(0, 2, points.shape)
+    best = similarity(noisy)
+    error = ((noisy @ best[:, :2].T + best[:, 2] - TEMPLATE) ** 2).sum()
+    for number in range(20):
+        change = np.random.default_rng(number).normal(0, 0.01, 4)
+        other = best + np.array([[change[0], -change[1], change[2]], [change[1], change[0], change[3]]])
+        assert ((noisy @ other[:, :2].T + other[:, 2] - TEMPLATE) ** 2).sum() > error
+    with pytest.raises(UsageError, match="same point"):
+        similarity(np.ones((5, 2)))
+
+
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_an_aligned_face_has_its_marks_at_the_template(size):
+    """Five dots at turned and scaled landmarks end at the template's places."""
+    turn = -0.3
+    rotation = size * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    points = (TEMPLATE - 56) @ rotation.T + 300
+    y, x = np.mgrid[:600, :600]
+    dots = sum(np.exp(-((x + 0.5 - px) ** 2 + (y + 0.5 - py) ** 2) / (2 * (2 * size) ** 2)) for px, py in points)
+    face = np.asarray(align(Image.fromarray((255 * dots).clip(0, 255).astype(np.uint8)), points), float)
+    assert face.shape == (SIDE, SIDE)
+    rows, columns = np.mgrid[:SIDE, :SIDE] + 0.5
+    for px, py in TEMPLATE:
+        near = np.where((columns - px) ** 2 + (rows - py) ** 2 < 36, face, 0)
+        found = [(columns * near).sum() / near.sum(), (rows * near).sum() / near.sum()]
+        np.testing.assert_allclose(found, [px, py], atol=0.25)
+
+
+def test_landmarks_are_read_from_csv_and_json_and_refused_in_one_line(tmp_path):
+    header = "file,x1,y1,x2,y2,x3,y3,x4,y4,x5,y5\n"
+    table, document = tmp_path / "marks.csv", tmp_path / "marks.json"
+    table.write_text(header + "a/1.png," + ",".join(map(str, TEMPLATE.ravel())) + "\n")
+    document.write_text(json.dumps({"a/1.png": TEMPLATE.tolist()}))
+    for path in (table, document):
+        np.testing.assert_array_equal(read_landmarks(path)["a/1.png"], TEMPLATE)
+    for text, words in (
+        ("file,x\n", "header"),
+        (header + "a,1,2\n", "five points"),
+        (header + "a" + ",nan" * 10 + "\n", "finite"),
+        (header + 2 * ("a" + ",1" * 10 + "\n"), "twice"),
+    ):
+        table.write_text(text)
+        with pytest.raises(vitrail.errors.VitrailError, match=words):
+            read_landmarks(table)
+
+
+# Training
+
+
+TINY = [
+    *("steps=24", "learning_rate=0.002", "batch=16", "average=0", "holdout=0.2", "augment.crop=none"),
+    *("augment.flip=none", "model.depth=2", "model.resolution=56", "model.patch=8", "model.padding=0"),
+    *("model.embedding=32",),
+]
+
+
+def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bits(tmp_path):
+    root = write_people(tmp_path / "faces", people=12, images=4)
+    recipe, options = change_recipe(find_recipe("faces"), TINY), Options(seed=3, workers=0, threads=1)
+    known = {"model": "FaceViT-Nano", "test": 0.25, "quiet": True}
+    whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
+    assert whole.bundle.model.config.embedding == 32
+    assert whole.bundle.labels is None
+    assert whole.bundle.provenance["faces"] == {"alignment": "none: centre crop", "people": 7}
+    scores = [line["verified"] for line in whole.history if line["event"] == "evaluate"]
+    losses = [line["loss"] for line in whole.history if line["event"] == "step"]
+    assert scores[-1] > 0.9, scores
+    assert losses[-1] < 0.7 * losses[0], losses
+
+    def stop(seen):
+        if seen.step == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+    again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
+    assert any(line["event"] == "resume" for line in again.history)
+    for name, tensor in whole.bundle.model.state_dict().items():
+        assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
+
+
+def test_an_embedding_on_the_weights_of_a_bundle(tmp_path):
+    root = write_people(tmp_path / "faces", people=8, images=3, size=(28, 28))
+    recipe = change_recipe(find_recipe("faces"), ["steps=3", "holdout=0", "average=0"])
+    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), source="fashion", test=0.25, quiet=True)
+    config = made.bundle.model.config
+    assert (config.classes, config.embedding, config.resolution, config.width) == (0, 512, (28, 28), 96)
+    assert "an embedding of 512 in place of the head" in made.bundle.provenance["finetuned_from"]["changes"]
+    for model, source, words in ((None, None, "got none"), ("FaceViT-Nano", "fashion", "got both")):
+        with pytest.raises(UsageError, match=words):
+            train_faces(root, tmp_path / "no", recipe, Options(), model=model, source=source)
+    with pytest.raises(UsageError, match=r"learns an embedding \(margin\), got classify"):
+        train_faces(root, tmp_path / "no", recipe.replace(objective="classify"), Options(), source="fashion")
+
+
+def test_faces_with_landmarks_are_aligned_and_the_bundle_says_so(tmp_path):
+    root = write_people(tmp_path / "faces", people=6, images=2)
+    names = [f"{path.parent.name}/{path.name}" for path in sorted(root.glob("*/*.png"))]
+    marks = tmp_path / "marks.json"
+    marks.write_text(json.dumps({name: (TEMPLATE / 2 + 20).tolist() for name in names}))
+    recipe = change_recipe(find_recipe("faces"), TINY).replace(steps=2, holdout=0)
+    known = {"model": "FaceViT-Nano", "test": 0.34, "landmarks": marks, "quiet": True}
+    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), **known)
+    assert made.bundle.provenance["faces"] == {"alignment": "five landmarks", "people": 4}
+    marks.write_text(json.dumps({name: TEMPLATE.tolist() for name in names[1:]}))
+    with pytest.raises(UsageError, match=r"got none for 'person-00/0\.png'"):
+        train_faces(root, tmp_path / "other", recipe, Options(workers=0), **known)
