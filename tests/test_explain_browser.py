@@ -166,7 +166,7 @@ def test_a_patch_is_taken_in_hand_in_every_way(walk):
     walk.keyboard.press("ArrowRight")
     settle(walk)
     assert walk.evaluate("state.patch") == 37
-    assert image.get_attribute("aria-valuetext") == "row 5, column 2"
+    assert image.get_attribute("aria-valuetext") == "row 6, column 3"
 
 
 def test_hiding_patches(walk, bundle):

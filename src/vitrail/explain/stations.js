@@ -138,7 +138,7 @@ const STATIONS = {
       }
       this.about.textContent = state.token === "cls" ? say("no-pixels") : "";
       this.pixel(state.pixel);
-      live("flatten", `x_p^{${state.patch}} = ${some3(values)}, ~x_{p,${state.pixel}}^{${state.patch}} = ${spoken(values[state.pixel])}`);
+      live("flatten", `x_p^{${patchNumber()}} = ${some3(values)}, ~x_{p,${state.pixel}}^{${patchNumber()}} = ${spoken(values[state.pixel])}`);
     },
   },
 
@@ -171,7 +171,7 @@ const STATIONS = {
       this.about.textContent = say("pattern", { feature: state.feature });
       this.strip.draw(rowOf("projected", state.patch), { chosen: state.feature });
       this.feature(state.feature);
-      live("project", `x_p^{${state.patch}} E_{${state.feature}} + b_{${state.feature}} = ${spoken(products.reduce((a, b) => a + b, 0))} + (${spoken(bias)}) ~= ${spoken(rowOf("projected", state.patch)[state.feature])}`);
+      live("project", `x_p^{${patchNumber()}} E_{${state.feature}} + b_{${state.feature}} = ${spoken(products.reduce((a, b) => a + b, 0))} + (${spoken(bias)}) ~= ${spoken(rowOf("projected", state.patch)[state.feature])}`);
     },
   },
 
@@ -192,7 +192,7 @@ const STATIONS = {
       this.at.style.top = `${(100 * inHand()) / TOKENS}%`; this.at.style.height = `${100 / TOKENS}%`;
       this.follow(state.token);
       const first = HAS_CLASS ? `x_{class} = ${some3(model.tensors.cls_token)}, ~` : "";
-      live("cls", `${first}x_p^{${state.patch}} E = ${some3(rowOf("projected", state.patch))}`);
+      live("cls", `${first}x_p^{${patchNumber()}} E + b = ${some3(rowOf("projected", state.patch))}`);
     },
   },
 

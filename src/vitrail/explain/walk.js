@@ -149,12 +149,14 @@ const rowOf = (step, t, width = WIDTH) => now.steps[step].subarray(t * width, (t
 const inLayer = (name) => `blocks.${state.layer}.${name}`;
 const entering = (layer) => (layer ? `blocks.${layer - 1}` : "tokens");
 const headRow = (name, t, width = NARROW, head = state.head) => rowOf(inLayer(name), head * TOKENS + t, width);
+// The paper counts patches from 1, so that patch 28 is token 28 after [CLS].
+const patchNumber = () => state.patch + 1;
 const inHand = () => (state.token === "cls" ? 0 : PREFIX + state.patch);
 const onPatches = (row) => row.slice(PREFIX);
 const label = (k) => labels[k];
 const chosenClass = () => (state.class < 0 ? now.best : state.class);
 const some3 = (row) => `(${[...row.slice(0, 3)].map(spoken).join(", ")}, \\dots)`;
-const placeOf = (patch) => say("patch-at", { row: Math.floor(patch / COLUMNS), column: patch % COLUMNS });
+const placeOf = (patch) => say("patch-at", { row: Math.floor(patch / COLUMNS) + 1, column: (patch % COLUMNS) + 1 });
 const tokenName = (t) => `${t}: ${t >= PREFIX ? placeOf(t - PREFIX) : HAS_CLASS && t === 0 ? "[CLS]" : `R${t - Number(HAS_CLASS)}`}`;
 const lengthOf = (row) => say("length", { value: spoken(norm(row)) });
 
