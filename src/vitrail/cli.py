@@ -191,7 +191,8 @@ def _flags(command: Callable[..., None] | Group | None) -> list[str]:
             names.remove("options")
             settings += [field.name for field in dataclasses.fields(Recipe)]
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            names.append(name)
+            stated = [getattr(about, "name", None) for about in getattr(parameter.annotation, "__metadata__", ())]
+            names += [*filter(None, stated)] or [name]  # `--from` is no name for a parameter of Python
     return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
 
 
