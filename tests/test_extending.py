@@ -240,17 +240,18 @@ def test_an_objective(toys, call, tmp_path, images, monkeypatch):
     assert json.loads(done.stdout)["predictions"][0]["label"] in bundle.labels
     done = call("train", "digits", "--model", "ViT-Pico/2", "--objective", "tempered", "--output", tmp_path / "x")
     assert done.returncode == 2
-    assert "Objective must be one of classify, masked, multilabel, next-pixel, got 'tempered'." in done.stderr
+    assert "Objective must be one of classify, margin, masked, multilabel, next-pixel, got 'tempered'." in done.stderr
     done = call(*TRAIN, "--model", "ViT-Pico/2", "--output", run, "--resume", "auto")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.endswith("Objective must be one of classify, masked, multilabel, next-pixel, got 'tempered'.")
+    assert line.endswith("Objective must be one of classify, margin, masked, multilabel, next-pixel, got 'tempered'.")
 
 
 def test_help_lists_the_objectives_of_other_packages(toys):
     words = [sys.executable, "-m", "vitrail", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
-    assert "classify, masked, multilabel, next-pixel, tempered." in " ".join(done.stdout.replace("│", "").split())
+    told = " ".join(done.stdout.replace("│", "").split())
+    assert "classify, margin, masked, multilabel, next-pixel, tempered." in told
 
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):

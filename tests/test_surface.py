@@ -427,7 +427,7 @@ def test_every_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch)
 
 def test_a_training_loop_of_ones_own(shared, tmp_path):
     """The forty lines of docs/python.md, on real weights and photos."""
-    (script,) = [text for _, text, reason in blocks(ROOT / "docs" / "python.md") if reason]
+    (script,) = [block.text for block in blocks(ROOT / "docs" / "python.md") if block.reason]
     assert len([line for line in script.splitlines() if line.strip()]) <= 40
     for name in ("deit-ti16", "hymenoptera"):
         (tmp_path / name).symlink_to(shared / name)

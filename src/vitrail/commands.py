@@ -135,8 +135,9 @@ def _show_recipe(name: str, *, json: bool) -> None:
     from vitrail.images.preprocess import Preprocess
 
     recipe, about = find_recipe(name), purpose(recipe_text(name))
-    rows = [row for row in recipe.describe() if row["setting"] not in ("augment", "preprocess", "model")]
-    rows += [row | {"setting": f"augment.{row['setting']}"} for row in recipe.augment.describe()]
+    rows = [row for row in recipe.describe() if row["setting"] not in ("augment", "margin", "preprocess", "model")]
+    for table, settings in (("margin", recipe.margin), ("augment", recipe.augment)):
+        rows += [row | {"setting": f"{table}.{row['setting']}"} for row in settings.describe()]
     # The defaults of these depend on the model and on DATA.
     for table, given, meanings in (
         ("preprocess", recipe.preprocess, Preprocess.meanings()),
@@ -193,7 +194,7 @@ def train(
         arg(
             metavar="NAME",
             help=f"Training objective: {', '.join(OBJECTIVES)}. multilabel needs DATA with several labels an image,"
-            " masked a ViT, next-pixel an iGPT.",
+            " masked a ViT, next-pixel an iGPT; margin is for `faces train`.",
         ),
     ] = None,
     resolution: Annotated[
