@@ -254,6 +254,13 @@ def test_right_answers_survive_packing():
     np.testing.assert_array_equal(unpack(pack(right), 37), right)
 
 
+def test_images_of_a_lab_that_are_damaged_are_prepared_again(tmp_path):
+    store(DIGITS, tmp_path / "images")
+    (tmp_path / "images" / "about.json").write_text("{}")
+    images = lab_room._take_images(open_data("digits"), tmp_path, None)
+    assert (images.fingerprint, len(images.test)) == (DIGITS.fingerprint, len(DIGITS.test))
+
+
 def test_a_key_is_of_all_that_matters_and_of_nothing_else():
     cell = Cell("a:b", {"x": 1, "y": [2]}, work=3.0)
     assert cell.key("images") == Cell("a:b", {"y": [2], "x": 1}, work=9.0).key("images")
