@@ -3,6 +3,7 @@ address, files, and what a checker of accessibility finds."""
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -214,6 +215,27 @@ def test_shuffling_without_positions_moves_nothing(walk):
     positions.focus()
     walk.keyboard.press("Space")
     assert np.array_equal(logits(walk), with_positions)
+
+
+def test_equations_stay_true_when_parts_are_changed(walk):
+    def told(station):
+        see(walk, station)
+        settle(walk)
+        return "".join(walk.locator(f"#{station}-live").inner_text().split())
+
+    walk.evaluate("toggle(state.heads, `${state.layer}.${state.head}`)")
+    assert told("mix").endswith("=0")
+    walk.evaluate("toggle(state.heads, `${state.layer}.${state.head}`)")
+    walk.evaluate("state.key = PREFIX + 10; hide(10)")
+    assert told("scores").endswith("=\N{MINUS SIGN}∞")
+    walk.evaluate("hide(10); change({ temperature: -16 })")
+    assert re.search(r"\de\W?\d", told("softmax")) is None
+    walk.evaluate("change({ temperature: 0, shuffle: 7, patch: 24, pixel: 5 })")
+    assert told("image").rpartition("=")[2] == told("flatten").rpartition("=")[2]
+    walk.evaluate("change({ positions: 'off', hidden: new Set([24, 25, 31]) })")
+    hidden = logits(walk)
+    walk.evaluate("change({ shuffle: 0 })")
+    assert np.abs(logits(walk) - hidden).max() < 1e-5
 
 
 SLIDERS = {"flatten": "pixel", "project": "feature", "scores": "key", "mlp": "unit", "read": "feature"}

@@ -29,6 +29,7 @@ function both(name, fields = {}) {
 function spoken(x) {
   if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
   const size = Math.abs(x);
+  if (size >= 1e6) return x.toExponential(1).replace("-", "−");
   const text = size >= 100 ? x.toFixed(0) : size >= 10 ? x.toFixed(1) : size >= 0.095 || size < 1e-9 ? x.toFixed(2) : x.toPrecision(2);
   return (size > 1e-9 && size < 1e-4 ? x.toExponential(0) : text).replace("-", "−");
 }
@@ -127,7 +128,7 @@ function makeMap(host, words, pick = null, name = words) {
       at = Math.max(patch, 0);
       box.setAttribute("aria-label", say(name));
       box.setAttribute("aria-valuenow", at);
-      box.setAttribute("aria-valuetext", say("patch-at", { row: Math.floor(patch / columns), column: patch % columns }));
+      box.setAttribute("aria-valuetext", placeOf(at));
     },
     draw(values, kind, chosen, peak = 0) {
       paint(canvas, values, columns, kind, peak);

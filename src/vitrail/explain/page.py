@@ -5,7 +5,7 @@ DIR/index.html      the page; opens from disk, fetches nothing
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ PARTS = {
         Station("flatten", "x_p in R^(N x (P^2 C))", "{count} x {flat}"),
         Station("project", "x_p^i E + b,  E in R^((P^2 C) x D)", "{count} x {width}"),
         Station("cls", "[{first}x_p^1 E; x_p^2 E; ...; x_p^N E]", "{tokens} x {width}"),
-        Station("positions", "z_0 = [...] + E_pos", "{tokens} x {width}"),
+        Station("positions", "z_0 = [...]{added}", "{tokens} x {width}"),
     ),
     "part-layer": (
         Station("norm", "LN(z) = (z - mu) / sqrt(sigma^2 + epsilon) * gamma + beta", "{tokens} x {width}"),
@@ -85,18 +85,19 @@ STATIONS = tuple(station for part in PARTS.values() for station in part)
 
 
 def explain(
-    bundle: Bundle, images: Sequence[ImageLike] = (), output: Path = Path("explain"), *, force: bool = False
+    bundle: Bundle, images: Iterable[ImageLike] = (), output: str | Path = "explain", *, force: bool = False
 ) -> Path:
     """Write the page of a bundle and these images, by default embedded ones that fit it, to a folder; returns its path.
 
     A model that `forward.js` cannot run is refused.
     """
     check_explains(bundle)
-    shown = _read(bundle, images) if images else embedded_images(bundle)
+    chosen = [images] if isinstance(images, str | Path) else list(images)
+    shown = _read(bundle, chosen) if chosen else embedded_images(bundle)
     text = make_page(bundle, shown)
-    with atomic_folder(output, force=force) as folder:
+    with atomic_folder(Path(output), force=force) as folder:
         (folder / "index.html").write_text(text, encoding="utf-8")
-    return output / "index.html"
+    return Path(output) / "index.html"
 
 
 def check_explains(bundle: Bundle) -> None:
@@ -258,7 +259,9 @@ def _kinds(model: AnyModel) -> dict[str, str]:
         "read-says": reads,
         "read-answer": reads,
         "positions-says": origin,
+        "logits-says": "hidden" if hides else "none",
         "logits-answer": "hidden" if hides else "none",
+        "added": "" if origin == "none" else " + E_pos",
         "first": "x_class; " if reads == "cls" else "",
         "hidden_y": f"{settings['representation']}(y W_0 + b_0)" if hides else "y",
     }

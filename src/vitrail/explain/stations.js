@@ -4,7 +4,9 @@
 
 const show = (name) => $(`${name}-show`), control = (name) => $(`${name}-control`);
 // The equation with the numbers of the token in hand; lines may break at ~.
-const live = (name, text) => $(`${name}-live`).replaceChildren(...lined(text));
+// An exponent, as in 1e−5, is written as a power of ten.
+const powers = (text) => text.replace(/(\d)e([+−]?)(\d+)/g, (_, digit, sign, power) => `${digit} \\cdot 10^{${sign === "−" ? sign : ""}${power}}`);
+const live = (name, text) => $(`${name}-live`).replaceChildren(...lined(powers(text)));
 const caption = (host, name, fields) => { const made = el("p", { class: "caption" }, ...(name ? [both(name, fields)] : [])); host.append(made); return made; };
 
 const STATIONS = {
@@ -56,7 +58,7 @@ const STATIONS = {
           event.preventDefault(); event.stopPropagation();
         });
         const inks = el("div", { class: "controls" }), arrows = el("div", { class: "controls" }), arrow = (words, sign, down, right) => {
-          const button = press(arrows, words, () => change({ down: state.down + down, right: state.right + right }));
+          const button = press(arrows, words, () => change({ down: (state.down + down) % HIGH, right: (state.right + right) % WIDE }));
           button.prepend(`${sign} `);
         };
         showInk = choose(inks, "ink", "ink", [{ value: 255, words: both("ink-light") }, { value: 0, words: both("ink-dark") }], (value) => { ink = Number(value); showInk(ink); });
@@ -78,7 +80,7 @@ const STATIONS = {
           button.setAttribute("aria-pressed", number === state.image); button.setAttribute("aria-label", text); button.title = text;
         });
         const c = Math.floor(state.pixel / (TALL * BROAD)), inside = state.pixel % (TALL * BROAD);
-        const row = Math.floor(state.patch / COLUMNS) * TALL + Math.floor(inside / BROAD), column = (state.patch % COLUMNS) * BROAD + (inside % BROAD);
+        const from = patchAt(state.patch), row = Math.floor(from / COLUMNS) * TALL + Math.floor(inside / BROAD), column = (from % COLUMNS) * BROAD + (inside % BROAD);
         const level = now.pixels[(row * WIDE + column) * CHANNELS + c];
         live("image", `x_{${row},${column}} = \\frac{${level} / 255 - ${rules.mean[c]}}{${rules.std[c]}} = ${spoken((level / 255 - rules.mean[c]) / rules.std[c])}`);
       },
@@ -89,7 +91,7 @@ const STATIONS = {
     build() {
       this.map = makeMap(show("patches"), "patch-in-hand", (patch) => update({ patch, token: "patch" }));
       this.map.box.classList.add("large");
-      this.hide = check(control("patches"), both("hide"), () => hide(state.patch));
+      this.hide = check(control("patches"), both("hide"), () => hide(patchAt(state.patch)));
       this.back = shuffleControl(control("patches"));
     },
     draw() {
@@ -104,7 +106,7 @@ const STATIONS = {
         context.drawImage(flat, x, y, BROAD, TALL, x * zoom + gap / 2, y * zoom + gap / 2, BROAD * zoom - gap, TALL * zoom - gap);
       }
       this.map.mark(state.patch);
-      this.hide.input.checked = state.hidden.has(state.patch);
+      this.hide.input.checked = state.hidden.has(patchAt(state.patch));
       this.back.disabled = !state.shuffle;
       live("patches", `N = \\frac{${HIGH} \\cdot ${WIDE}}{${TALL} \\cdot ${BROAD}} = ${PATCHES}`);
     },
@@ -260,6 +262,7 @@ const STATIONS = {
       this.map = makeMap(side, "scores-map", (patch) => update({ key: PREFIX + patch }), "compared-with");
       this.map.box.classList.add("key");
       show("scores").append(el("div", { class: "two" }, rows, side));
+      this.note = caption(show("scores"));
       this.key = slide(control("scores"), "compared-with", 0, TOKENS - 1, (key) => update({ key }), tokenName);
     },
     draw() {
@@ -267,7 +270,9 @@ const STATIONS = {
       [q, k, products].forEach((values, i) => this.strips[i].draw(values));
       this.map.draw(onPatches(row), "signed", state.key - PREFIX);
       this.key(state.key);
-      live("scores", `s_{${inHand()},${state.key}} = \\frac{${spoken(products.reduce((a, b) => a + b, 0))}}{\\sqrt{${NARROW}}} = ${spoken(row[state.key])}`);
+      const isHidden = row[state.key] === -Infinity;
+      this.note.textContent = isHidden ? say("key-hidden") : "";
+      live("scores", isHidden ? `s_{${inHand()},${state.key}} = −∞` : `s_{${inHand()},${state.key}} = \\frac{${spoken(products.reduce((a, b) => a + b, 0))}}{\\sqrt{${NARROW}}} = ${spoken(row[state.key])}`);
     },
   },
 
@@ -303,7 +308,7 @@ const STATIONS = {
       this.note.textContent = say("spread", { first: FIRST ? ` · ${FIRST} ${percent(row.slice(0, PREFIX).reduce((a, b) => a + b, 0))}` : "", largest: percent(Math.max(...row)), count: spread.toFixed(1) });
       this.temperature(state.temperature);
       const by = t === 1 ? "" : ` / ${spoken(t)}`, sum = scores.reduce((all, score) => all + Math.exp(score / t), 0);
-      live("softmax", `A_{${inHand()},${state.key}} = \\frac{exp(${spoken(scores[state.key])}${by})}{${spoken(sum)}} = ${spoken(row[state.key])}`);
+      live("softmax", `A_{${inHand()},${state.key}} = \\frac{exp(${spoken(scores[state.key])}${by})}{${sum < 1e6 ? spoken(sum) : `\\sum_m exp(s_m${t === 1 ? "" : " / t"})`}} = ${spoken(row[state.key])}`);
     },
   },
 
@@ -313,9 +318,10 @@ const STATIONS = {
       this.strips = Array.from({ length: Math.min(4, TOKENS) }, () => makeStrip(show("mix"), "v_j"));
       this.rest = TOKENS > 4 ? makeStrip(show("mix"), "…") : null;
       this.sum = makeStrip(show("mix"), "SA_i");
+      this.note = caption(show("mix"));
       press(control("mix"), "hide-most", () => {
         const row = onPatches(headRow("weights", inHand(), TOKENS));
-        hide(largest(row.map((share, n) => (state.hidden.has(n) ? -1 : share))));
+        hide(patchAt(largest(row.map((share, place) => (state.hidden.has(patchAt(place)) ? -1 : share)))));
       });
     },
     draw() {
@@ -333,7 +339,9 @@ const STATIONS = {
         this.rest.draw(values, { peak });
       }
       this.sum.draw(sum, { peak, text: say("sum") });
-      live("mix", `SA_{${inHand()}} = ${top.slice(0, 2).map((j) => `${spoken(row[j])} \\cdot v_{${j}}`).join(" + ")} + \\dots ~= ${some3(sum)}`);
+      const isOff = state.heads.has(`${state.layer}.${state.head}`);
+      this.note.textContent = isOff ? say("head-is-off") : "";
+      live("mix", isOff ? `SA_{${inHand()}} = 0` : `SA_{${inHand()}} = ${top.slice(0, 2).map((j) => `${spoken(row[j])} \\cdot v_{${j}}`).join(" + ")} + \\dots ~= ${some3(sum)}`);
     },
   },
 
@@ -461,7 +469,7 @@ const STATIONS = {
   logits: {
     build() {
       this.about = caption(show("logits"));
-      this.strip = makeStrip(show("logits"), "y_d W_d");
+      this.strip = makeStrip(show("logits"), config.representation === "none" ? "y_d W_d" : "h_d W_d");
       this.class = pickClass(control("logits"));
     },
     draw() {

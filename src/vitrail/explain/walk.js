@@ -137,13 +137,16 @@ function compute() {
   if (beforeOf !== own) { before = forward(model, scaled(own, rules)); before.shares = softmax(before.logits, CLASSES); beforeOf = own; }
   const pixels = moved(state.drawn ?? own), order = orderOf(state.shuffle);
   const again = performance.now();
-  const change = { positions: state.positions === "on", order, masked: state.hidden, heads: state.heads, attention: state.attention, mlp: state.mlp, temperature: temperature() };
+  const masked = order ? new Set([...order.keys()].filter((place) => state.hidden.has(order[place]))) : state.hidden;
+  const change = { positions: state.positions === "on", order, masked, heads: state.heads, attention: state.attention, mlp: state.mlp, temperature: temperature() };
   now = { ...forward(model, scaled(pixels, rules), change), pixels, order };
   clock("forward", again);
   now.shares = softmax(now.logits, CLASSES);
   now.best = largest(now.shares);
 }
 
+// Which patch of the image is read at a place.
+const patchAt = (place) => (now.order ? now.order[place] : place);
 // One row of a step (T, D), or of one (H, T, K) for a head.
 const rowOf = (step, t, width = WIDTH) => now.steps[step].subarray(t * width, (t + 1) * width);
 const inLayer = (name) => `blocks.${state.layer}.${name}`;
@@ -243,10 +246,10 @@ function shownPixels() {
   const found = new Uint8Array(now.pixels.length), checks = isDark.matches ? [48, 66] : [214, 236];
   for (let row = 0; row < HIGH; row++) {
     for (let column = 0; column < WIDE; column++) {
-      const place = Math.floor(row / TALL) * COLUMNS + Math.floor(column / BROAD), from = now.order ? now.order[place] : place;
+      const place = Math.floor(row / TALL) * COLUMNS + Math.floor(column / BROAD), from = patchAt(place);
       const y = Math.floor(from / COLUMNS) * TALL + (row % TALL), x = (from % COLUMNS) * BROAD + (column % BROAD);
       for (let c = 0; c < CHANNELS; c++) {
-        found[(row * WIDE + column) * CHANNELS + c] = state.hidden.has(place) ? checks[(row + column) % 2] : now.pixels[(y * WIDE + x) * CHANNELS + c];
+        found[(row * WIDE + column) * CHANNELS + c] = state.hidden.has(from) ? checks[(row + column) % 2] : now.pixels[(y * WIDE + x) * CHANNELS + c];
       }
     }
   }
@@ -275,11 +278,12 @@ function drawBars(host, classes) {
   });
 }
 
+const signed = (n) => String(n).replace("-", "−");
 function changes() {
   const found = [], add = (name, fields, undo) => found.push({ name, fields, undo });
   const clear = (set, member) => () => { set.delete(member); change(); };
   if (state.drawn) add("change-drawn", {}, () => change({ drawn: null }));
-  if (state.down || state.right) add("change-shift", { down: spoken(state.down).replace(".00", ""), right: spoken(state.right).replace(".00", "") }, () => change({ down: 0, right: 0 }));
+  if (state.down || state.right) add("change-shift", { down: signed(state.down), right: signed(state.right) }, () => change({ down: 0, right: 0 }));
   if (state.positions === "off") add("change-positions", {}, () => change({ positions: "on" }));
   if (state.shuffle) add("change-order", {}, () => change({ shuffle: 0 }));
   if (state.hidden.size) add("change-masked", { count: state.hidden.size }, () => { state.hidden.clear(); change(); });
