@@ -39,14 +39,9 @@ class Margin(Settings):
             check_number("scale", self.scale, low=1e-3, below=1e4)
         check_share("warmup", self.warmup, 1.0)
 
-    def scale_for(self, people: int, progress: float = 1.0) -> float:
-        """The scale for so many people, after this share of all steps."""
-        first = adacos_scale(people)
-        return first if self.scale is None else first + (self.scale - first) * self.risen(progress)
-
-    def risen(self, progress: float) -> float:
-        """How much of the margin counts after this share of all steps, from 0 to 1."""
-        return 1.0 if progress >= self.warmup else progress / self.warmup
+    def scale_for(self, people: int) -> float:
+        """The scale for so many people, after the warm-up."""
+        return adacos_scale(people) if self.scale is None else self.scale
 
 
 def adacos_scale(people: int) -> float:

@@ -17,11 +17,13 @@ TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
 """Left eye, right eye, nose, left and right corner of the mouth (x, y) in an image of 112 x 112 pixels, as in the
-alignment of insightface; left and right as the image shows them."""
+alignment of insightface; left and right as the image shows them. The centre of the first pixel is at 0."""
 BY_LANDMARKS = "five landmarks"
 """What a bundle says of faces that were aligned so."""
 SIDE = 112
 """Pixels of an aligned face, in height and width."""
+
+_LEAST = 4  # pixels that the points of a face span
 
 Landmarks = dict[str, np.ndarray]
 """Five points (5, 2) for each image, by its path below DATA."""
@@ -45,10 +47,15 @@ def similarity(points_52: np.ndarray) -> np.ndarray:
 
 def align(image: Image.Image, points_52: np.ndarray) -> Image.Image:
     """The aligned face, 112 x 112 pixels; black where the image does not reach."""
-    matrix = similarity(points_52)
+    matrix, (x, y) = similarity(points_52), np.mean(points_52, axis=0)
+    if not (0 <= x < image.width and 0 <= y < image.height) or np.ptp(points_52, axis=0).max() < _LEAST:
+        raise UsageError(
+            f"Landmarks must be pixels on the face, at least {_LEAST} of them apart, got points around ({x:.1f},"
+            f" {y:.1f}) in an image of {image.width} x {image.height}."
+        )
     # Pillow asks the other way round: where in the image does each pixel of the result come from?
     back = np.linalg.inv(matrix[:, :2])
-    shift = -back @ matrix[:, 2]
+    shift = 0.5 - back @ (matrix[:, 2] + 0.5)  # its coordinates are 0.5 at the centre of the first pixel
     data = (*back[0], shift[0], *back[1], shift[1])
     shrink = int(1 / max(np.sqrt(abs(np.linalg.det(matrix[:, :2]))), 1e-6))
     if shrink > 1:  # bicubic interpolation reads 4 x 4 pixels: a large photo is averaged first

@@ -154,7 +154,8 @@ def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: settings.Margin, 
 
 
 def with_margin(cosine: Tensor, margin: settings.Margin, risen: Tensor | float = 1.0) -> Tensor:
-    """cos(m_1 t + m_2) - m_3 for cos t. Beyond half a turn, where the cosine would rise again, it goes on falling."""
+    """cos(m_1 t + m_2) - m_3 for cos t. Beyond half a turn, where the cosine would rise again, it goes on falling: as
+    SphereFace does (arXiv 1704.08063, eq. 7), or without a factor as ArcFace's code does."""
     factor = 1 + (margin.factor - 1) * risen
     angle, less = margin.angle * risen, margin.cosine * risen
     if margin.factor == 1 and margin.angle == 0:
@@ -162,5 +163,8 @@ def with_margin(cosine: Tensor, margin: settings.Margin, risen: Tensor | float =
     # The floor keeps the gradient of the root finite where the angle is 0 or half a turn.
     sine = ((1 - cosine) * (1 + cosine)).clamp(min=torch.finfo(cosine.dtype).eps ** 2).sqrt()
     turned = factor * torch.atan2(sine, cosine) + angle
-    beyond = cosine - angle * math.sin(margin.angle) if margin.factor == 1 else -2 - turned.cos()
+    if margin.factor != 1:
+        halves = (turned / math.pi).floor().detach()
+        return (1 - 2 * (halves % 2)) * turned.cos() - 2 * halves - less
+    beyond = cosine - angle * (torch.sin(angle) if isinstance(angle, Tensor) else math.sin(angle))
     return torch.where(turned <= math.pi, turned.cos(), beyond) - less

@@ -1,7 +1,6 @@
 """People as DATA: one folder a person, split by people, so that those of one split are strangers to the others."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,10 @@ from vitrail import chance
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.faces.align import SIDE, Landmarks, align
+from vitrail.faces.align import SIDE
+from vitrail.faces.embed import Aligner
 from vitrail.images.preprocess import Preprocess
+from vitrail.settings import check_share
 from vitrail.storage import read_document
 
 _MOST_BYTES = 2**32  # of aligned faces in memory
@@ -62,13 +63,15 @@ def take_people(dataset: Dataset, split: Split, names: list[str]) -> tuple[tuple
 
 def split_people(
     data: str | Path, *, people: str | Path | None, test: float, validation: float, seed: int
-) -> tuple[Dataset, list[str]]:
-    """Train, val and test of people who are strangers to each other, and notes.
+) -> tuple[Dataset, list[str], list[str]]:
+    """Train, val and test of people who are strangers to each other, the names of those in val, and notes.
 
     The people of the file `people` are for training, all others are the test; without a file, a share `test` of all
     people is drawn. Of the people for training, a share `validation` is held out: choices are made by them. The labels
     of the data set are those of the people who are trained on; others count on from there.
     """
+    check_share("test", test, 0.9)
+    check_share("validation", validation, 0.9)
     dataset, every = open_people(data)
     present = [dataset.labels[index] for index in np.unique(every.labels)]
     if people is not None:
@@ -91,26 +94,21 @@ def split_people(
             parts[name] = dataclasses.replace(part, name=name, labels=part.labels + first)
             first += len(some)
     notes = [f"people: {len(own)} to train on, {len(held_out)} held out, {len(strangers)} for the test; none is in two"]
-    return dataclasses.replace(dataset, labels=tuple(sorted(own)), splits=parts, folders={}), notes
+    return dataclasses.replace(dataset, labels=tuple(sorted(own)), splits=parts, folders={}), held_out, notes
 
 
-def align_people(dataset: Dataset, landmarks: Landmarks, preprocess: Preprocess) -> Dataset:
-    """The data set with every face aligned, in memory."""
+def align_people(dataset: Dataset, landmarks: str | Path, preprocess: Preprocess) -> Dataset:
+    """The data set with every face aligned by the landmarks of a file, in memory."""
     count = sum(map(len, dataset.splits.values()))
+    if dataset.first.in_memory is not None:
+        raise UsageError(f"Landmarks must go with image files, got images in memory in {dataset.name!r}.")
     if count * SIDE * SIDE * preprocess.channels > _MOST_BYTES:
         raise UsageError(f"Aligned faces must fit into {_MOST_BYTES // 2**30} GiB of memory, got {count:,} images.")
-    splits = {}
+    aligner, splits = Aligner(Path(landmarks), [dataset.root]), {}
     for name, split in dataset.splits.items():
-        faces = [_aligned(path, dataset.root, landmarks, preprocess) for path in split.images]
+        faces = [np.asarray(aligner(preprocess.read(path), path)).reshape(SIDE, SIDE, -1) for path in split.images]
         splits[name] = dataclasses.replace(split, images=np.stack(faces))
     return dataclasses.replace(dataset, splits=splits)
-
-
-def _aligned(path: str, root: str, landmarks: Landmarks, preprocess: Preprocess) -> np.ndarray:
-    name = os.path.relpath(path, root)
-    if name not in landmarks:
-        raise UsageError(f"Landmarks must be given for every image, got none for {name!r}.")
-    return np.asarray(align(preprocess.read(path), landmarks[name])).reshape(SIDE, SIDE, -1)  # ty: ignore[invalid-argument-type]
 
 
 def _draw(names: list[str], share: float, seed: int, *, stream: str) -> tuple[list[str], list[str]]:

@@ -11,11 +11,12 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UsageError
-from vitrail.faces.align import BY_LANDMARKS, SIDE, read_landmarks
+from vitrail.faces.align import BY_LANDMARKS, SIDE
 from vitrail.faces.people import align_people, split_people
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
+from vitrail.storage import writable, write_text
 from vitrail.training.callback import Callback
 from vitrail.training.finetune import adapt_with, origin_of
 from vitrail.training.folder import RunFolder
@@ -24,6 +25,8 @@ from vitrail.training.run import Result, run
 from vitrail.weights.bundle import Bundle, bundle_key, open_bundle
 
 EMBEDDING = 512
+PEOPLE = "people.txt"
+"""In the folder of a run: who was trained on or held out, a name a line, as `--people` and `--without` read it."""
 
 
 def train_faces(
@@ -50,13 +53,15 @@ def train_faces(
         raise UsageError(f"Faces must be learned by a new model or from a bundle, got {'both' if model else 'none'}.")
     if OBJECTIVES[recipe.objective].output != "features":
         raise UsageError(f"Faces must have an objective that learns an embedding (margin), got {recipe.objective}.")
-    dataset, notes = split_people(data, people=people, test=test, validation=recipe.holdout, seed=options.seed)
+    dataset, held_out, notes = split_people(
+        data, people=people, test=test, validation=recipe.holdout, seed=options.seed
+    )
     if landmarks is None:
         notes.append("faces are not aligned, because no landmarks are given: the centre of each image is taken")
     else:
         channels = channels_of(dataset.first)
         plain = Preprocess(resolution=(SIDE, SIDE), mean=(0.5,) * channels, std=(0.5,) * channels)
-        dataset = align_people(dataset, read_landmarks(landmarks), plain)
+        dataset = align_people(dataset, landmarks, plain)
         notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
     dataset = dataclasses.replace(dataset, notes=(*dataset.notes, *notes))
     alignment = "none: centre crop" if landmarks is None else BY_LANDMARKS
@@ -66,10 +71,18 @@ def train_faces(
         torch.manual_seed(options.seed)
         if source is None:
             return _first_weights(str(model), given.dataset, given, recipe, resolution, kept)
-        return _from_bundle(source, given.dataset, recipe, resolution, kept)
+        begun = _from_bundle(source, given.dataset, recipe, resolution, kept)
+        is_cut = landmarks is not None and "crop_fraction" not in recipe.preprocess
+        # An aligned face is cropped already.
+        preprocess = begun.preprocess.replace(crop_fraction=1.0) if is_cut else begun.preprocess
+        return dataclasses.replace(begun, preprocess=preprocess)
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(dataset, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
+    result = run(dataset, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
+    if result.is_first and result.folder is not None:
+        known = sorted({*dataset.labels, *held_out})
+        write_text(result.folder / PEOPLE, "".join(f"{writable(name)}\n" for name in known))
+    return result
 
 
 def _first_weights(

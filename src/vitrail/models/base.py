@@ -138,7 +138,9 @@ class Embedding(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
         linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
-        with contextlib.nullcontext() if len(input) > 1 else _as_evaluating(norm):
+        if not self.training or len(input) > 1:
+            return norm(linear(input))
+        with _as_evaluating(norm):
             return norm(linear(input))
 
     @torch.no_grad()
@@ -270,11 +272,12 @@ class Model(nn.Module, Generic[Config]):
         Families with parts that only pre-training needs drop them here."""
         if not self.head_width:
             raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
+        before = self.config.embedding
         self.config = self.config.replace(classes=classes, embedding=embedding)
         weight = next(self.parameters())
         self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
         self.zero_head()
-        return []
+        return [f"the embedding of {before} is dropped"] if before else []
 
     def _count_classes(self) -> None:
         """Let the configuration follow an assigned head. What is not a linear layer of the right width changes nothing
