@@ -69,6 +69,11 @@ class Parts:
         """Refuse a model that does not classify."""
         if self.classifies:
             return
+        if self.config.embedding:
+            raise UsageError(
+                f"Bundle must have a model that predicts classes, got an embedding of {self.config.embedding}. Use"
+                " `vitrail faces`, or fine-tune it first."
+            )
         if self._objective != "classify":
             raise UsageError(
                 f"Bundle must have been trained to classify, got objective {self._objective!r}. Fine-tune it first, or"
