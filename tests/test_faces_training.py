@@ -281,7 +281,7 @@ def test_an_embedding_on_the_weights_of_a_bundle(tmp_path):
     config = made.bundle.model.config
     assert (config.classes, config.embedding, config.resolution, config.width) == (0, 512, (28, 28), 96)
     assert "an embedding of 512 in place of the head" in made.bundle.provenance["finetuned_from"]["changes"]
-    with pytest.raises(UsageError, match="got an embedding of 512. Use `vitrail faces`"):
+    with pytest.raises(UsageError, match=r"got an embedding of 512\. Use `vitrail faces`"):
         vitrail.predict(made.bundle, [np.zeros((28, 28), np.uint8)])
     for model, source, words in ((None, None, "got none"), ("FaceViT-Nano", "fashion", "got both")):
         with pytest.raises(UsageError, match=words):
