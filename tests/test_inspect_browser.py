@@ -203,6 +203,24 @@ def test_a_model_without_class_token(opened):
     page.wait_for_function("$('asked').textContent.startsWith('row 2, column 2 · who looks at it')")
 
 
+def test_registers_without_class_token_are_called_registers(opened):
+    model = redraw(vitrail.create("ViT-Nano/7", classes=10, pool="gap", registers=2), std=0.2)
+    eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    examination = examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1], inside=range(4))
+    page, largest = opened(examination), set()
+    for layer in examination.to_json()["pictures"][0]["inside"]:
+        page.locator("#inside-layer").select_option(str(layer["layer"]))
+        for head in layer["heads"]:
+            page.locator("#inside-head").select_option(str(head["head"]))
+            best = int(np.argmax(head["weights"]))
+            name = f"R{best}" if best < 2 else "row {}, column {}".format(*divmod(best - 2, 4))
+            note = page.locator("[data-note=weights]").inner_text()
+            assert f" for {name}, " in note
+            assert "; registers " in note
+            largest.add(name)
+    assert {"R0", "R1"} <= largest
+
+
 def test_a_family_without_attention_has_a_page(browser, tmp_path):
     model = redraw(vitrail.create("ResNet-Nano", classes=10), std=0.05)
     eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))

@@ -15,12 +15,14 @@ import vitrail
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.inspection.examine import examine
+from vitrail.inspection.heads import measure_heads
 from vitrail.inspection.packing import pack, unpack
 from vitrail.inspection.panel import place_in
 from vitrail.inspection.panels.walk import class_path, walk
 from vitrail.inspection.places import position_table, structure
 from vitrail.inspection.words import SYMBOLS
 from vitrail.lab.exact import redraw
+from vitrail.models.layers import TokenBatchNorm
 from vitrail.pages.equations import symbols, typeset
 
 CLOTHES = open_data("fashion-40").splits["test"].images
@@ -39,7 +41,7 @@ KINDS = [
 
 
 def kind(name, changes):
-    model = redraw(vitrail.create(name, channels=1, classes=10, **changes), std=0.1).eval()
+    model = redraw(vitrail.create(name, **{"channels": 1, "classes": 10, **changes}), std=0.1).eval()
     return model, torch.rand(1, 1, *model.config.resolution)
 
 
@@ -65,6 +67,25 @@ def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
             assert step.norms[row, column] == pytest.approx(np.linalg.norm(vector), rel=1e-5)
             assert step.colours.shape == (rows, columns, 3)
         np.testing.assert_allclose(step.vector, vector, atol=1e-6)
+
+
+def test_colours_of_next_pixels_are_those_of_their_own_places():
+    model, image = kind("iGPT-Micro", {"output": "pixels", "causal": True, "classes": 16})
+    stations = {station.key: station for station in model.stations(vitrail.look(model, image))}
+    distances = (image.flatten(1).T - model.palette.T).abs()
+    torch.testing.assert_close((image.flatten(1).T - stations["colours"].values).abs()[:, 0], distances.amin(dim=1))
+
+
+def test_a_walk_without_classes_ends_with_what_the_model_returns():
+    for changes, ends in (
+        ({"embedding": 8}, [("pooled", "pooled-embedded"), ("embedding", "embedding")]),
+        ({}, [("blocks.3", "block"), ("pooled", "pooled-last")]),
+    ):
+        model, image = kind("ViT-Nano/7", {"classes": 0, **changes})
+        steps = walk(model, vitrail.look(model, image), 0)
+        assert [(step.key, step.sentence) for step in steps[-2:]] == ends
+        with torch.no_grad():
+            np.testing.assert_allclose(steps[-1].vector, model(image)[0].numpy(), atol=1e-6)
 
 
 def test_a_place_of_another_grid_is_at_the_centre():
@@ -171,7 +192,8 @@ def test_the_followed_patch_is_chosen(call, tmp_path):
     for wrong, message in (
         (("--patch", 7, 0), "a row from 0 to 6 and a column from 0 to 6, got 7 0."),
         (("--patch", -1, 0), "got -1 0"),
-        (("--patch", 1), "--patch"),
+        (("--patch", 3), "--patch must be two integers, ROW COLUMN, got '3'."),
+        (("--patch",), "--patch must be two integers, ROW COLUMN, got nothing."),
         (("--inside", 5), "Layer must be from 0 to 4"),
     ):
         done = call(*words, "--force", *wrong)
@@ -184,6 +206,23 @@ def test_a_family_without_places_follows_nothing():
         vitrail.inspect("MLP-Nano", CLOTHES[:1], patch=(0, 0))
     with pytest.raises(UsageError, match="Inside must not be given for family resnet"):
         vitrail.inspect("ResNet-Nano", CLOTHES[:1], inside=[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patch": 5}, "Patch must be a row and a column, got 5."),
+        ({"inside": 3}, "Layers must be a list of integers, got 3."),
+        ({"inside": ["0"]}, "Layer must be an integer, got '0'."),
+        ({"inside": [1.5]}, "Layer must be an integer, got 1.5."),
+        ({"inside": []}, "Inside must be at least one layer, got none."),
+        ({"heads": 0}, "Heads must be a list of integers, got 0."),
+    ],
+)
+def test_what_is_followed_and_opened_is_counted_in_integers(settings, message):
+    with pytest.raises(UsageError) as refused:
+        vitrail.inspect("ViT-Nano/7", CLOTHES[:1], **settings)
+    assert str(refused.value) == message
 
 
 # The inside of a layer
@@ -209,12 +248,25 @@ def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
         length = seen.steps[f"blocks.1.{step}"][0, token].norm()
         assert inside["lengths"][step] == pytest.approx(float(length), rel=1e-4)
     assert inside["lengths"]["out"] == pytest.approx(float(seen.steps["blocks.1"][0, token].norm()), rel=1e-4)
-    entering = model.entering(1, seen).detach()
-    if model.config.family != "igpt" and model.config.norm_order == "pre":
-        torch.testing.assert_close(model.blocks[1].norm1(entering), seen.steps["blocks.1.norm1"])
-        assert inside["norms"]["norm1"]["mean"] == pytest.approx(float(entering[0, token].mean()), abs=1e-4)
-        deviation = float(entering[0, token].std(correction=0))
-        assert inside["norms"]["norm1"]["deviation"] == pytest.approx(deviation, rel=1e-4)
+    is_pre, norm1 = next(iter(model.layer_equations(1))) == "norm1", model.blocks[1].norm1
+    entering = (model.entering(1, seen) if is_pre else seen.steps["blocks.1.middle"]).detach()
+    torch.testing.assert_close(norm1(entering), seen.steps["blocks.1.norm1"])
+    numbers = entering[0, token]
+    used = {
+        torch.nn.LayerNorm: {"mean": float(numbers.mean()), "deviation": float(numbers.std(correction=0))},
+        torch.nn.RMSNorm: {"rms": float(numbers.square().mean().sqrt())},
+        TokenBatchNorm: None,
+    }[type(norm1)]
+    assert inside["norms"].get("norm1") == (used and pytest.approx(used, rel=1e-4, abs=1e-6))
+
+
+def test_equations_have_the_offsets_of_the_model():
+    for name, setting in (("ViT-Nano/7", "qkv_bias"), ("iGPT-Micro", "bias")):
+        for has in (True, False):
+            model, _ = kind(name, {setting: has})
+            equations, attention = model.layer_equations(0), model.blocks[0].attn
+            for part, linear in {**dict.fromkeys("qkv", attention.qkv), "msa": attention.proj}.items():
+                assert (" + b_" in equations[part]) == (linear.bias is not None)
 
 
 def test_only_the_layers_that_are_asked_for_are_opened(monkeypatch):
@@ -242,9 +294,12 @@ def test_a_run_shows_what_grows(call, tmp_path):
     grown = json.loads(done.stdout)["growth"]
     assert [row["step"] for row in grown] == [0, 1, 2, 4]
     for row in grown:
-        model = vitrail.load(run / "snapshots" / f"step-{row['step']:09d}").model
+        bundle = vitrail.load(run / "snapshots" / f"step-{row['step']:09d}")
+        model = bundle.model
         assert row["positions"] == structure(position_table(model), (4, 4))._asdict()
-        assert np.shape(row["attention_distance_of_uniform"]) == (4, model.config.heads)
+        attention = vitrail.look(model, bundle.preprocess([np.zeros((8, 8, 1), np.uint8)])).attention
+        expected = [measure_heads(attention[layer], model.layout()).of_uniform[0] for layer in range(4)]
+        np.testing.assert_allclose(row["attention_distance_of_uniform"], expected, atol=1e-5)
     assert (tmp_path / "out" / "figures" / "growth-positions.svg").exists()
     found = vitrail.inspect(run / "bundle", str(tmp_path / "one.png"))
     assert "growth" not in found.numbers

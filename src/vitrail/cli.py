@@ -222,11 +222,13 @@ def _in_one_line(box: str) -> str:
     rules = [bool(re.search(r"─{3,}|^-{3,}$", line)) for line in lines]
     first = rules.index(True) + 1 if any(rules) else 0
     words = " ".join(line for line, is_rule in zip(lines[first:], rules[first:], strict=True) if line and not is_rule)
+    pair = re.search(r"INT INT.*Argument helptext: \S+ ([A-Z]+ [A-Z]+) ", words)
     words = re.split(r"For full helptext|Argument helptext|Arguments similar to|Perhaps you meant", words)[0]
-    value = r"(?:instantiated from \[|base 10: |to float: )(.+?)\]?(?:\. |\s*$)"
+    value = r"(?:instantiated from \[|base 10: |to float: )(.*?)\]?(?:\. |\s*$)"
     if wrong := re.match(rf"Error parsing (\S+): .*?{value}", words):
         kind = "a number" if re.search("FLOAT|to float", wrong[0]) else "an integer"
-        words = f"{wrong[1]} must be {kind}, got {wrong[2]}"
+        kind = f"two integers, {pair[1]}" if pair else kind
+        words = f"{wrong[1]} must be {kind}, got {wrong[2] or 'nothing'}"
     elif wrong := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.+?)\]", words):
         words = f"{wrong[1]} must be integers, got {wrong[2]}"
     elif wrong := re.match(r"invalid choice (.+) for argument '(.+)'\. Expected one of \((.+)\)", words):

@@ -477,7 +477,7 @@ def inspect(
         check_output(Path(output), force=force)
     shown, names = _find(images)
     if patch is not None:
-        match [as_integer(side) for side in patch]:
+        match [as_integer(side) for side in patch] if isinstance(patch, Iterable) else []:
             case int() as row, int() as column:
                 patch = row, column
             case _:

@@ -158,8 +158,7 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
         "words": WORDS,
     }
     weights = _text(b"".join(tensor.astype("<f4").tobytes() for tensor in tensors.values()))
-    trained = bool({"steps", "converted_from"} & bundle.provenance.keys())
-    warning = "" if trained else f'<div class="warn">{word("untrained", "p")}</div>'
+    warning = "" if bundle.is_trained else f'<div class="warn">{word("untrained", "p")}</div>'
     numbers = iter(range(1, len(STATIONS) + 1))
     parts = "".join(
         f"<h2>{word(part)}</h2>" + "".join(_station(one, next(numbers), fields, kinds) for one in stations)

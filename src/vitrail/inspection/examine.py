@@ -35,7 +35,7 @@ class Examination:
     @property
     def is_trained(self) -> bool:
         """Whether the bundle records its training."""
-        return self.context.is_trained
+        return self.context.bundle.is_trained
 
     def to_json(self) -> dict[str, Any]:
         """The content of `inspect.json`: all numbers of all panels."""

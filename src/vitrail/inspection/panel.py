@@ -119,11 +119,6 @@ class Context:
         """Every image, preprocessed, the shown ones first."""
         return prepare(self.bundle, [pixels for _, pixels in self._decoded])
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether the bundle records its training."""
-        return bool({"steps", "converted_from"} & self.bundle.provenance.keys())
-
     def why_no_attention(self) -> str | None:
         """Name of the sentence why there is no attention between patches; None if there is."""
         if self.layout is not None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import operator
 import re
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
@@ -16,7 +15,7 @@ from vitrail.configs.base import ModelConfig
 from vitrail.errors import UsageError
 from vitrail.models.stations import Station
 from vitrail.pages.notebook import rows_of
-from vitrail.settings import Pair, counted
+from vitrail.settings import Pair, as_integer, counted
 
 
 @dataclasses.dataclass
@@ -103,9 +102,19 @@ class Role(NamedTuple):
 
 def count_from(what: str, number: int, count: int) -> int:
     """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
-    if not -count <= number < count:
-        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {number}.")
-    return int(number) % count
+    index = as_integer(number)
+    if index is None:
+        raise UsageError(f"{what} must be an integer, got {number!r}.")
+    if not -count <= index < count:
+        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {index}.")
+    return index % count
+
+
+def count_all_from(what: str, numbers: Iterable[int], count: int) -> list[int]:
+    """The same for several."""
+    if not isinstance(numbers, Iterable):
+        raise UsageError(f"{what}s must be a list of integers, got {numbers!r}.")
+    return [count_from(what, number, count) for number in numbers]
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -363,11 +372,7 @@ class Model(nn.Module, Generic[Config]):
 
     def _pick(self, layers: Iterable[int] | None) -> list[int]:
         depth = self.config.depth
-        try:
-            chosen = range(depth) if layers is None else [operator.index(layer) for layer in layers]
-        except TypeError:
-            raise UsageError(f"Layers must be a list of integers, got {layers!r}.") from None
-        return [count_from("Layer", layer, depth) for layer in chosen]
+        return count_all_from("Layer", range(depth) if layers is None else layers, depth)
 
     def _outputs(self, images_BCHW: Tensor, layers: Iterable[int] | None, normalise: bool) -> list[Tensor]:
         """The outputs of these layers, in the order asked for."""
@@ -447,15 +452,25 @@ class Model(nn.Module, Generic[Config]):
         return Station(f"blocks.{layer}", equation, values, grid=grid, shape=shape, layer=layer, **others)
 
     def head_stations(self, seen: Seen, pooled: str, logits: str = "y W + b") -> list[Station]:
-        """The input of the head and, if the model classifies, the logits."""
-        found = [Station("pooled", f"y = {pooled}", seen.steps["pooled"][0], "pooled")]
-        if self.config.classifies:
+        """The input of the head, and the logits or the embedding, if the model has them."""
+        c = self.config
+        sentence = "pooled" if c.classes else "pooled-embedded" if c.embedding else "pooled-last"
+        found = [Station("pooled", f"y = {pooled}", seen.steps["pooled"][0], sentence)]
+        if c.classifies:
             found.append(Station("logits", logits, seen.logits[0], "logits"))
+        elif c.embedding:
+            equation = f"BN({logits.removesuffix(' + b')})"
+            found.append(Station("embedding", equation, seen.logits[0], "embedding", fields={"width": c.embedding}))
         return found
 
     def layer_equations(self, layer: int) -> dict[str, str]:
         """The equations of the steps inside a layer, by the names of `Seen.steps`, in the order of computation; for
         families that `opens_blocks`."""
+        return {}
+
+    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
+        """What the norm of a layer computes of each token that enters it, by name, each (B, T): `mean` and `deviation`,
+        or `rms`. Empty where it computes nothing per token, as BatchNorm does."""
         return {}
 
     def entering(self, layer: int, seen: Seen) -> Tensor:

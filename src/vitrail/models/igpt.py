@@ -81,12 +81,13 @@ class IGPT(Model[IGPTConfig]):
         self._check_images(images_BCHW)
         c = self.config
         colours_BN = self.quantise(images_BCHW)
+        if seen is not None:
+            seen.steps["colours"] = colours_BN
         if c.output == "pixels":
             start_B1 = torch.full_like(colours_BN[:, :1], c.palette)
             colours_BN = torch.cat([start_B1, colours_BN[:, :-1]], dim=1)
         z_BND = drop(self.colour_embed(colours_BN) + self.pos_embed, c.dropout, self.training)
         if seen is not None:
-            seen.steps["colours"] = colours_BN
             seen.steps["tokens"] = z_BND
         for layer, block in enumerate(self.blocks):
             if seen is not None and seen.wants_attention(layer):
@@ -104,8 +105,7 @@ class IGPT(Model[IGPTConfig]):
 
     def stations(self, seen: Seen) -> list[Station]:
         c = self.config
-        colours_N = seen.steps["colours"][0].clamp(max=c.palette - 1)  # the start token has no colour
-        tokens, grid = seen.steps["tokens"][0], c.grid
+        colours_N, tokens, grid = seen.steps["colours"][0], seen.steps["tokens"][0], c.grid
         found = [
             self.image_station(),
             Station(
@@ -129,11 +129,11 @@ class IGPT(Model[IGPTConfig]):
         mask = " + B" if self.config.causal else ""
         return {
             "norm1": f"n = {norm}",
-            **{part: f"{part} = n W_{part}" for part in "qkv"},
+            **{part: f"{part} = n W_{part}{offset.format(part)}" for part in "qkv"},
             "scores": f"s = q k^T / sqrt(d){mask}",
             "weights": "a = softmax(s)",
             "heads": "h = a v",
-            "msa": "m = [h_1; ...; h_k] W_o",
+            "msa": f"m = [h_1; ...; h_k] W_o{offset.format('o')}",
             "middle": "z' = m + z",
             "norm2": f"n' = {after}",
             "z1": f"z1 = n' W_1{offset.format(1)}",
@@ -141,6 +141,9 @@ class IGPT(Model[IGPTConfig]):
             "z2": f"z2 = GELU(z1) W_2{offset.format(2)}",
             "out": "z'' = z2 + z'",
         }
+
+    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
+        return {"rms": z_BTD.square().mean(dim=-1).sqrt()}
 
     def quantise(self, images_BCHW: Tensor) -> Tensor:
         """Index of the nearest palette colour of every pixel (B, N)."""

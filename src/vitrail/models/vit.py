@@ -323,11 +323,11 @@ class ViT(Model[ViTConfig]):
         bias = " + B" if self.bias(layer) is not None else ""
         score = "q k^T / sqrt(d)" if c.attention_scale is None else f"{c.attention_scale:g} * q k^T"
         attended = {
-            **{part: f"{part} = {inner} W_{part}" for part in "qkv"},
+            **{part: f"{part} = {inner} W_{part}{f' + b_{part}' if c.qkv_bias else ''}" for part in "qkv"},
             "scores": f"s = {score}{bias}",
             "weights": "a = softmax(s)",
             "heads": "h = a v",
-            "msa": "m = [h_1; ...; h_k] W_o",
+            "msa": "m = [h_1; ...; h_k] W_o + b_o",
             "middle": f"z' = {scale}m{entering}",
         }
         before, after = {"norm1": f"n = {norm}"}, norm.replace("z", "z'")
@@ -338,6 +338,11 @@ class ViT(Model[ViTConfig]):
             return {**before, **attended, "norm2": f"n' = {after}", **mlp, "out": f"z'' = {scale}z2{middle}"}
         final = norm.replace("z", f"({scale}z2{' + n' if c.residual else ''})")
         return {**attended, "norm1": f"n = {after}", **mlp, "norm2": f"z'' = {final}"}
+
+    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
+        if self.config.norm == "batch":
+            return {}
+        return {"mean": z_BTD.mean(dim=-1), "deviation": z_BTD.std(dim=-1, correction=0)}
 
     def entering(self, layer: int, seen: Seen) -> Tensor:
         z_BTD = super().entering(layer, seen)

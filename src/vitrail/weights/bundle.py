@@ -121,6 +121,11 @@ class Bundle:
             answer=self.answer,
         )
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether the provenance records a training, or another library that the weights come from."""
+        return bool({"steps", "converted_from"} & self.provenance.keys())
+
     def _repr_html_(self) -> str:
         config, known = self.model.config, self.provenance
         labels = self.labels or ()

@@ -14,7 +14,7 @@ from vitrail.inspection.colours import sequential
 from vitrail.inspection.heads import reading
 from vitrail.inspection.panel import Context, Figure, Panel, rgb
 from vitrail.inspection.words import SHARED
-from vitrail.models.base import Layout, Seen, count_from
+from vitrail.models.base import Layout, Seen, count_all_from
 from vitrail.pages.page import data_image
 from vitrail.pages.words import LANGUAGES, words_beside
 
@@ -57,8 +57,8 @@ class Attention(Panel):
         layers = range(config.depth) if asked.layers is None else asked.layers
         heads = range(config.heads) if asked.heads is None else asked.heads
         chosen = (
-            sorted({count_from("Layer", layer, config.depth) for layer in layers}),
-            sorted({count_from("Head", head, config.heads) for head in heads}),
+            sorted(set(count_all_from("Layer", layers, config.depth))),
+            sorted(set(count_all_from("Head", heads, config.heads))),
         )
         if not all(chosen):
             raise UsageError("Layers and heads must be at least one each, got none.")

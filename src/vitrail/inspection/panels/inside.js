@@ -14,7 +14,8 @@ function numbersOf(name, packed) {
 }
 
 function tokenName(token) {
-  if (token < data.prefix) return token === 0 ? say("of-class") : `${token}`;
+  if (data.class && token === 0) return say("of-class");
+  if (token < data.prefix) return `R${token - data.class}`;
   const patch = token - data.prefix;
   return say("one-patch-only", { row: Math.floor(patch / grid[1]), column: patch % grid[1] });
 }
@@ -30,9 +31,9 @@ function draw() {
     paint(name, values, packed.step * 127);
     notes[name] = say("length", { length: spoken(layer.lengths[name][at]) });
   }
-  for (const [name, [...pairs]] of Object.entries(layer.norms)) {
-    const [mean, deviation] = pairs[at].map(spoken);
-    notes[name] = say("mean-deviation", { mean, deviation, length: spoken(layer.lengths[name][at]) });
+  for (const [name, used] of Object.entries(layer.norms)) {
+    const fields = Object.fromEntries(Object.entries(used).map(([one, values]) => [one, spoken(values[at])]));
+    notes[name] = say(Object.keys(used).join("-"), { ...fields, length: spoken(layer.lengths[name][at]) });
   }
   for (const name of ["z1", "activated"]) {
     notes[name] = say("positive", { length: spoken(layer.lengths[name][at]), share: (100 * layer.positive[at]).toFixed(0) });
@@ -55,7 +56,7 @@ function draw() {
   paintHeat(document.querySelector("[data-step=weights]"), weights.slice(data.prefix), grid, data.ramp);
   notes.scores = say("largest-score", { low: spoken(Math.min(...scores.filter(isSeen))), high: spoken(most), who: tokenName(best) });
   notes.weights = say("largest-weight", { weight: spoken(weights[best]), who: tokenName(best), times: (weights[best] * layer.tokens).toFixed(1) })
-    + (data.prefix ? say("prefix-weight", { weight: spoken(first) }) : "");
+    + (data.prefix ? say(data.class ? "prefix-weight" : "registers-weight", { weight: spoken(first) }) : "");
   for (const code of document.querySelectorAll("[data-note]")) code.textContent = notes[code.dataset.note];
 }
 

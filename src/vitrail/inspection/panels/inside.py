@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitrail.errors import UsageError
@@ -13,7 +14,7 @@ from vitrail.inspection.colours import sequential, signed
 from vitrail.inspection.packing import pack, rounded_to
 from vitrail.inspection.panel import Context, Figure, Panel
 from vitrail.inspection.words import SHARED
-from vitrail.models.base import Seen, count_from
+from vitrail.models.base import Seen, count_all_from
 from vitrail.pages.equations import typeset
 from vitrail.pages.words import LANGUAGES, words_beside
 
@@ -24,9 +25,11 @@ _OF_PAIRS = ("scores", "weights")
 _SCRIPTED = (
     "length",
     "mean-deviation",
+    "rms",
     "largest-score",
     "largest-weight",
     "prefix-weight",
+    "registers-weight",
     "of-heads",
     "positive",
     "one-patch-only",
@@ -45,8 +48,8 @@ class Inner(NamedTuple):
     """q, k, v and heads: (H, R, d)."""
     scores: np.ndarray
     """(H, R, T); masked ones are -inf."""
-    norms: dict[str, np.ndarray]
-    """Mean and deviation of what enters each norm, (R, 2)."""
+    norms: dict[str, dict[str, np.ndarray]]
+    """What each norm computes of the token that enters it, by name, each (R); only norms that compute something."""
     positive: np.ndarray
     """Share of the MLP's hidden layer that is positive, (R)."""
 
@@ -64,7 +67,7 @@ class Inner(NamedTuple):
             {name: values[at] for name, values in self.lengths.items()},
             {name: values[:, at] for name, values in self.heads.items()},
             self.scores[:, at],
-            {name: values[at] for name, values in self.norms.items()},
+            {name: {one: values[at] for one, values in used.items()} for name, used in self.norms.items()},
             self.positive[at],
         )
 
@@ -82,7 +85,9 @@ class Inside(Panel):
             raise UsageError(f"Inside must not be given for family {config.family}: it has no Transformer's layers.")
         depth = config.depth
         asked = {0, depth // 2, depth - 1} if context.inside is None else context.inside
-        self.layers = sorted({count_from("Layer", layer, depth) for layer in asked})
+        self.layers = sorted(set(count_all_from("Layer", asked, depth)))
+        if not self.layers:
+            raise UsageError("Inside must be at least one layer, got none.")
         self.has_all = True
         """Whether the page carries every token, or only the followed one and [CLS]."""
         self.inner: dict[int, dict[int, Inner]] = {}
@@ -135,12 +140,13 @@ class Inside(Panel):
             {name: np.linalg.norm(step, axis=-1) for name, step in vectors.items()},
             {name: steps[name][:, rows] for name in _OF_HEADS},
             steps["scores"][:, rows],
-            {
-                name: np.stack([vectors[entering].mean(axis=-1), vectors[entering].std(axis=-1)], axis=-1)
-                for name, entering in normed.items()
-            },
+            {name: used for name, entering in normed.items() if (used := self._statistics(vectors[entering]))},
             (vectors["z1"] > 0).mean(axis=-1),
         )
+
+    def _statistics(self, entering_RD: np.ndarray) -> dict[str, np.ndarray]:
+        found = self.context.model.norm_statistics(torch.from_numpy(entering_RD)[None])
+        return {name: values[0].numpy() for name, values in found.items()}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
         """Every step of the followed patch."""
@@ -154,8 +160,8 @@ class Inside(Panel):
         return {
             "layer": layer,
             "norms": {
-                name: dict(zip(("mean", "deviation"), rounded_to(values[at], 6), strict=True))
-                for name, values in inner.norms.items()
+                name: {one: float(f"{values[at]:.6g}") for one, values in used.items()}
+                for name, used in inner.norms.items()
             },
             "lengths": {name: float(f"{values[at]:.6g}") for name, values in inner.lengths.items()},
             "positive": float(inner.positive[at]),
@@ -214,6 +220,7 @@ class Inside(Panel):
                 for language in LANGUAGES
             },
             "prefix": self._prefix,
+            "class": self._reads_class,
             "signed": signed(np.linspace(-1, 1, 255)).tolist(),
             "ramp": sequential(np.linspace(0, 1, 256)).tolist(),
             "images": {
@@ -246,7 +253,9 @@ class Inside(Panel):
             "scores": pack(np.where(masked, lowest, scores) if masked.any() else scores, bits=16),
             "least": lowest + 10 if masked.any() else None,
             "tokens": inner.scores.shape[2],
-            "norms": {name: rounded_to(values) for name, values in inner.norms.items()},
+            "norms": {
+                name: {one: rounded_to(values) for one, values in used.items()} for name, used in inner.norms.items()
+            },
             "positive": rounded_to(inner.positive, 3),
         }
 
