@@ -180,14 +180,11 @@ class Gallery:
                 self._connection.execute("DELETE FROM person WHERE id = ?", found)
                 self._count_change()
                 self._connection.execute("UPDATE about SET value = 'left' WHERE key = 'traces'")
-        if not self._rewrite():
+        if reason := self._rewrite():
             raise VitrailError(
-                f"{name!r} is removed, but traces remain in {str(self.path)!r}: another program has been reading it for"
-                f" {PATIENCE:g} seconds. Let it end, then give the same command again."
+                f"{name!r} is removed, but traces remain in {str(self.path)!r} ({reason}): make room, or let the other"
+                " program end, then give the same command again."
             )
-        with self._writing():
-            self._connection.execute("UPDATE about SET value = 'none' WHERE key = 'traces'")
-        self._empty_journal()
         return found is not None
 
     def calibration(self, task: str) -> Calibration | None:
@@ -292,23 +289,32 @@ class Gallery:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _rewrite(self) -> bool:
-        """Write all that the file should hold anew and empty its journal; False if other programs are in the way."""
+    def _rewrite(self) -> str | None:
+        """Write all that the file should hold anew, which takes as much room again, and empty its journal. Returns the
+        reason if that is not possible now."""
         with _told(self.path):
             try:
                 self._connection.execute("VACUUM")
+                if reason := self._empty_journal():
+                    return reason
+                self._connection.execute("UPDATE about SET value = 'none' WHERE key = 'traces'")
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode not in _BUSY:
+                if (code := error.sqlite_errorcode & 0xFF) not in (*_BUSY, *_NO_ROOM):
                     raise
-                return False
-            return self._empty_journal()
+                return str(error) if code in _NO_ROOM else _in_use()
+        return None
 
-    def _empty_journal(self) -> bool:
+    def _empty_journal(self) -> str | None:
         busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return not busy
+        return _in_use() if busy else None
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def _in_use() -> str:
+    return f"another program has been reading it for {PATIENCE:g} seconds"
 
 
 @contextlib.contextmanager
@@ -327,7 +333,7 @@ def _told(path: Path) -> Generator[None]:
             raise UsageError(_foreign(path)) from None
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({error}).") from None
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        if code in _NO_ROOM:
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
         raise DamagedError(path=path, cause=f"is damaged ({error})", advice="Restore it from a copy.") from None
 
