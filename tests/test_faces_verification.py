@@ -122,6 +122,25 @@ def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
     assert found.units == units
 
 
+def test_few_people_with_many_images_take_bounded_memory():
+    vectors, who = made_up(people=4, images=80)
+    found = judge(vectors, who)
+    assert len(found.curve.thresholds) > 10_000
+    assert found.draws.tar.size <= verification._TABLE
+    low, high = found.report()["eer_interval"]
+    assert low <= found.report()["eer"] <= high
+
+
+def test_without_intervals_nothing_is_resampled(monkeypatch):
+    vectors, who = made_up()
+    whole = judge(vectors, who).report()
+    monkeypatch.setattr(verification, "_resample", None)
+    found = judge(vectors, who, intervals=False)
+    assert (found.draws, found.units) == (None, 0)
+    tar = [row | {"interval": None} for row in whole["tar"]]
+    assert found.report() == whole | {"eer_interval": None, "tar": tar, "resampled": 0}
+
+
 def test_everything_is_a_pure_function_of_the_seed():
     vectors, who = made_up()
     assert judge(vectors, who, seed=3).report() == judge(vectors, who, seed=3).report()
@@ -248,6 +267,19 @@ def test_groups_are_judged_at_the_thresholds_of_all():
         assert first["threshold"] == threshold
         assert first["group_far"] == pytest.approx((scores[~truth] >= threshold).mean(), abs=1e-3)
         assert first["tar"] == pytest.approx((scores[truth] >= threshold).mean(), abs=1e-2)
+
+
+def test_a_groups_interval_is_that_of_its_images_alone():
+    vectors, who = made_up(people=12, images=4)
+    found = judge(vectors, who)
+    (row,) = by_group(
+        lambda: all_pairs(vectors), who, ["a" if person in (2, 3, 5, 7) else None for person in range(12)], found
+    )
+    chosen = np.isin(who, (2, 3, 5, 7))
+    alone = judge(
+        vectors[chosen], np.unique(who[chosen], return_inverse=True)[1], also=[found.curve.at_far(0.1).threshold]
+    )
+    assert row["eer_interval"] == pytest.approx(alone.report()["eer_interval"], abs=1e-9)
 
 
 def test_the_worst_pairs_are_the_worst():

@@ -90,8 +90,9 @@ class Verification(NamedTuple):
     """Everything about the pairs of a data set."""
 
     curve: Curve
-    draws: Curve
-    """The same for each resampling of people: TAR and FAR are (draws, thresholds), at fewer thresholds."""
+    draws: Curve | None
+    """The same for each resampling of people: TAR and FAR are (draws, thresholds), at fewer thresholds. None without
+    intervals."""
     units: int
     """How many people, or groups of them, are resampled."""
     histograms: tuple[np.ndarray, np.ndarray]
@@ -102,20 +103,21 @@ class Verification(NamedTuple):
     def report(self) -> dict[str, Any]:
         """EER, and TAR at each of FARS, with 95 % intervals; null where the data cannot support a rate."""
         eer, point = self.curve.at_equal_errors()
-        errors = np.maximum(self.draws.far, 1 - self.draws.tar).min(axis=1)
+        errors = None if self.draws is None else np.maximum(self.draws.far, 1 - self.draws.tar).min(axis=1)
         rows: list[dict[str, Any]] = []
         for far in FARS:
             row: dict[str, Any] = {"far": far, "tar": None, "interval": None, "threshold": None}
             if self.curve.supports(far):
                 found = self.curve.at_far(far)
-                drawn = np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1)
-                row |= {"tar": found.tar, "interval": interval(drawn), "threshold": _finite(found.threshold)}
+                row |= {"tar": found.tar, "threshold": _finite(found.threshold)}
+                if self.draws is not None:
+                    row["interval"] = interval(np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1))
             rows.append(row)
         return {
             "genuine": self.curve.genuine,
             "impostor": self.curve.impostor,
             "eer": eer,
-            "eer_interval": interval(errors),
+            "eer_interval": None if errors is None else interval(errors),
             "eer_threshold": _finite(point.threshold),
             "tar": rows,
             "resampled": self.units,
@@ -144,18 +146,20 @@ def listed_pairs(vectors_ND: np.ndarray, one: np.ndarray, other: np.ndarray) -> 
         yield Block(a, b, np.einsum("nd,nd->n", vectors_ND[a], vectors_ND[b]))
 
 
-def verify(blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = ()) -> Verification:
+def verify(
+    blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = (), intervals: bool = True
+) -> Verification:
     """Judge pairs of images, whose `people` (N) are numbers from 0. The curve has the thresholds `also`, too.
 
     Intervals come from resampling people, not pairs, because the pairs of a person are alike: a person drawn twice
     counts twice in genuine pairs, and every impostor pair as often as the product of both people. More than 128 people
-    are resampled in 128 random groups.
+    are resampled in 128 random groups. Without `intervals`, all this is left out.
     """
     genuine, low = _genuine(blocks, people)
     if not len(genuine.scores):
         raise UsageError("Data must have a person with two images, got one image of each: nothing to verify.")
     known = np.union1d(genuine.scores, np.asarray(also, np.float32)).astype(np.float32)
-    units = _Units.deal(int(people.max()) + 1, len(known), seed)
+    units = _Units.deal(int(people.max()) + 1, len(known), seed) if intervals else _NO_UNITS
     impostors = _count_impostors(blocks, people, known, units)
     impostor = int(impostors.passed.sum())
     if not impostor:
@@ -168,8 +172,10 @@ def verify(blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[
         count,
         impostor,
     )
-    tar, far = _bootstrap(genuine, people, known, units, impostors.table, seed)
-    draws = Curve(known[units.kept][::-1], tar, far, count, impostor)
+    draws = None
+    if units.count:
+        tar, far = _bootstrap(genuine, people, known, units, impostors.table, seed)
+        draws = Curve(known[units.kept][::-1], tar, far, count, impostor)
     histograms = (_histogram(genuine.scores), impostors.histogram)
     return Verification(curve, draws, units.count, histograms, (low, impostors.worst))
 
@@ -181,13 +187,17 @@ class _Units(NamedTuple):
     of: np.ndarray
     """The unit of each person."""
     kept: np.ndarray
-    """Indices of thresholds: all of them, or so many, evenly spaced, that the table is of bounded size."""
+    """Indices of thresholds: all of them, or so many, evenly spaced, that table and draws are of bounded size."""
 
     @classmethod
     def deal(cls, people: int, thresholds: int, seed: int) -> Self:
         count = min(people, _UNITS)
-        spaced = np.linspace(0, thresholds - 1, min(thresholds, _TABLE // count**2)).round().astype(np.int64)
+        most = _TABLE // max(count**2, DRAWS)  # for the table as for the draws
+        spaced = np.linspace(0, thresholds - 1, min(thresholds, most)).round().astype(np.int64)
         return cls(count, chance.permutation(people, seed, stream="units of people") % count, np.unique(spaced))
+
+
+_NO_UNITS = _Units(0, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class _Impostors(NamedTuple):
@@ -209,9 +219,10 @@ def _count_impostors(blocks: Blocks, people: np.ndarray, known: np.ndarray, unit
         block = _take(block, people[block.one] != people[block.other])
         passed = np.searchsorted(known, block.scores, side="right")
         counts += np.bincount(passed, minlength=len(counts))
-        place = units.of[people[block.one]] * units.count + units.of[people[block.other]]
-        passed_kept = np.searchsorted(units.kept, passed - 1, side="right")
-        table += np.bincount(place * width + passed_kept, minlength=len(table))
+        if units.count:
+            place = units.of[people[block.one]] * units.count + units.of[people[block.other]]
+            passed_kept = np.searchsorted(units.kept, passed - 1, side="right")
+            table += np.bincount(place * width + passed_kept, minlength=len(table))
         histogram += _histogram(block.scores)
         worst = _keep(_join(worst, block), sign=-1)
     return _Impostors(counts, table.reshape(units.count, units.count, width), histogram, worst)
@@ -432,7 +443,8 @@ def by_group(
         inside = np.array([name == group for name in group_of])[people]
         row: dict[str, Any] = {"group": group, "people": len(np.unique(people[inside])), "images": int(inside.sum())}
         try:
-            own = np.searchsorted(np.unique(people[inside]), people)  # numbers from 0 within the group
+            members = np.unique(people[inside])
+            own = np.searchsorted(members[:-1], people)  # numbers from 0 within the group, and some of it for others
             one = verify(lambda inside=inside: _within(blocks, inside), own, seed=seed, also=thresholds)
         except UsageError:  # one person, or one image of each
             rows.append(row | {"genuine": 0, "impostor": 0, "eer": None, "eer_interval": None, "at": []})
