@@ -7,6 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -377,6 +378,28 @@ def test_people_are_left_out(call, people, gallery, tmp_path):
     words = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
     assert call(*words).returncode == 2
     assert json.loads(call(*words, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
+
+
+def test_people_are_the_same_in_either_spelling_of_unicode(call, people, gallery, tmp_path):
+    names = {"person-00": "김한", "person-03": "이봄", "person-04": "최별", "person-05": "최별"}
+    forms = {"person-05": "NFC"}  # 최별 in two folders
+    for kind in ("known", "others"):
+        for folder in (people / kind).iterdir():
+            name = unicodedata.normalize(forms.get(folder.name, "NFD"), names.get(folder.name, folder.name))
+            (tmp_path / "all").mkdir(exist_ok=True)
+            (tmp_path / "all" / name).symlink_to(folder)
+    probe = people / "known" / "person-00" / "4.png"
+    assert call("faces", "enroll", "fashion", gallery, "김한", probe).returncode == 0
+    (tmp_path / "known.txt").write_text("person-01\nperson-02\n")
+    words = ["--without", tmp_path / "known.txt"]
+    done = call("faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", *words)
+    assert (done.returncode, "got '김한', who is in the gallery" in done.stderr) == (2, True)
+    (tmp_path / "known.txt").write_text("person-01\nperson-02\n김한\n", encoding="utf-8")
+    (tmp_path / "groups.csv").write_text("이봄,one\n최별,one\n", encoding="utf-8")
+    words += ["--groups", tmp_path / "groups.csv", "--json"]
+    report = json.loads(call("faces", "evaluate", "fashion", tmp_path / "all", *words).stdout)
+    assert (report["people"], report["images"]) == (19, 120)
+    assert (report["groups"][0]["people"], report["groups"][0]["images"]) == (2, 18)
 
 
 def test_faces_are_aligned_by_landmarks(call, people, tmp_path):

@@ -42,9 +42,15 @@ CREATE TABLE calibration (task TEXT PRIMARY KEY, document TEXT NOT NULL);
 """
 
 
+def composed(name: str) -> str:
+    """A name in the one spelling by which people are compared: some systems write 한 as three characters, others as
+    one."""
+    return unicodedata.normalize("NFC", name)
+
+
 def plain_name(name: str) -> str:
     """The name of a person as a gallery keeps it."""
-    name = unicodedata.normalize("NFC", name)  # some systems write 한 as three characters, others as one
+    name = composed(name)
     if not name or name != name.strip() or not name.isprintable():
         raise UsageError(f"Name must be printable text without spaces around it, got {name!r}.")
     return name
