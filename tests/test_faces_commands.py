@@ -317,6 +317,17 @@ def test_evaluate_all_pairs_by_group_and_on_a_page(call, people, tmp_path):
     assert "false accepts / refusals at FAR 0.1 of all" in shown
 
 
+def test_two_people_are_evaluated_without_intervals(call, people, tmp_path):
+    (tmp_path / "without.txt").write_text("person-02\n")
+    (tmp_path / "groups.csv").write_text("person-00,both\nperson-01,both\n")
+    words = ["--without", tmp_path / "without.txt", "--groups", tmp_path / "groups.csv", "--output", tmp_path / "page"]
+    done = call("faces", "evaluate", "fashion", people / "known", *words)
+    assert (done.returncode, re.search(r"equal error rate +\d+\.\d\d% *\n", done.stdout) is not None) == (0, True)
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "n = 2 people: too few for intervals" in page
+    assert "95 % interval " not in page
+
+
 def test_evaluate_a_list_of_pairs(call, people, tmp_path):
     random = np.random.default_rng(0)
     listed = []

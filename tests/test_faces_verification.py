@@ -14,6 +14,7 @@ from vitrail import chance
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import verification
 from vitrail.faces.calibrate import check_rate, clopper_pearson, least_rate, threshold_at
+from vitrail.faces.objective import judge_pairs
 from vitrail.faces.pairs import read_pairs
 from vitrail.faces.verification import (
     DRAWS,
@@ -173,6 +174,22 @@ def test_rates_that_the_data_cannot_support_are_null():
     assert [row["tar"] is None for row in report["tar"]] == [False, True, True]
     assert [row["dir"] for row in identify(vectors, who)["dir"]] == [None] * 3
     assert people_folds(vectors[who < 3], who[who < 3]) is None
+
+
+def test_two_people_have_numbers_without_intervals():
+    vectors, who = made_up(people=2, images=20)
+    found = judge(vectors, who)
+    report = found.report()
+    assert 0 < report["eer"] < 1
+    assert (report["eer_interval"], report["resampled"]) == (None, 0)
+    assert (report["tar"][0]["tar"] > 0, report["tar"][0]["interval"]) == (True, None)
+    assert identify(vectors, who)["rank1_interval"] is None
+    judged = judge_pairs(found, 2, "test")
+    assert judged.sentence == f"test equal error rate {report['eer']:.1%} (2 people, 780 pairs)"
+    assert "interval" not in judged.summary[0][0]
+    (row,) = by_group(lambda: all_pairs(vectors), who, ["pair", "pair"], found)
+    assert (row["eer"], row["eer_interval"]) == (report["eer"], None)
+    assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3
 
 
 def test_a_model_that_is_always_wrong_has_finite_numbers():

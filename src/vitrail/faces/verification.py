@@ -33,6 +33,7 @@ BINS = np.linspace(-1, 1, 51)
 _BLOCK = 2**21  # pairs at a time
 _TABLE = 2**23  # numbers of the bootstrap's table
 _UNITS = 128  # most units that are resampled
+_FEWEST = 3  # two units have one draw that is not one of them alone, and so an interval of width zero
 
 
 class Block(NamedTuple):
@@ -101,7 +102,8 @@ class Verification(NamedTuple):
     """The genuine pairs that are least alike, and the impostor pairs that are most alike."""
 
     def report(self) -> dict[str, Any]:
-        """EER, and TAR at each of FARS, with 95 % intervals; null where the data cannot support a rate."""
+        """EER, and TAR at each of FARS, with 95 % intervals; null where the data cannot support a rate or an
+        interval."""
         eer, point = self.curve.at_equal_errors()
         errors = None if self.draws is None else np.maximum(self.draws.far, 1 - self.draws.tar).min(axis=1)
         rows: list[dict[str, Any]] = []
@@ -153,13 +155,14 @@ def verify(
 
     Intervals come from resampling people, not pairs, because the pairs of a person are alike: a person drawn twice
     counts twice in genuine pairs, and every impostor pair as often as the product of both people. More than 128 people
-    are resampled in 128 random groups. Without `intervals`, all this is left out.
+    are resampled in 128 random groups. Without `intervals`, or with two people, all this is left out.
     """
     genuine, low = _genuine(blocks, people)
     if not len(genuine.scores):
         raise UsageError("Data must have a person with two images, got one image of each: nothing to verify.")
     known = np.union1d(genuine.scores, np.asarray(also, np.float32)).astype(np.float32)
-    units = _Units.deal(int(people.max()) + 1, len(known), seed) if intervals else _NO_UNITS
+    everybody = int(people.max()) + 1
+    units = _Units.deal(everybody, len(known), seed) if intervals and everybody >= _FEWEST else _NO_UNITS
     impostors = _count_impostors(blocks, people, known, units)
     impostor = int(impostors.passed.sum())
     if not impostor:
@@ -386,7 +389,7 @@ def _search(vectors_ND: np.ndarray, people: np.ndarray, enrolled: np.ndarray, pr
 
 def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
     """Rank-1 identification and, with half of the people unknown, DIR at each of FARS; 95 % intervals by resampling
-    the people of the probes.
+    the people of the probes, null for less than three.
 
     The first half of each person's images is enrolled as one template, their mean; the other images are probes. For
     DIR, people are dealt to two halves; each is enrolled once while all images of the other are unknown, and both
@@ -400,7 +403,8 @@ def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> di
         answers = _search(vectors_ND, people, np.flatnonzero(enrolled), probes)
         counts, right = (np.bincount(answers.people, some, len(weights[0])) for some in (None, answers.is_right))
         shares = (weights @ right) / np.maximum(weights @ counts, 1)
-        result |= {"rank1": float(answers.is_right.mean()), "rank1_interval": interval(shares)}
+        result["rank1"] = float(answers.is_right.mean())
+        result["rank1_interval"] = interval(shares) if np.count_nonzero(counts) >= _FEWEST else None
     is_first = chance.permutation(int(people.max()) + 1, seed, stream="unknown people")[people] % 2 == 0
     halves = []
     for is_known in (is_first, ~is_first):
@@ -414,7 +418,7 @@ def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> di
             # The first row counts everybody once. Some draws at a time: they are as wide as there are images.
             every = np.array_split(np.vstack([np.ones_like(weights[:1]), weights]), DRAWS // 50)
             rates = np.mean([np.concatenate([_dir(*half, far, some) for some in every]) for half in halves], axis=0)
-            row |= {"dir": float(rates[0]), "interval": interval(rates[1:])}
+            row |= {"dir": float(rates[0]), "interval": interval(rates[1:]) if len(weights[0]) >= _FEWEST else None}
         result["dir"].append(row)
     return result | {"unknown": unknown}
 
