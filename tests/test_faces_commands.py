@@ -180,6 +180,18 @@ def test_remove(call, people, gallery):
     assert "Did you mean 'person-0" in done.stderr
 
 
+@pytest.mark.parametrize("journal", [None, "WAL"])
+def test_an_enrolment_that_was_killed_can_be_given_again(call, people, tmp_path, journal):
+    path = tmp_path / "people.gallery"
+    path.touch()
+    if journal:
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.close()
+    done = call("faces", "enroll", "fashion", path, "Ann", people / "known" / "person-00" / "1.png")
+    assert (done.returncode, "Ann: 1 new, 1 in all" in done.stdout) == (0, True)
+
+
 def test_nothing_is_written_if_an_image_is_bad(call, people, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "small.png")
     good = people / "known" / "person-00" / "1.png"

@@ -100,16 +100,24 @@ class Gallery:
             )
         if not path.exists():
             _create_private(path)
-        with _told(path):
-            uri = f"{path.absolute().as_uri()}?mode=rw"
-            connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
-        gallery = cls(path, connection)
+        gallery = cls(path, _connect(path))
         try:
             gallery._prepare(model, bundle, width)
         except BaseException:
-            connection.close()
+            gallery.close()
             raise
         return gallery
+
+    @classmethod
+    def check(cls, path: Path, *, model: str, bundle: str) -> None:
+        """Refuse early what `open` with a width would refuse. A file that does not exist, or that a program was making
+        when it was killed, is not refused."""
+        if path.is_file():
+            with contextlib.closing(cls(path, _connect(path))) as gallery, _told(path):
+                if gallery._is_unfinished():
+                    return
+        if path.exists():
+            cls.open(path, model=model, bundle=bundle).close()
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +244,7 @@ class Gallery:
         with _told(self.path):
             for setting in ("synchronous = FULL", "secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 self._connection.execute(f"PRAGMA {setting}")
-            if width is not None and not self._has_tables():
+            if width is not None and self._is_unfinished():
                 self._connection.execute(f"PRAGMA page_size = {_PAGE}")
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._create(model or "", bundle, width)
@@ -256,12 +264,15 @@ class Gallery:
                 " compared."
             )
 
-    def _has_tables(self) -> bool:
-        return self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+    def _is_unfinished(self) -> bool:
+        """Whether the file is empty, or a program was killed before it made the tables."""
+        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        return (tables, application) == (0, 0)
 
     def _create(self, model: str, bundle: str, width: int) -> None:
         with self._writing():
-            if self._has_tables():  # another program was faster
+            if not self._is_unfinished():  # another program was faster
                 return
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
@@ -342,6 +353,12 @@ def _told(path: Path) -> Generator[None]:
         if code in _NO_ROOM:
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
         raise DamagedError(path=path, cause=f"is damaged ({error})", advice="Restore it from a copy.") from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with _told(path):
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
 
 
 def _create_private(path: Path) -> None:

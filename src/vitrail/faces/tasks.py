@@ -193,8 +193,7 @@ def enroll(
     """Add images of a person to a gallery, which is made if it does not exist. Nothing is written if one image cannot
     be read."""
     name, embedder = plain_name(name), Embedder(bundle, device=device, aligner=_aligner(landmarks))
-    if gallery.exists():
-        Gallery.open(gallery, model=embedder.key, bundle=bundle).close()  # refused before the work is done
+    Gallery.check(gallery, model=embedder.key, bundle=bundle)
     found = embedder.embed(files)
     with Gallery.open(gallery, model=embedder.key, bundle=bundle, width=found.vectors.shape[1]) as opened:
         had_threshold = opened.calibration("identify") is not None
