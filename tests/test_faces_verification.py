@@ -417,6 +417,10 @@ def test_a_threshold_accepts_as_many_as_it_may_and_no_more(far, digits):
     assert threshold > lower
 
 
+def test_a_rate_of_almost_one_refuses_the_lowest_score():
+    assert threshold_at(0.9999999999999, [np.arange(10) / 10], 10) == (pytest.approx(0.05), 9)
+
+
 def test_equal_scores_at_the_top_are_all_refused():
     threshold, errors = threshold_at(0.1, [np.ones(100, np.float32)], 100)
     assert (threshold > 1, errors) == (True, 0)
