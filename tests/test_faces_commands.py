@@ -7,6 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,18 @@ def test_remove(call, people, gallery):
     assert "Did you mean 'person-0" in done.stderr
 
 
+@pytest.mark.parametrize("journal", [None, "WAL"])
+def test_an_enrolment_that_was_killed_can_be_given_again(call, people, tmp_path, journal):
+    path = tmp_path / "people.gallery"
+    path.touch()
+    if journal:
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.close()
+    done = call("faces", "enroll", "fashion", path, "Ann", people / "known" / "person-00" / "1.png")
+    assert (done.returncode, "Ann: 1 new, 1 in all" in done.stdout) == (0, True)
+
+
 def test_nothing_is_written_if_an_image_is_bad(call, people, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "small.png")
     good = people / "known" / "person-00" / "1.png"
@@ -316,6 +329,17 @@ def test_evaluate_all_pairs_by_group_and_on_a_page(call, people, tmp_path):
     assert "false accepts / refusals at FAR 0.1 of all" in shown
 
 
+def test_two_people_are_evaluated_without_intervals(call, people, tmp_path):
+    (tmp_path / "without.txt").write_text("person-02\n")
+    (tmp_path / "groups.csv").write_text("person-00,both\nperson-01,both\n")
+    words = ["--without", tmp_path / "without.txt", "--groups", tmp_path / "groups.csv", "--output", tmp_path / "page"]
+    done = call("faces", "evaluate", "fashion", people / "known", *words)
+    assert (done.returncode, re.search(r"equal error rate +\d+\.\d\d% *\n", done.stdout) is not None) == (0, True)
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "n = 2 people: too few for intervals" in page
+    assert "95 % interval " not in page
+
+
 def test_evaluate_a_list_of_pairs(call, people, tmp_path):
     random = np.random.default_rng(0)
     listed = []
@@ -377,6 +401,28 @@ def test_people_are_left_out(call, people, gallery, tmp_path):
     words = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
     assert call(*words).returncode == 2
     assert json.loads(call(*words, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
+
+
+def test_people_are_the_same_in_either_spelling_of_unicode(call, people, gallery, tmp_path):
+    names = {"person-00": "김한", "person-03": "이봄", "person-04": "최별", "person-05": "최별"}
+    forms = {"person-05": "NFC"}  # 최별 in two folders
+    for kind in ("known", "others"):
+        for folder in (people / kind).iterdir():
+            name = unicodedata.normalize(forms.get(folder.name, "NFD"), names.get(folder.name, folder.name))
+            (tmp_path / "all").mkdir(exist_ok=True)
+            (tmp_path / "all" / name).symlink_to(folder)
+    probe = people / "known" / "person-00" / "4.png"
+    assert call("faces", "enroll", "fashion", gallery, "김한", probe).returncode == 0
+    (tmp_path / "known.txt").write_text("person-01\nperson-02\n")
+    words = ["--without", tmp_path / "known.txt"]
+    done = call("faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", *words)
+    assert (done.returncode, "got '김한', who is in the gallery" in done.stderr) == (2, True)
+    (tmp_path / "known.txt").write_text("person-01\nperson-02\n김한\n", encoding="utf-8")
+    (tmp_path / "groups.csv").write_text("이봄,one\n최별,one\n", encoding="utf-8")
+    words += ["--groups", tmp_path / "groups.csv", "--json"]
+    report = json.loads(call("faces", "evaluate", "fashion", tmp_path / "all", *words).stdout)
+    assert (report["people"], report["images"]) == (19, 120)
+    assert (report["groups"][0]["people"], report["groups"][0]["images"]) == (2, 18)
 
 
 def test_faces_are_aligned_by_landmarks(call, people, tmp_path):

@@ -1,6 +1,7 @@
 """The gallery: exact search, one model, nothing lost by kill -9, nothing left of who is removed."""
 
 import json
+import re
 import shutil
 import sqlite3
 import stat
@@ -287,6 +288,39 @@ def test_a_reader_in_the_way_is_said_and_the_same_command_finishes(path, monkeyp
         assert traces(path, secrets) == []
         with pytest.raises(UsageError, match=r"got 'Person 1'\. Did you mean 'Person"):
             opened.remove("Person 1")
+
+
+FULL = """
+import resource, sys
+from vitrail.errors import VitrailError
+from vitrail.faces.gallery import Gallery
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # a disk without room for a second copy
+try:
+    with Gallery.open(sys.argv[1]) as opened:
+        opened.remove("Person 1")
+except VitrailError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_full_disk_is_said_and_the_same_command_finishes(path):
+    every = vectors(400, width=512)
+    with Gallery.open(path, model="m", width=512) as opened:
+        opened._connection.execute("PRAGMA synchronous = OFF")  # only to be faster here
+        for number, row in enumerate(every):
+            opened.enroll(f"Person {number}", row[None], [f"source {number}"])
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    told = r"'Person 1' is removed, but traces remain in .* \(d.*(full|I/O error)\): make room, or"
+    assert re.match(told, done.stdout)
+    with Gallery.open(path) as opened:
+        assert len(opened.people()) == 399
+        assert opened.remove("Person 1") is False
+        with pytest.raises(UsageError, match="got 'Person 1'"):
+            opened.remove("Person 1")
+    assert traces(path, [every[1].tobytes()[:16]]) == []
 
 
 def test_the_wait_for_a_reader_is_five_seconds():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from vitrail import chance
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import verification
 from vitrail.faces.calibrate import check_rate, clopper_pearson, least_rate, threshold_at
+from vitrail.faces.objective import judge_pairs
 from vitrail.faces.pairs import read_pairs
 from vitrail.faces.verification import (
     DRAWS,
@@ -122,6 +124,25 @@ def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
     assert found.units == units
 
 
+def test_few_people_with_many_images_take_bounded_memory():
+    vectors, who = made_up(people=4, images=80)
+    found = judge(vectors, who)
+    assert len(found.curve.thresholds) > 10_000
+    assert found.draws.tar.size <= verification._TABLE
+    low, high = found.report()["eer_interval"]
+    assert low <= found.report()["eer"] <= high
+
+
+def test_without_intervals_nothing_is_resampled(monkeypatch):
+    vectors, who = made_up()
+    whole = judge(vectors, who).report()
+    monkeypatch.setattr(verification, "_resample", None)
+    found = judge(vectors, who, intervals=False)
+    assert (found.draws, found.units) == (None, 0)
+    tar = [row | {"interval": None} for row in whole["tar"]]
+    assert found.report() == whole | {"eer_interval": None, "tar": tar, "resampled": 0}
+
+
 def test_everything_is_a_pure_function_of_the_seed():
     vectors, who = made_up()
     assert judge(vectors, who, seed=3).report() == judge(vectors, who, seed=3).report()
@@ -153,6 +174,22 @@ def test_rates_that_the_data_cannot_support_are_null():
     assert [row["tar"] is None for row in report["tar"]] == [False, True, True]
     assert [row["dir"] for row in identify(vectors, who)["dir"]] == [None] * 3
     assert people_folds(vectors[who < 3], who[who < 3]) is None
+
+
+def test_two_people_have_numbers_without_intervals():
+    vectors, who = made_up(people=2, images=20)
+    found = judge(vectors, who)
+    report = found.report()
+    assert 0 < report["eer"] < 1
+    assert (report["eer_interval"], report["resampled"]) == (None, 0)
+    assert (report["tar"][0]["tar"] > 0, report["tar"][0]["interval"]) == (True, None)
+    assert identify(vectors, who)["rank1_interval"] is None
+    judged = judge_pairs(found, 2, "test")
+    assert judged.sentence == f"test equal error rate {report['eer']:.1%} (2 people, 780 pairs)"
+    assert "interval" not in judged.summary[0][0]
+    (row,) = by_group(lambda: all_pairs(vectors), who, ["pair", "pair"], found)
+    assert (row["eer"], row["eer_interval"]) == (report["eer"], None)
+    assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3
 
 
 def test_a_model_that_is_always_wrong_has_finite_numbers():
@@ -250,6 +287,17 @@ def test_groups_are_judged_at_the_thresholds_of_all():
         assert first["tar"] == pytest.approx((scores[truth] >= threshold).mean(), abs=1e-2)
 
 
+def test_a_groups_interval_is_that_of_its_images_alone():
+    vectors, who = made_up(people=20, images=4)
+    found = judge(vectors, who)
+    group_of = ["some" if person % 2 and person < 16 else None for person in range(20)]
+    (row,) = by_group(lambda: all_pairs(vectors), who, group_of, found)
+    chosen = (who % 2 == 1) & (who < 16)
+    thresholds = [found.curve.at_far(far).threshold for far in FARS if found.curve.supports(far)]
+    alone = judge(vectors[chosen], who[chosen] // 2, also=thresholds)
+    assert row["eer_interval"] == pytest.approx(alone.report()["eer_interval"], abs=1e-9)
+
+
 def test_the_worst_pairs_are_the_worst():
     vectors, who = made_up()
     scores, truth = scores_of(vectors, who)
@@ -310,6 +358,15 @@ def test_pairs_are_read_as_lfw_writes_them(tmp_path):
     assert len(read_pairs(path, IMAGES).one) == 2
 
 
+def test_pairs_name_people_in_either_spelling_of_unicode(tmp_path):
+    path = tmp_path / "pairs.txt"
+    files = {name: [unicodedata.normalize("NFD", f"{name}_000{n}.jpg") for n in (1, 2)] for name in ("김한", "이봄")}
+    for form in ("NFC", "NFD"):
+        path.write_text(unicodedata.normalize(form, "1\n김한 1 2\n김한 1 이봄 2\n"), encoding="utf-8")
+        found = read_pairs(path, files)
+        assert (found.files, found.people) == ((*files["김한"], files["이봄"][1]), ("김한", "김한", "이봄"))
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
@@ -358,6 +415,10 @@ def test_a_threshold_accepts_as_many_as_it_may_and_no_more(far, digits):
     lower = scores[scores < threshold].max()  # the next threshold below would accept too many
     assert (scores >= lower).sum() > far * 5000
     assert threshold > lower
+
+
+def test_a_rate_of_almost_one_refuses_the_lowest_score():
+    assert threshold_at(0.9999999999999, [np.arange(10) / 10], 10) == (pytest.approx(0.05), 9)
 
 
 def test_equal_scores_at_the_top_are_all_refused():

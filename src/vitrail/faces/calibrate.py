@@ -89,7 +89,7 @@ def _rounded_up(rate: float) -> float:
 def threshold_at(far: float, blocks: Iterable[np.ndarray], trials: int) -> tuple[float, int]:
     """The lowest threshold between two scores that accepts at most a share `far` of the `trials`, whose scores come in
     blocks; and how many it accepts. Only the highest scores are kept in memory."""
-    most = math.floor(far * trials * (1 + 1e-12))
+    most = min(math.floor(far * trials * (1 + 1e-12)), trials - 1)  # one is refused, or there is no lowest threshold
     top = np.empty(0, np.float64)
     for block in blocks:
         top = np.concatenate([top, block.astype(np.float64)])

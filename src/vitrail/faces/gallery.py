@@ -42,9 +42,15 @@ CREATE TABLE calibration (task TEXT PRIMARY KEY, document TEXT NOT NULL);
 """
 
 
+def composed(name: str) -> str:
+    """A name in the one spelling by which people are compared: some systems write 한 as three characters, others as
+    one."""
+    return unicodedata.normalize("NFC", name)
+
+
 def plain_name(name: str) -> str:
     """The name of a person as a gallery keeps it."""
-    name = unicodedata.normalize("NFC", name)  # some systems write 한 as three characters, others as one
+    name = composed(name)
     if not name or name != name.strip() or not name.isprintable():
         raise UsageError(f"Name must be printable text without spaces around it, got {name!r}.")
     return name
@@ -94,16 +100,24 @@ class Gallery:
             )
         if not path.exists():
             _create_private(path)
-        with _told(path):
-            uri = f"{path.absolute().as_uri()}?mode=rw"
-            connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
-        gallery = cls(path, connection)
+        gallery = cls(path, _connect(path))
         try:
             gallery._prepare(model, bundle, width)
         except BaseException:
-            connection.close()
+            gallery.close()
             raise
         return gallery
+
+    @classmethod
+    def check(cls, path: Path, *, model: str, bundle: str) -> None:
+        """Refuse early what `open` with a width would refuse. A file that does not exist, or that a program was making
+        when it was killed, is not refused."""
+        if path.is_file():
+            with contextlib.closing(cls(path, _connect(path))) as gallery, _told(path):
+                if gallery._is_unfinished():
+                    return
+        if path.exists():
+            cls.open(path, model=model, bundle=bundle).close()
 
     def __enter__(self) -> Self:
         return self
@@ -180,14 +194,11 @@ class Gallery:
                 self._connection.execute("DELETE FROM person WHERE id = ?", found)
                 self._count_change()
                 self._connection.execute("UPDATE about SET value = 'left' WHERE key = 'traces'")
-        if not self._rewrite():
+        if reason := self._rewrite():
             raise VitrailError(
-                f"{name!r} is removed, but traces remain in {str(self.path)!r}: another program has been reading it for"
-                f" {PATIENCE:g} seconds. Let it end, then give the same command again."
+                f"{name!r} is removed, but traces remain in {str(self.path)!r} ({reason}): make room, or let the other"
+                " program end, then give the same command again."
             )
-        with self._writing():
-            self._connection.execute("UPDATE about SET value = 'none' WHERE key = 'traces'")
-        self._empty_journal()
         return found is not None
 
     def calibration(self, task: str) -> Calibration | None:
@@ -233,7 +244,7 @@ class Gallery:
         with _told(self.path):
             for setting in ("synchronous = FULL", "secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 self._connection.execute(f"PRAGMA {setting}")
-            if width is not None and not self._has_tables():
+            if width is not None and self._is_unfinished():
                 self._connection.execute(f"PRAGMA page_size = {_PAGE}")
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._create(model or "", bundle, width)
@@ -253,12 +264,15 @@ class Gallery:
                 " compared."
             )
 
-    def _has_tables(self) -> bool:
-        return self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+    def _is_unfinished(self) -> bool:
+        """Whether the file is empty, or a program was killed before it made the tables."""
+        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        return (tables, application) == (0, 0)
 
     def _create(self, model: str, bundle: str, width: int) -> None:
         with self._writing():
-            if self._has_tables():  # another program was faster
+            if not self._is_unfinished():  # another program was faster
                 return
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
@@ -292,23 +306,32 @@ class Gallery:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _rewrite(self) -> bool:
-        """Write all that the file should hold anew and empty its journal; False if other programs are in the way."""
+    def _rewrite(self) -> str | None:
+        """Write all that the file should hold anew, which takes as much room again, and empty its journal. Returns the
+        reason if that is not possible now."""
         with _told(self.path):
             try:
                 self._connection.execute("VACUUM")
+                if reason := self._empty_journal():
+                    return reason
+                self._connection.execute("UPDATE about SET value = 'none' WHERE key = 'traces'")
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode not in _BUSY:
+                if (code := error.sqlite_errorcode & 0xFF) not in (*_BUSY, *_NO_ROOM):
                     raise
-                return False
-            return self._empty_journal()
+                return str(error) if code in _NO_ROOM else _in_use()
+        return None
 
-    def _empty_journal(self) -> bool:
+    def _empty_journal(self) -> str | None:
         busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return not busy
+        return _in_use() if busy else None
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def _in_use() -> str:
+    return f"another program has been reading it for {PATIENCE:g} seconds"
 
 
 @contextlib.contextmanager
@@ -327,9 +350,15 @@ def _told(path: Path) -> Generator[None]:
             raise UsageError(_foreign(path)) from None
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({error}).") from None
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        if code in _NO_ROOM:
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
         raise DamagedError(path=path, cause=f"is damaged ({error})", advice="Restore it from a copy.") from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with _told(path):
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
 
 
 def _create_private(path: Path) -> None:

@@ -75,7 +75,7 @@ class Margin(Objective):
         """How well all pairs of held-out images are told apart, and the loss against the means of the other images of
         each person: the weights know none of these people."""
         embeddings, people = _gather(self.model, batches, ranks)
-        found = verify(lambda: all_pairs(embeddings), people)
+        found = verify(lambda: all_pairs(embeddings), people, intervals=False)
         loss = _prototype_loss(embeddings, people, self.margin)
         return {"loss": loss, "count": len(people), "verified": 1 - found.curve.at_equal_errors()[0]}
 
@@ -98,15 +98,17 @@ class Margin(Objective):
 def judge_pairs(found: Verification, people: int, split: str) -> Judgement:
     """The final evaluation in the words and numbers of a run."""
     report = found.report()
-    low, high = report["eer_interval"]
+    around, eer = "", word("eer", people=people)
+    if report["eer_interval"] is not None:
+        low, high = (f"{end:.1%}" for end in report["eer_interval"])
+        around, eer = f"95 % interval {low} to {high}; ", word("eer-within", people=people, low=low, high=high)
     tars = [row for row in report["tar"] if row["tar"] is not None]
     kept = {"people": people, "pairs": report["genuine"] + report["impostor"]}
     return Judgement(
         scores={**kept, **{name: report[name] for name in ("eer", "eer_interval", "tar")}},
-        sentence=f"{split} equal error rate {report['eer']:.1%} (95 % interval {low:.1%} to {high:.1%};"
-        f" {people:,} people, {kept['pairs']:,} pairs)",
+        sentence=f"{split} equal error rate {report['eer']:.1%} ({around}{people:,} people, {kept['pairs']:,} pairs)",
         summary=(
-            (word("eer", people=people, low=f"{low:.1%}", high=f"{high:.1%}"), f"{report['eer']:.1%}"),
+            (eer, f"{report['eer']:.1%}"),
             *((word("tar", far=f"{row['far']:g}"), f"{row['tar']:.1%}") for row in tars),
         ),
     )

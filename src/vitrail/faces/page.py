@@ -36,7 +36,7 @@ def write_page(
     sections = [
         _summary(report),
         f'<div class="panes">{"".join(figures)}</div>',
-        f'<p class="quiet">{word("intervals", people=counts["people"], draws=f"{DRAWS:,}", seed=report["seed"])}</p>',
+        f'<p class="quiet">{_intervals(report)}</p>',
         *(f'<p class="quiet">{escape(note)}</p>' for note in report["notes"]),
         _groups(report["groups"]) if "groups" in report else "",
         f"<h2>{word('care-title')}</h2>{word('care', 'p')}",
@@ -57,21 +57,32 @@ _STYLE = """
 
 
 def _summary(report: dict[str, Any]) -> Html:
-    low, high = map(_percent, report["eer_interval"])
-    shown = [(word("eer", low=low, high=high), _percent(report["eer"]))]
+    shown = [(_within(word("eer"), report["eer_interval"]), _percent(report["eer"]))]
     for name, rows in (("tar", report["tar"]), ("dir", report["dir"])):
-        for row in rows:
-            if row[name] is not None:
-                low, high = map(_percent, row["interval"])
-                shown.append((word(name, far=f"{row['far']:g}", low=low, high=high), _percent(row[name])))
+        shown += [
+            (_within(word(name, far=f"{row['far']:g}"), row["interval"]), _percent(row[name]))
+            for row in rows
+            if row[name] is not None
+        ]
     if report["accuracy"] is not None:
-        low, high = map(_percent, report["accuracy_interval"])
-        folds = len(report["accuracy_folds"])
-        shown.append((word("accuracy", folds=folds, low=low, high=high), _percent(report["accuracy"])))
+        about = word("accuracy", folds=len(report["accuracy_folds"]))
+        shown.append((_within(about, report["accuracy_interval"]), _percent(report["accuracy"])))
     if report["rank1"] is not None:
-        low, high = map(_percent, report["rank1_interval"])
-        shown.append((word("rank1", low=low, high=high), _percent(report["rank1"])))
+        shown.append((_within(word("rank1"), report["rank1_interval"]), _percent(report["rank1"])))
     return numbers(shown)
+
+
+def _within(about: Html, interval: Sequence[float] | None) -> Html:
+    """What a number is, and its interval if there is one."""
+    if interval is None:
+        return about
+    low, high = map(_percent, interval)
+    return Html(about + word("within", low=low, high=high))
+
+
+def _intervals(report: dict[str, Any]) -> Html:
+    name = "intervals" if report["resampled"] else "no-intervals"
+    return word(name, people=f"{report['people']:,}", draws=f"{DRAWS:,}", seed=report["seed"])
 
 
 def _percent(share: float) -> str:
@@ -90,7 +101,7 @@ def _roc(curve: Curve, report: dict[str, Any]) -> str:
         [100 * row["tar"] for row in known],
         0,
         joined=False,
-        bars=[(100 * row["interval"][0], 100 * row["interval"][1]) for row in known],
+        bars=[(100 * row["interval"][0], 100 * row["interval"][1]) for row in known if row["interval"] is not None],
     )
     lines = [Line("", [float(far) for far in fars], tars), points]
     return chart(lines, word("far-axis", "tspan"), word("tar-axis", "tspan"), log_x=True)
@@ -109,7 +120,7 @@ def _histograms(genuine: np.ndarray, impostor: np.ndarray) -> str:
 
 def _groups(rows: Sequence[dict[str, Any]]) -> str:
     drawn = [
-        Range(row["group"], 100 * row["eer"], *(100 * end for end in row["eer_interval"]))
+        Range(row["group"], 100 * row["eer"], *(100 * end for end in row["eer_interval"] or [row["eer"]] * 2))
         for row in rows
         if row["eer"] is not None
     ]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.faces.gallery import composed
 from vitrail.settings import counted
 from vitrail.storage import read_document
 
@@ -34,9 +35,9 @@ class Pairs(NamedTuple):
 
 
 def read_pairs(path: Path, images: Mapping[str, Sequence[str]]) -> Pairs:
-    """The pairs of a file, where `images` are the sorted files of each person."""
+    """The pairs of a file, where `images` are the sorted files of each person, by `composed` names."""
     try:
-        text = read_document(path).decode("utf-8-sig")
+        text = composed(read_document(path).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"Pairs must be a file that exists, got {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +96,8 @@ def _file(path: Path, number: int, person: str, index: int, images: Mapping[str,
         near = did_you_mean(person, list(images))
         raise UsageError(f"{where} must name a person of the data, got {person!r}.{near}")
     files = images[person]
-    numbered = {Path(file).stem: file for file in files if re.fullmatch(re.escape(person) + r"_\d+", Path(file).stem)}
+    stems = {composed(Path(file).stem): file for file in files}
+    numbered = {stem: file for stem, file in stems.items() if re.fullmatch(re.escape(person) + r"_\d+", stem)}
     if numbered:
         found = next((file for stem, file in numbered.items() if int(stem.rpartition("_")[2]) == index), None)
     else:

@@ -11,6 +11,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.faces.align import SIDE
 from vitrail.faces.embed import Aligner
+from vitrail.faces.gallery import composed
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_share
 from vitrail.storage import read_document
@@ -33,7 +34,7 @@ def open_people(data: str | Path) -> tuple[Dataset, Split]:
 
 
 def read_people(path: str | Path, known: tuple[str, ...]) -> list[str]:
-    """Names of people from a file, one a line."""
+    """Names of people from a file, one a line, as `known` spells them."""
     try:
         lines = read_document(Path(path)).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
@@ -41,15 +42,18 @@ def read_people(path: str | Path, known: tuple[str, ...]) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
-    names = [line.strip() for line in lines if line.strip()]
+    names = [composed(line.strip()) for line in lines if line.strip()]
+    spelled: dict[str, list[str]] = {}
+    for name in known:
+        spelled.setdefault(composed(name), []).append(name)
     for name in names:
-        if name not in known:
+        if name not in spelled:
             like = did_you_mean(name, known)
             raise UsageError(f"People must be folders of DATA, got {name!r} in {str(path)!r}.{like}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"People must be named once, got {twice!r} twice in {str(path)!r}.")
-    return names
+    return [one for name in names for one in spelled[name]]
 
 
 def take_people(dataset: Dataset, split: Split, names: list[str]) -> tuple[tuple[str, ...], Split]:

@@ -15,7 +15,7 @@ from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import verification
 from vitrail.faces.calibrate import Calibration, check_rate, clopper_pearson, threshold_at
 from vitrail.faces.embed import Aligner, Embedder, Face
-from vitrail.faces.gallery import TASKS, Gallery, Index, plain_name
+from vitrail.faces.gallery import TASKS, Gallery, Index, composed, plain_name
 from vitrail.faces.pairs import read_pairs
 from vitrail.faces.people import read_people
 from vitrail.faces.verification import Blocks, Verification
@@ -50,10 +50,12 @@ def open_faces(data: str, split: str | None = None, without: Path | None = None)
         chosen = chosen.take(np.flatnonzero(~np.isin(chosen.labels, left_out)))
         if not len(chosen):
             raise UsageError(f"People must be left over, got everybody of {data!r} in {str(without)!r}.")
-    known, person_of = np.unique(chosen.labels, return_inverse=True)
+    known, folder_of = np.unique(chosen.labels, return_inverse=True)
     names = tuple(chosen.name_of(index) for index in range(len(chosen)))
-    people = tuple(dataset.labels[index] for index in known)
-    return Faces(data, chosen.name, chosen.images, names, people, person_of, dataset.root)
+    spelled = [composed(dataset.labels[index]) for index in known]
+    people = {name: number for number, name in enumerate(dict.fromkeys(spelled))}
+    person_of = np.array([people[name] for name in spelled])[folder_of]
+    return Faces(data, chosen.name, chosen.images, names, tuple(people), person_of, dataset.root)
 
 
 def _aligner(landmarks: Path | None, *roots: str) -> Aligner | None:
@@ -170,7 +172,7 @@ def _read_groups(path: Path, people: Sequence[str]) -> dict[str, str]:
             raise DamagedError(
                 f"Line {number} of {str(path)!r} must be person,group, got {','.join(row)!r}.", path=path
             )
-        if found.setdefault(cells[0], cells[1]) != cells[1]:
+        if found.setdefault(composed(cells[0]), cells[1]) != cells[1]:
             raise DamagedError(
                 f"Line {number} of {str(path)!r} must not put {cells[0]!r} into a second group.", path=path
             )
@@ -191,8 +193,7 @@ def enroll(
     """Add images of a person to a gallery, which is made if it does not exist. Nothing is written if one image cannot
     be read."""
     name, embedder = plain_name(name), Embedder(bundle, device=device, aligner=_aligner(landmarks))
-    if gallery.exists():
-        Gallery.open(gallery, model=embedder.key, bundle=bundle).close()  # refused before the work is done
+    Gallery.check(gallery, model=embedder.key, bundle=bundle)
     found = embedder.embed(files)
     with Gallery.open(gallery, model=embedder.key, bundle=bundle, width=found.vectors.shape[1]) as opened:
         had_threshold = opened.calibration("identify") is not None

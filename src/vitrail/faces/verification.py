@@ -33,6 +33,7 @@ BINS = np.linspace(-1, 1, 51)
 _BLOCK = 2**21  # pairs at a time
 _TABLE = 2**23  # numbers of the bootstrap's table
 _UNITS = 128  # most units that are resampled
+_FEWEST = 3  # two units have one draw that is not one of them alone, and so an interval of width zero
 
 
 class Block(NamedTuple):
@@ -90,8 +91,9 @@ class Verification(NamedTuple):
     """Everything about the pairs of a data set."""
 
     curve: Curve
-    draws: Curve
-    """The same for each resampling of people: TAR and FAR are (draws, thresholds), at fewer thresholds."""
+    draws: Curve | None
+    """The same for each resampling of people: TAR and FAR are (draws, thresholds), at fewer thresholds. None without
+    intervals."""
     units: int
     """How many people, or groups of them, are resampled."""
     histograms: tuple[np.ndarray, np.ndarray]
@@ -100,22 +102,24 @@ class Verification(NamedTuple):
     """The genuine pairs that are least alike, and the impostor pairs that are most alike."""
 
     def report(self) -> dict[str, Any]:
-        """EER, and TAR at each of FARS, with 95 % intervals; null where the data cannot support a rate."""
+        """EER, and TAR at each of FARS, with 95 % intervals; null where the data cannot support a rate or an
+        interval."""
         eer, point = self.curve.at_equal_errors()
-        errors = np.maximum(self.draws.far, 1 - self.draws.tar).min(axis=1)
+        errors = None if self.draws is None else np.maximum(self.draws.far, 1 - self.draws.tar).min(axis=1)
         rows: list[dict[str, Any]] = []
         for far in FARS:
             row: dict[str, Any] = {"far": far, "tar": None, "interval": None, "threshold": None}
             if self.curve.supports(far):
                 found = self.curve.at_far(far)
-                drawn = np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1)
-                row |= {"tar": found.tar, "interval": interval(drawn), "threshold": _finite(found.threshold)}
+                row |= {"tar": found.tar, "threshold": _finite(found.threshold)}
+                if self.draws is not None:
+                    row["interval"] = interval(np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1))
             rows.append(row)
         return {
             "genuine": self.curve.genuine,
             "impostor": self.curve.impostor,
             "eer": eer,
-            "eer_interval": interval(errors),
+            "eer_interval": None if errors is None else interval(errors),
             "eer_threshold": _finite(point.threshold),
             "tar": rows,
             "resampled": self.units,
@@ -144,18 +148,21 @@ def listed_pairs(vectors_ND: np.ndarray, one: np.ndarray, other: np.ndarray) -> 
         yield Block(a, b, np.einsum("nd,nd->n", vectors_ND[a], vectors_ND[b]))
 
 
-def verify(blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = ()) -> Verification:
+def verify(
+    blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = (), intervals: bool = True
+) -> Verification:
     """Judge pairs of images, whose `people` (N) are numbers from 0. The curve has the thresholds `also`, too.
 
     Intervals come from resampling people, not pairs, because the pairs of a person are alike: a person drawn twice
     counts twice in genuine pairs, and every impostor pair as often as the product of both people. More than 128 people
-    are resampled in 128 random groups.
+    are resampled in 128 random groups. Without `intervals`, or with two people, all this is left out.
     """
     genuine, low = _genuine(blocks, people)
     if not len(genuine.scores):
         raise UsageError("Data must have a person with two images, got one image of each: nothing to verify.")
     known = np.union1d(genuine.scores, np.asarray(also, np.float32)).astype(np.float32)
-    units = _Units.deal(int(people.max()) + 1, len(known), seed)
+    everybody = int(people.max()) + 1
+    units = _Units.deal(everybody, len(known), seed) if intervals and everybody >= _FEWEST else _NO_UNITS
     impostors = _count_impostors(blocks, people, known, units)
     impostor = int(impostors.passed.sum())
     if not impostor:
@@ -168,8 +175,10 @@ def verify(blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[
         count,
         impostor,
     )
-    tar, far = _bootstrap(genuine, people, known, units, impostors.table, seed)
-    draws = Curve(known[units.kept][::-1], tar, far, count, impostor)
+    draws = None
+    if units.count:
+        tar, far = _bootstrap(genuine, people, known, units, impostors.table, seed)
+        draws = Curve(known[units.kept][::-1], tar, far, count, impostor)
     histograms = (_histogram(genuine.scores), impostors.histogram)
     return Verification(curve, draws, units.count, histograms, (low, impostors.worst))
 
@@ -181,13 +190,17 @@ class _Units(NamedTuple):
     of: np.ndarray
     """The unit of each person."""
     kept: np.ndarray
-    """Indices of thresholds: all of them, or so many, evenly spaced, that the table is of bounded size."""
+    """Indices of thresholds: all of them, or so many, evenly spaced, that table and draws are of bounded size."""
 
     @classmethod
     def deal(cls, people: int, thresholds: int, seed: int) -> Self:
         count = min(people, _UNITS)
-        spaced = np.linspace(0, thresholds - 1, min(thresholds, _TABLE // count**2)).round().astype(np.int64)
+        most = _TABLE // max(count**2, DRAWS)  # for the table as for the draws
+        spaced = np.linspace(0, thresholds - 1, min(thresholds, most)).round().astype(np.int64)
         return cls(count, chance.permutation(people, seed, stream="units of people") % count, np.unique(spaced))
+
+
+_NO_UNITS = _Units(0, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class _Impostors(NamedTuple):
@@ -209,9 +222,10 @@ def _count_impostors(blocks: Blocks, people: np.ndarray, known: np.ndarray, unit
         block = _take(block, people[block.one] != people[block.other])
         passed = np.searchsorted(known, block.scores, side="right")
         counts += np.bincount(passed, minlength=len(counts))
-        place = units.of[people[block.one]] * units.count + units.of[people[block.other]]
-        passed_kept = np.searchsorted(units.kept, passed - 1, side="right")
-        table += np.bincount(place * width + passed_kept, minlength=len(table))
+        if units.count:
+            place = units.of[people[block.one]] * units.count + units.of[people[block.other]]
+            passed_kept = np.searchsorted(units.kept, passed - 1, side="right")
+            table += np.bincount(place * width + passed_kept, minlength=len(table))
         histogram += _histogram(block.scores)
         worst = _keep(_join(worst, block), sign=-1)
     return _Impostors(counts, table.reshape(units.count, units.count, width), histogram, worst)
@@ -375,7 +389,7 @@ def _search(vectors_ND: np.ndarray, people: np.ndarray, enrolled: np.ndarray, pr
 
 def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
     """Rank-1 identification and, with half of the people unknown, DIR at each of FARS; 95 % intervals by resampling
-    the people of the probes.
+    the people of the probes, null for less than three.
 
     The first half of each person's images is enrolled as one template, their mean; the other images are probes. For
     DIR, people are dealt to two halves; each is enrolled once while all images of the other are unknown, and both
@@ -389,7 +403,8 @@ def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> di
         answers = _search(vectors_ND, people, np.flatnonzero(enrolled), probes)
         counts, right = (np.bincount(answers.people, some, len(weights[0])) for some in (None, answers.is_right))
         shares = (weights @ right) / np.maximum(weights @ counts, 1)
-        result |= {"rank1": float(answers.is_right.mean()), "rank1_interval": interval(shares)}
+        result["rank1"] = float(answers.is_right.mean())
+        result["rank1_interval"] = interval(shares) if np.count_nonzero(counts) >= _FEWEST else None
     is_first = chance.permutation(int(people.max()) + 1, seed, stream="unknown people")[people] % 2 == 0
     halves = []
     for is_known in (is_first, ~is_first):
@@ -403,7 +418,7 @@ def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> di
             # The first row counts everybody once. Some draws at a time: they are as wide as there are images.
             every = np.array_split(np.vstack([np.ones_like(weights[:1]), weights]), DRAWS // 50)
             rates = np.mean([np.concatenate([_dir(*half, far, some) for some in every]) for half in halves], axis=0)
-            row |= {"dir": float(rates[0]), "interval": interval(rates[1:])}
+            row |= {"dir": float(rates[0]), "interval": interval(rates[1:]) if len(weights[0]) >= _FEWEST else None}
         result["dir"].append(row)
     return result | {"unknown": unknown}
 
@@ -432,7 +447,8 @@ def by_group(
         inside = np.array([name == group for name in group_of])[people]
         row: dict[str, Any] = {"group": group, "people": len(np.unique(people[inside])), "images": int(inside.sum())}
         try:
-            own = np.searchsorted(np.unique(people[inside]), people)  # numbers from 0 within the group
+            members = np.unique(people[inside])
+            own = np.searchsorted(members[:-1], people)  # numbers from 0 within the group, and some of it for others
             one = verify(lambda inside=inside: _within(blocks, inside), own, seed=seed, also=thresholds)
         except UsageError:  # one person, or one image of each
             rows.append(row | {"genuine": 0, "impostor": 0, "eer": None, "eer_interval": None, "at": []})
