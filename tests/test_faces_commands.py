@@ -272,6 +272,21 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
     assert gallery.read_bytes() == before
 
 
+def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
+    with sqlite3.connect(gallery) as connection:
+        connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")
+        connection.execute("UPDATE template SET vector = ?", (np.ones(1, "<f4").tobytes(),))
+    connection.close()
+    probe = people / "others" / "person-03" / "1.png"
+    for name, *words in (
+        ["identify", probe],
+        ["enroll", "Ann", probe],
+        ["calibrate", people / "others", "--far", "0.1"],
+    ):
+        done = call("faces", name, "fashion", gallery, *words)
+        assert (done.returncode, done.stderr.count("\n"), "is damaged: it" in done.stderr) == (1, 1, True)
+
+
 def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):
     monkeypatch.setattr("vitrail.faces.gallery.PATIENCE", 0.1)
     reader = sqlite3.connect(gallery, isolation_level=None)
