@@ -20,6 +20,8 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, align
 from vitrail.faces.commands import FACES
 from vitrail.faces.embed import Aligner, Embedder
+from vitrail.faces.gallery import Gallery
+from vitrail.faces.tasks import identify
 from vitrail.weights.bundle import bundle_key
 
 HEADLESS = Path(__file__).parent / "fixtures" / "bundle-without-head"
@@ -144,6 +146,24 @@ def test_enroll_calibrate_and_identify(call, people, gallery):
     assert "the threshold of identify was for other people" in done.stderr
     assert "person-00: 1 new, 4 in all" in done.stdout
     assert "no threshold is set" in call("faces", "identify", "fashion", gallery, probes[1]).stderr
+
+
+def test_people_and_threshold_are_of_one_moment(call, people, gallery, monkeypatch):
+    assert call("faces", "calibrate", "fashion", gallery, people / "others", "--far", "0.1").returncode == 0
+    probe, read = str(people / "known" / "person-00" / "4.png"), Gallery.index
+
+    def read_and_let_another_enroll(opened):
+        index = read(opened)
+        with Gallery.open(gallery) as other:
+            other.enroll("Ann", np.eye(96, dtype=np.float32)[:1], ["a"])  # drops the threshold
+        return index
+
+    monkeypatch.setattr(Gallery, "index", read_and_let_another_enroll)
+    (row,) = identify("fashion", gallery, [probe])
+    assert (len(row["candidates"]), row["threshold"] is not None) == (3, True)
+    monkeypatch.undo()
+    (row,) = identify("fashion", gallery, [probe])
+    assert (len(row["candidates"]), row["threshold"]) == (4, None)
 
 
 def test_verify(call, people, gallery):

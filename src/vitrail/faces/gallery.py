@@ -320,6 +320,16 @@ class Gallery:
         self._connection.execute("UPDATE about SET value = value + 1 WHERE key = 'changes'")
 
     @contextlib.contextmanager
+    def reading(self) -> Generator[None]:
+        """All that is read in the block is of one moment, whatever other programs write meanwhile."""
+        with _told(self.path):
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
         """A transaction: all of it is on disk at the end of the block, or nothing is changed."""
         with _told(self.path):

@@ -243,7 +243,7 @@ def identify(
     """Yield for each image who it shows: the most alike people of the gallery and, if it has a threshold for it, the
     name or None for somebody unknown; or the error that prevented it."""
     embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks))
-    with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened:
+    with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened, opened.reading():
         index, known = opened.index(), opened.calibration("identify")
     if not index.names:
         raise UsageError(f"Gallery must have people, got nobody in {str(gallery)!r}. `vitrail faces enroll` adds them.")
