@@ -59,9 +59,11 @@ _STYLE = """
 def _summary(report: dict[str, Any]) -> Html:
     shown = [(_within(word("eer"), report["eer_interval"]), _percent(report["eer"]))]
     for name, rows in (("tar", report["tar"]), ("dir", report["dir"])):
-        for row in rows:
-            if row[name] is not None:
-                shown.append((_within(word(name, far=f"{row['far']:g}"), row["interval"]), _percent(row[name])))
+        shown += [
+            (_within(word(name, far=f"{row['far']:g}"), row["interval"]), _percent(row[name]))
+            for row in rows
+            if row[name] is not None
+        ]
     if report["accuracy"] is not None:
         about = word("accuracy", folds=len(report["accuracy_folds"]))
         shown.append((_within(about, report["accuracy_interval"]), _percent(report["accuracy"])))
