@@ -20,6 +20,8 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, align
 from vitrail.faces.commands import FACES
 from vitrail.faces.embed import Aligner, Embedder
+from vitrail.faces.gallery import Gallery
+from vitrail.faces.tasks import identify
 from vitrail.weights.bundle import bundle_key
 
 HEADLESS = Path(__file__).parent / "fixtures" / "bundle-without-head"
@@ -146,6 +148,24 @@ def test_enroll_calibrate_and_identify(call, people, gallery):
     assert "no threshold is set" in call("faces", "identify", "fashion", gallery, probes[1]).stderr
 
 
+def test_people_and_threshold_are_of_one_moment(call, people, gallery, monkeypatch):
+    assert call("faces", "calibrate", "fashion", gallery, people / "others", "--far", "0.1").returncode == 0
+    probe, read = str(people / "known" / "person-00" / "4.png"), Gallery.index
+
+    def read_and_let_another_enroll(opened):
+        index = read(opened)
+        with Gallery.open(gallery) as other:
+            other.enroll("Ann", np.eye(96, dtype=np.float32)[:1], ["a"])  # drops the threshold
+        return index
+
+    monkeypatch.setattr(Gallery, "index", read_and_let_another_enroll)
+    (row,) = identify("fashion", gallery, [probe])
+    assert (len(row["candidates"]), row["threshold"] is not None) == (3, True)
+    monkeypatch.undo()
+    (row,) = identify("fashion", gallery, [probe])
+    assert (len(row["candidates"]), row["threshold"]) == (4, None)
+
+
 def test_verify(call, people, gallery):
     one, other = (people / "known" / "person-00" / f"{number}.png" for number in (5, 6))
     found = json.loads(call("faces", "verify", "fashion", one, other, "--json").stdout)
@@ -270,6 +290,21 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), (words, done)
         assert message in done.stderr, (words, done.stderr)
     assert gallery.read_bytes() == before
+
+
+def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
+    with sqlite3.connect(gallery) as connection:
+        connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")
+        connection.execute("UPDATE template SET vector = ?", (np.ones(1, "<f4").tobytes(),))
+    connection.close()
+    probe = people / "others" / "person-03" / "1.png"
+    for name, *words in (
+        ["identify", probe],
+        ["enroll", "Ann", probe],
+        ["calibrate", people / "others", "--far", "0.1"],
+    ):
+        done = call("faces", name, "fashion", gallery, *words)
+        assert (done.returncode, done.stderr.count("\n"), "is damaged: it" in done.stderr) == (1, 1, True)
 
 
 def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):

@@ -1,6 +1,7 @@
 """The gallery: exact search, one model, nothing lost by kill -9, nothing left of who is removed."""
 
 import json
+import math
 import re
 import shutil
 import sqlite3
@@ -151,6 +152,11 @@ def change(path, statement):
     connection.close()
 
 
+def forge(path, document=None, **changed):
+    document = document or json.dumps(THRESHOLD.to_json() | changed)
+    change(path, f"INSERT INTO calibration VALUES ('identify', '{document}')")
+
+
 @pytest.mark.parametrize(
     ("change_it", "kind", "message"),
     [
@@ -166,11 +172,24 @@ def change(path, statement):
         (lambda path: change(path, "DELETE FROM about WHERE key = 'width'"), DamagedError, "not state its width"),
         (lambda path: change(path, "UPDATE template SET vector = x'00'"), DamagedError, "a wrong length"),
         (lambda path: change(path, f"UPDATE template SET vector = zeroblob({4 * WIDTH})"), DamagedError, "unit vector"),
+        (lambda path: change(path, "UPDATE template SET vector = 'text'"), DamagedError, "a wrong length"),
+        (lambda path: change(path, "UPDATE about SET value = 'abc' WHERE key = 'width'"), DamagedError, "width cannot"),
+        (lambda path: change(path, "UPDATE about SET value = '0' WHERE key = 'width'"), DamagedError, "width cannot"),
+        (lambda path: change(path, "UPDATE about SET value = '1' WHERE key = 'width'"), DamagedError, "wrong length"),
         (
-            lambda path: change(path, "INSERT INTO calibration VALUES ('identify', '[]')"),
+            lambda path: change(path, "UPDATE about SET value = x'00' WHERE key = 'width'"),
             DamagedError,
-            "cannot be read",
+            "not state its",
         ),
+        (lambda path: change(path, "UPDATE person SET name = x'00' WHERE id = 1"), DamagedError, "not printable text"),
+        (lambda path: change(path, "PRAGMA user_version = -3"), DamagedError, "its format is -3"),
+        (lambda path: forge(path, "[]"), DamagedError, "cannot be read"),
+        (lambda path: forge(path, "[" * 100_000), DamagedError, "cannot be read"),
+        (lambda path: forge(path, threshold="0.5"), DamagedError, "cannot be read"),
+        (lambda path: forge(path, threshold=math.nan), DamagedError, "cannot be read"),
+        (lambda path: forge(path, interval=[0, math.inf]), DamagedError, "cannot be read"),
+        (lambda path: forge(path, trials=1.5), DamagedError, "cannot be read"),
+        (lambda path: forge(path, data=None), DamagedError, "cannot be read"),
     ],
 )
 def test_files_that_are_damaged_or_no_galleries_are_one_line(path, change_it, kind, message):
@@ -180,6 +199,35 @@ def test_files_that_are_damaged_or_no_galleries_are_one_line(path, change_it, ki
         read_all(path)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == (2 if kind is UsageError else 1)
+
+
+def test_a_forged_width_or_name_is_damaged_wherever_it_is_met(path):
+    make(path)
+    change(path, "UPDATE about SET value = '12' WHERE key = 'width'")
+    with pytest.raises(DamagedError, match="not state the width of its model, 24"):
+        Gallery.open(path, model="m" * 64, width=WIDTH)
+    change(path, "UPDATE person SET name = x'00' WHERE id = 1")
+    with Gallery.open(path) as opened:
+        for read in (opened.people, opened.sources, lambda: opened.remove("Nobody")):
+            with pytest.raises(DamagedError, match="a name is not printable text"):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (vectors(2), r"shape \(1, 24\), got \(2, 24\)"),
+        (vectors(1, width=12), r"shape \(1, 24\), got \(1, 12\)"),
+        (2 * vectors(1), "unit vectors"),
+        (np.full((1, WIDTH), np.nan, np.float32), "unit vectors"),
+    ],
+)
+def test_embeddings_of_another_shape_or_length_are_not_enrolled(path, wrong, message):
+    make(path)
+    with Gallery.open(path) as opened:
+        with pytest.raises(UsageError, match=f"Embeddings must .*{message}"):
+            opened.enroll("Ann", wrong, ["a"])
+        assert "Ann" not in opened.people()
 
 
 def test_paths_that_cannot_be_a_gallery(tmp_path):

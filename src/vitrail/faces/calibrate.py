@@ -43,7 +43,16 @@ class Calibration:
         """The calibration of a document; TypeError, KeyError or ValueError if it is none."""
         low, high = document["interval"]
         others: dict[str, Any] = {key: value for key, value in document.items() if key != "interval"}
-        return cls(**others, interval=(low, high))
+        found = cls(**others, interval=(low, high))
+        rates = (found.far, found.threshold, low, high, 0 if found.tar is None else found.tar)
+        counts = (found.errors, found.trials, found.people, 0 if found.gallery_people is None else found.gallery_people)
+        if (
+            not all(type(rate) in (int, float) and -2 < rate < 2 for rate in rates)  # NaN is not, either
+            or not all(type(count) is int and 0 <= count < 2**63 for count in counts)
+            or type(found.data) is not str
+        ):
+            raise ValueError(document)
+        return found
 
 
 def clopper_pearson(errors: int, trials: int, level: float = 0.05) -> tuple[float, float]:

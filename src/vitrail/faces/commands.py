@@ -186,8 +186,8 @@ def remove(
 ) -> None:
     """Remove a person and every trace of their data from a gallery and its journal.
 
-    If another program reads the gallery for more than five seconds, the exit code is 1 and traces remain: give the
-    same command again when it has ended.
+    If another program reads the gallery for more than five seconds, or the disk has no room for a second copy of it,
+    the exit code is 1 and traces remain: give the same command again when that has ended.
     """
     from vitrail.faces.gallery import Gallery
 

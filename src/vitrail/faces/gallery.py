@@ -12,9 +12,10 @@ when it returns: `kill -9` and power failures lose nothing that was committed.
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import unicodedata
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -143,12 +144,17 @@ class Gallery:
         """How many images each person has, by name."""
         with _told(self.path):
             query = "SELECT name, count(template.id) FROM person LEFT JOIN template ON person = person.id"
-            return dict(self._connection.execute(f"{query} GROUP BY person.id ORDER BY name"))
+            found = dict(self._connection.execute(f"{query} GROUP BY person.id ORDER BY name"))
+        self._check_names(found)
+        return found
 
     def sources(self) -> dict[str, str]:
         """The name of the person in each image, by the SHA-256 of the image."""
         with _told(self.path):
-            return dict(self._connection.execute("SELECT source, name FROM template JOIN person ON person = person.id"))
+            query = "SELECT source, name FROM template JOIN person ON person = person.id"
+            found = dict(self._connection.execute(query))
+        self._check_names(found.values())
+        return found
 
     def enroll(self, name: str, vectors_ND: np.ndarray, sources: Sequence[str]) -> int:
         """Add images of a person, who may be known already, all of them or none. Returns how many are new: those that
@@ -156,7 +162,11 @@ class Gallery:
 
         The threshold of identification is dropped, because it depends on who is enrolled.
         """
-        name = plain_name(name)
+        name, width = plain_name(name), self._number("width")
+        if vectors_ND.shape != (len(sources), width):
+            raise UsageError(f"Embeddings must have shape {(len(sources), width)}, got {vectors_ND.shape}.")
+        if not _are_units(vectors_ND):
+            raise UsageError("Embeddings must be unit vectors, got one of another length.")
         find = "SELECT name FROM template JOIN person ON person = person.id WHERE source = ?"
         with self._writing():
             known = {
@@ -187,7 +197,7 @@ class Gallery:
         with self._writing():
             found = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
             if found is None and self._about("traces") == "none":
-                near = did_you_mean(name, [name for (name,) in self._connection.execute("SELECT name FROM person")])
+                near = did_you_mean(name, list(self.people()))
                 raise UsageError(f"Name must be one that is enrolled in {str(self.path)!r}, got {name!r}.{near}")
             if found is not None:
                 self._connection.execute("DELETE FROM template WHERE person = ?", found)
@@ -207,13 +217,13 @@ class Gallery:
             row = self._connection.execute("SELECT document FROM calibration WHERE task = ?", (task,)).fetchone()
         try:
             return None if row is None else Calibration.from_json(json.loads(row[0]))
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, RecursionError):
             raise DamagedError(path=self.path, cause=f"is damaged: its threshold of {task} cannot be read") from None
 
     @property
     def changes(self) -> int:
         """How often people were enrolled or removed."""
-        return int(self._about("changes"))
+        return self._number("changes")
 
     def calibrate(self, found: dict[str, Calibration], changes: int) -> None:
         """Set thresholds by task; refused if there were more `changes` since they were found."""
@@ -229,13 +239,14 @@ class Gallery:
         with _told(self.path):
             query = "SELECT person.id, name, vector FROM template JOIN person ON person = person.id ORDER BY person.id"
             rows = self._connection.execute(query).fetchall()
-        width = int(self._about("width"))
-        if any(len(vector) != 4 * width for _, _, vector in rows):
+        width = self._number("width")
+        self._check_names(name for _, name, _ in rows)
+        if any(not isinstance(vector, bytes) or len(vector) != 4 * width for _, _, vector in rows):
             raise DamagedError(path=self.path, cause="is damaged: an embedding has a wrong length")
         people, names = [person for person, _, _ in rows], dict.fromkeys((person, name) for person, name, _ in rows)
         vectors = np.frombuffer(b"".join(vector for _, _, vector in rows), "<f4").reshape(-1, width)
         del rows
-        if not np.allclose(np.einsum("nd,nd->n", vectors, vectors), 1, atol=1e-3):
+        if not _are_units(vectors):
             raise DamagedError(path=self.path, cause="is damaged: an embedding is not a unit vector")
         _, starts = np.unique(np.array(people, np.int64), return_index=True)
         return Index(tuple(name for _, name in names), unit_means(vectors, starts))
@@ -257,12 +268,16 @@ class Gallery:
             raise VitrailError(
                 f"{str(self.path)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail."
             )
+        if version < 1:
+            raise DamagedError(path=self.path, cause=f"is damaged: its format is {version}")
         if model is not None and model != self.model:
             raise UsageError(
                 f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
                 f" got {bundle} ({model[:12]}): embeddings of two models, or of aligned and other faces, cannot be"
                 " compared."
             )
+        if width is not None and width != self._number("width"):
+            raise DamagedError(path=self.path, cause=f"is damaged: it does not state the width of its model, {width}")
 
     def _is_unfinished(self) -> bool:
         """Whether the file is empty, or a program was killed before it made the tables."""
@@ -284,14 +299,35 @@ class Gallery:
     def _about(self, key: str) -> str:
         with _told(self.path):
             row = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
-        if row is None:
+        if row is None or not isinstance(row[0], str):
             raise DamagedError(path=self.path, cause=f"is damaged: it does not state its {key}")
         return row[0]
+
+    def _number(self, key: str) -> int:
+        text = self._about(key)
+        if not re.fullmatch("[0-9]{1,9}", text) or (key == "width" and int(text) < 1):
+            raise DamagedError(path=self.path, cause=f"is damaged: its {key} cannot be {text[:20]!r}")
+        return int(text)
+
+    def _check_names(self, names: Iterable[object]) -> None:
+        for name in names:
+            if not isinstance(name, str) or not name.isprintable():
+                raise DamagedError(path=self.path, cause="is damaged: a name is not printable text")
 
     def _count_change(self) -> None:
         """Within a transaction that changes who is enrolled: the threshold of identification depended on them."""
         self._connection.execute("DELETE FROM calibration WHERE task = 'identify'")
         self._connection.execute("UPDATE about SET value = value + 1 WHERE key = 'changes'")
+
+    @contextlib.contextmanager
+    def reading(self) -> Generator[None]:
+        """All that is read in the block is of one moment, whatever other programs write meanwhile."""
+        with _told(self.path):
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
@@ -324,6 +360,10 @@ class Gallery:
     def _empty_journal(self) -> str | None:
         busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return _in_use() if busy else None
+
+
+def _are_units(vectors_ND: np.ndarray) -> bool:
+    return bool(np.allclose(np.einsum("nd,nd->n", vectors_ND, vectors_ND), 1, atol=1e-3))
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -243,7 +243,7 @@ def identify(
     """Yield for each image who it shows: the most alike people of the gallery and, if it has a threshold for it, the
     name or None for somebody unknown; or the error that prevented it."""
     embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks))
-    with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened:
+    with Gallery.open(gallery, model=embedder.key, bundle=bundle) as opened, opened.reading():
         index, known = opened.index(), opened.calibration("identify")
     if not index.names:
         raise UsageError(f"Gallery must have people, got nobody in {str(gallery)!r}. `vitrail faces enroll` adds them.")
@@ -251,11 +251,19 @@ def identify(
         if isinstance(one, VitrailError):
             yield {"file": file, "error": str(one)}
             continue
+        _check_width(gallery, index, one.vector)
         best = index.search(one.vector, top_k)
         accepted = None if known is None else best[0].score >= known.threshold
         candidates = [match._asdict() for match in best]
         name = best[0].name if accepted else None
         yield {"file": file, "name": name, "accepted": accepted, "candidates": candidates, **_stated(known)}
+
+
+def _check_width(gallery: Path, index: Index, vectors: np.ndarray) -> None:
+    stored, width = index.templates_PD.shape[1], vectors.shape[-1]
+    if stored != width:
+        cause = f"is damaged: its embeddings have {stored} numbers, those of its model {width}"
+        raise DamagedError(path=gallery, cause=cause)
 
 
 def _stated(known: Calibration | None) -> dict[str, Any]:
@@ -297,6 +305,7 @@ def calibrate(
             if task in tasks:
                 check_rate(far, trials[task], task, unit)
         embedded = embedder.embed(faces.images, meter=Meter(len(faces.images), "images"))
+        _check_width(gallery, index, embedded.vectors)
         for file, source in zip(faces.names, embedded.sources, strict=True):
             if source in sources:
                 raise UsageError(
