@@ -25,9 +25,6 @@ SIDE = 112
 
 _LEAST = 4  # pixels that the points of a face span
 
-Landmarks = dict[str, np.ndarray]
-"""Five points (5, 2) for each image, by its path below DATA."""
-
 
 def similarity(points_52: np.ndarray) -> np.ndarray:
     """The matrix (2, 3) that moves, turns and scales five points onto the template with the least squared distance:
@@ -64,9 +61,9 @@ def align(image: Image.Image, points_52: np.ndarray) -> Image.Image:
     return image.transform((SIDE, SIDE), Image.Transform.AFFINE, data, Image.Resampling.BICUBIC)
 
 
-def read_landmarks(path: str | Path) -> Landmarks:
-    """Landmarks from a CSV file with the columns file, x1, y1, ... x5, y5, or a JSON object of five pairs for each
-    file."""
+def read_landmarks(path: str | Path) -> dict[str, np.ndarray]:
+    """Five points (5, 2) for each image, by its path below DATA: from a CSV file with the columns file, x1, y1, ... x5,
+    y5, or from a JSON object of five pairs for each file."""
     try:
         text = read_document(Path(path)).decode("utf-8-sig")
     except FileNotFoundError:
