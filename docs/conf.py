@@ -13,6 +13,7 @@ from os.path import relpath
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.search import SearchLanguage
 
 import vitrail
@@ -200,11 +201,19 @@ class Korean(SearchLanguage):
         return found
 
 
+def forget_sourceless(_app: Sphinx, env: BuildEnvironment) -> None:
+    """Leave modules without Python source, such as that of `dict`, out of the list of sources: they have no page."""
+    known = getattr(env, "_viewcode_modules", {})
+    for name in [name for name, source in known.items() if not source]:
+        del known[name]
+
+
 def setup(app: Sphinx) -> None:
     app.add_search_language(Korean)
     app.connect("builder-inited", write_api_pages)
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("env-updated", forget_sourceless)
     app.connect("build-finished", write_index)
     app.connect("build-finished", write_notebooks)
