@@ -1,5 +1,8 @@
 """Token merging: what it must not change, to the bit or within rounding, and what it saves."""
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
 from vitrail.configs.vit import ViTConfig
+from vitrail.configs.zoo import find
+from vitrail.data.sources import open_data
 from vitrail.engines.base import need
 from vitrail.engines.export import export
 from vitrail.errors import UsageError
+from vitrail.evaluation.merging import Judge, Price, _raise, find_merge, spent
+from vitrail.evaluation.metrics import wilson
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.merging import chessboard, match, merge, spread
@@ -241,3 +248,65 @@ def test_onnx_runtime_gives_torchs_logits_at_every_batch(pool, tmp_path):
     for batch in (1, 2, 3, 7):
         logits = session.run(["logits"], {"pixel_values": pictures[:batch].numpy()})[0]
         assert np.abs(logits - expected[:batch]).max() < 1e-4 * np.abs(expected).max()
+
+
+# The search
+
+
+@pytest.fixture(scope="module")
+def curve():
+    bundle = vitrail.load("fashion")
+    images = open_data("fashion-40").first.images[:20]
+    told = []
+    return bundle, images, find_merge(bundle, images, 0.05, tell=told.append), told
+
+
+def test_the_search_saves_more_at_every_step_and_keeps_the_tolerance(curve):
+    bundle, images, prices, told = curve
+    assert prices[0] == Price((0,) * 5, spent(bundle.model.config), 0, 20, 0.0)
+    assert len(prices) > 4
+    assert all(before.macs > after.macs for before, after in itertools.pairwise(prices))
+    assert all(price.changed <= 1 for price in prices)
+    assert prices[0].macs / prices[-1].macs > 1.5
+    assert len(told) == len(prices) - 1
+    assert f"{prices[-1].changed} of 20 answers changed" in told[-1]
+    # Each is what the model so set answers.
+    judge = Judge(bundle, images)
+    for price in (prices[1], prices[-1]):
+        assert judge.price(price.merge) == price
+        answers = vitrail.Classifier(dataclasses.replace(bundle, model=bundle.model.with_merge(price.merge)))
+        labels = [named[0]["label"] for named in answers.predict(images, top_k=1)]
+        plain = [named[0]["label"] for named in vitrail.Classifier(bundle).predict(images, top_k=1)]
+        assert sum(one != other for one, other in zip(labels, plain, strict=True)) == price.changed
+    document = prices[-1].to_json()
+    assert document["merge"] == list(prices[-1].merge)
+    assert document["interval"] == list(wilson(prices[-1].changed, 20))
+
+
+def test_the_search_counts_what_is_computed():
+    """The last block of a model that reads [CLS] computes one token: merging in front of it saves little."""
+    plain, late, early = (spent(CONFIG.replace(merge=merge)) for merge in (0, [0, 0, 12], [12, 0, 0]))
+    assert plain < CONFIG.macs
+    assert 0 < plain - late < (plain - early) / 5
+
+
+def test_sequences_have_fast_lengths():
+    config = find("ViT-Ti/16")
+    first = _raise(config, (0,) * 12, 6)
+    assert first == (0,) * 6 + (21,) + (0,) * 5
+    second = _raise(config, first, 4)
+    assert config.replace(merge=second).layer_tokens == (197,) * 4 + (176, 176) + (160,) * 6
+    most = (0,) * 4 + (93,) + (0,) * 7
+    assert _raise(config, most, 4) is None
+
+
+def test_a_search_that_cannot_be_is_refused_in_a_line(curve):
+    bundle, images, _, _ = curve
+    with pytest.raises(UsageError, match=r"Tolerance must be a number from 0 to 1, got 2"):
+        find_merge(bundle, images, 2)
+    with pytest.raises(UsageError, match="Images to search on must be at least one"):
+        find_merge(bundle, [], 0.1)
+    mixer = vitrail.create("Mixer-Nano/7")
+    eye = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
+    with pytest.raises(UsageError, match=r"Merging must have a ViT or hybrid .* got Mixer-Nano/7"):
+        find_merge(vitrail.Bundle(model=mixer, preprocess=eye), images, 0.1)

@@ -198,6 +198,11 @@ class ViTConfig(PatchedConfig):
         return plain and self.norm == "layer" and not self.token_drop
 
     @property
+    def can_merge(self) -> bool:
+        only_adds = self.position_rules.only_adds and self.placement == "once"
+        return only_adds and self.attention == "global" and self.norm == "layer"
+
+    @property
     def why_not_in_page(self) -> str | None:
         """`pages/forward.js` is the ViT of the paper: what differs from it is named here."""
         if self.family != ViTConfig.family:
@@ -276,8 +281,7 @@ class ViTConfig(PatchedConfig):
             )
         whole = tuple(check_integer("merge", count, low=0, high=1_000_000) for count in counts)
         object.__setattr__(self, "merge", whole if any(whole) else ())
-        is_plain = self.position_rules.only_adds and self.placement == "once" and self.attention == "global"
-        if self.merge and not (is_plain and self.norm == "layer"):
+        if self.merge and not self.can_merge:
             raise UsageError(
                 "Merge must be empty unless positions are only added, once, attention is global and norm is layer."
             )

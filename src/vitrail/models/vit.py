@@ -9,7 +9,7 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Self, cast
 
 import torch
@@ -289,6 +289,11 @@ class ViT(Model[ViTConfig]):
             resizes = leaf in self.position.learned
             tensors[name] = self.position.resized(leaf, tensor, new) if resizes else tensor.clone()
         return self._rebuild(new, tensors)
+
+    @torch.no_grad()
+    def with_merge(self, counts: int | Sequence[int]) -> Self:
+        """This model with another setting `merge`. The two share their weights."""
+        return self._rebuild(self.config.replace(merge=counts), self.state_dict())
 
     # What other rooms ask
 
