@@ -45,7 +45,7 @@ def search(bundle, crops, tolerance, path):
     """The curve of the search, from a file if it was made before."""
     if path is not None and path.exists():
         rows = json.loads(path.read_text())
-        return [Price(**{name: row[name] for name in Price._fields}) for row in rows]
+        return [Price(**{name: row[name] for name in Price._fields} | {"merge": tuple(row["merge"])}) for row in rows]
     curve = find_merge(bundle, crops, tolerance, tell=partial(print, file=sys.stderr, flush=True))
     if path is not None:
         path.write_text(json.dumps([price.to_json() for price in curve]))
@@ -124,17 +124,18 @@ def main():
     if arguments.only_search:
         return
     plain, judge = curve[0], Judge(bundle, unseen)
-    merges = [price.merge for price in curve] + [UNIFORM]
+    known_share = {price.merge: price.share for price in curve}
+    merges = list(dict.fromkeys([*(price.merge for price in curve[::2]), curve[-1].merge, UNIFORM]))
     measured = speeds(bundle.model, merges, arguments.batches, arguments.rounds)
     columns = [f"{engine}, batch {batch}" for engine, batch in measured]
     print(
         "| merge in front of layer | MACs | answers changed, searched | unseen | right, unseen | " + " | ".join(columns)
     )
     print("|---" * (5 + len(columns)) + "|")
-    for number, merge in enumerate(merges):
+    for merge in merges:
         judged = judge.price(merge)
         low, high = wilson(judged.changed, judged.count)
-        searched = f"{curve[number].share:.1%}" if number < len(curve) else ""
+        searched = f"{known_share[merge]:.1%}" if merge in known_share else ""
         right = int((judge.answers(merge) == labels).sum())
         shown = ", ".join(f"{layer}: {count}" for layer, count in enumerate(merge) if count) or "none"
         cells = [shown, f"{plain.macs / judged.macs:.2f}x fewer", searched]
