@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.engines.base import FileEngine, Outputs, Run, Source, cores, need
-from vitrail.errors import DamagedError, UsageError, first_line
+from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.weights.parts import Parts
 
 MODEL = "model.xml"
@@ -90,4 +90,7 @@ def write_openvino(source: Source, folder: Path, batch: int | None = None) -> No
             model.reshape([batch, source.bundle.model.config.channels, height, width])
         for name, value in metadata(source).items():
             model.set_rt_info(value, ["vitrail", name])
-        openvino.save_model(model, str(folder / MODEL), compress_to_fp16=False)
+        try:
+            openvino.save_model(model, str(folder / MODEL), compress_to_fp16=False)
+        except RuntimeError as error:  # it does not say that the disk is full
+            raise VitrailError(f"OpenVINO cannot write its file ({first_line(error)}). Is the disk full?") from None

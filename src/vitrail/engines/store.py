@@ -60,7 +60,7 @@ class Agreement(NamedTuple):
     @property
     def changed(self) -> float:
         """Share of other answers."""
-        return 1 - self.same / self.images
+        return (self.images - self.same) / self.images
 
 
 class Measured:

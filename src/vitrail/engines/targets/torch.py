@@ -1,6 +1,7 @@
 """Target torch: an ExportedProgram, which runs with torch alone."""
 
 import contextlib
+import io
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +52,9 @@ class TorchTarget(Target):
                 f" torch.export cannot ({first_line(error)})."
             ) from None
         texts = {f"{name}.txt": text for name, text in metadata(source).items()}
-        torch.export.save(program, folder / MODEL, extra_files=texts)
+        content = io.BytesIO()  # torch ends the process if the disk is full
+        torch.export.save(program, content, extra_files=texts)
+        (folder / MODEL).write_bytes(content.getbuffer())
         return folder / MODEL
 
     @classmethod
