@@ -404,7 +404,7 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
         statistics_before = self._running_statistics() if self.recipe.on_nonfinite == "skip" else []
         loss = 0.0
-        parts = list(self._parts(batch))
+        parts = list(self.parts(batch))
         for number, (part, weights) in enumerate(parts):
             is_last = number == len(parts) - 1
             with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._runner.no_sync():
@@ -454,7 +454,7 @@ class Trainer:
         """The buffers that a forward pass changes (BatchNorm's running statistics), and copies of them."""
         return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    def parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         """The arguments of the objective and the weights of the images, split into `accumulate` parts."""
         device = self.ranks.device
         if not len(batch.labels):  # fewer images than ranks: take part in the step, but weigh nothing
