@@ -144,9 +144,14 @@ class Embedding(nn.Sequential):
     def __init__(self, width: int, embedding: int) -> None:
         super().__init__(nn.Linear(width, embedding, bias=False), nn.BatchNorm1d(embedding))
 
+    @property
+    def parts(self) -> tuple[nn.Linear, nn.BatchNorm1d]:
+        """The linear layer and the norm."""
+        return cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+
     def forward(self, input: Tensor) -> Tensor:
         """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
-        linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+        linear, norm = self.parts
         if not self.training or len(input) > 1:
             return norm(linear(input))
         with _as_evaluating(norm):
@@ -155,7 +160,7 @@ class Embedding(nn.Sequential):
     @torch.no_grad()
     def initialise(self) -> None:
         """Keep the scale of the features; the norm begins as the identity."""
-        linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+        linear, norm = self.parts
         nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         norm.reset_parameters()
 
@@ -596,6 +601,11 @@ class Model(nn.Module, Generic[Config]):
         parts that only pre-training needs; and notes about the changes."""
         made = self.changed()
         return made, made.replace_head(classes, embedding=embedding)
+
+    def reading_patches(self) -> tuple[Self, str | None]:
+        """The model with a head that reads the mean of all patches in place of [CLS], and a note about it; itself
+        without a note where there is no [CLS]."""
+        return self, None
 
     def adapt_channels(
         self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]

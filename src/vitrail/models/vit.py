@@ -415,6 +415,21 @@ class ViT(Model[ViTConfig]):
         with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
             return self.norm(output)
 
+    @torch.no_grad()
+    def reading_patches(self) -> tuple[Self, str | None]:
+        """[CLS], to which the patches attend, stays as a register with its position in it: they keep their values."""
+        c, added_TD = self.config, self.position.added(self, 0)
+        if c.pool != "cls" or (added_TD is not None and c.placement != "once"):
+            return self, None
+        tensors = self.position.without_class(self.state_dict())
+        token_11D = tensors.pop("cls_token")
+        if added_TD is not None:
+            token_11D = token_11D + added_TD[:1]
+        registers = [tensors["reg_token"]] if c.registers else []
+        tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
+        made = self.changed(tensors, pool="gap", registers=c.registers + 1)
+        return made, "the mean of the patches is read in place of [CLS], which stays as a register"
+
     def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
         if self.config.representation == "none":
             return super().replace_head(classes, embedding=embedding)
