@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vitrail.configs.recipe import change_recipe, find_recipe
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
+from vitrail.faces.embed import Aligner
 from vitrail.faces.objective import margin_logits, with_margin
 from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
@@ -228,7 +230,16 @@ def test_landmarks_are_read_from_csv_and_json_and_refused_in_one_line(tmp_path):
     document.write_text(json.dumps({"a/1.png": TEMPLATE.tolist()}))
     for path in (table, document):
         np.testing.assert_array_equal(read_landmarks(path)["a/1.png"], TEMPLATE)
+    marks = dict.fromkeys(("./b//1.png", unicodedata.normalize("NFD", "한/é.png"), "c/x/../A.png"), TEMPLATE.tolist())
+    document.write_text(json.dumps(marks))
+    assert list(read_landmarks(document)) == ["b/1.png", unicodedata.normalize("NFC", "한/é.png"), "c/A.png"]
+    aligner, image = Aligner(document, [str(tmp_path)]), Image.new("L", (112, 112))
+    for name in ("b/1.png", "한/é.png", "./c/A.png"):
+        aligner(image, str(tmp_path / unicodedata.normalize("NFD", name)))
+    with pytest.raises(UsageError, match=r"got none for 'c/a\.png'"):  # capitals are told apart
+        aligner(image, str(tmp_path / "c" / "a.png"))
     for text, words in (
+        (header + "a/b" + ",1" * 10 + "\n./a/b" + ",1" * 10 + "\n", "has './a/b' twice"),
         ("file,x\n", "header"),
         (header + "a,1,2\n", "five points"),
         (header + "a" + ",nan" * 10 + "\n", "finite"),
@@ -338,7 +349,7 @@ def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bit
     whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
     assert whole.bundle.model.config.embedding == 32
     assert whole.bundle.labels is None
-    assert whole.bundle.provenance["faces"] == {"alignment": "none: centre crop", "people": 7}
+    assert whole.bundle.provenance["faces"] == {"alignment": "none", "people": 7}
     assert len((tmp_path / "whole" / "people.txt").read_text().splitlines()) == 9  # 7 trained on, 2 held out
     scores = [line["verified"] for line in whole.history if line["event"] == "evaluate"]
     losses = [line["loss"] for line in whole.history if line["event"] == "step"]

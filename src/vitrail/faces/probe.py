@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.base import AnyModel, Embedding
+from vitrail.models.base import AnyModel, EmbeddingHead
 
 SHRINKAGE = 0.3
 """Share of the covariance within people that is replaced by a sphere of the same size: few images cannot tell more."""
@@ -57,7 +57,7 @@ def whiten_within(features_nD: np.ndarray, people_n: np.ndarray, width: int, see
 @torch.no_grad()
 def set_embedding(model: AnyModel, features_nD: np.ndarray, people_n: np.ndarray, seed: int) -> None:
     """Set the embedding of a model to the whitening within people of these features."""
-    linear, norm = cast(Embedding, model.head).parts
+    linear, norm = cast(EmbeddingHead, model.head).parts
     white = whiten_within(features_nD, people_n, linear.out_features, seed)
     variance_E = ((features_nD - white.mean) @ white.matrix).var(axis=0)
     # The norm divides by the deviation and multiplies it back: what is whitened stays so.

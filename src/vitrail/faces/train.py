@@ -13,7 +13,7 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UsageError
-from vitrail.faces.align import BY_LANDMARKS, SIDE
+from vitrail.faces.align import BY_LANDMARKS, SIDE, UNALIGNED
 from vitrail.faces.people import align_people, split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding
 from vitrail.images.preprocess import Preprocess
@@ -60,14 +60,14 @@ def train_faces(
         data, people=people, test=test, validation=recipe.holdout, seed=options.seed
     )
     if landmarks is None:
-        notes.append("faces are not aligned, because no landmarks are given: the centre of each image is taken")
+        notes.append("faces are not aligned, because no landmarks are given: images are taken as they are cropped")
     else:
         channels = channels_of(dataset.first)
         plain = Preprocess(resolution=(SIDE, SIDE), mean=(0.5,) * channels, std=(0.5,) * channels)
         dataset = align_people(dataset, landmarks, plain)
         notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
     dataset = dataclasses.replace(dataset, notes=(*dataset.notes, *notes))
-    alignment = "none: centre crop" if landmarks is None else BY_LANDMARKS
+    alignment = UNALIGNED if landmarks is None else BY_LANDMARKS
     kept = {"faces": {"alignment": alignment, "people": len(dataset.labels)}}
 
     def initialise(given: Given) -> Initial:

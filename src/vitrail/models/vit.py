@@ -117,7 +117,7 @@ class ViT(Model[ViTConfig]):
 
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
     mask: Tensor | None
-    embedding = "patch_embed.proj"
+    projection = "patch_embed.proj"
     reads_layers = True
     opens_blocks = True
 
@@ -381,7 +381,7 @@ class ViT(Model[ViTConfig]):
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
         c = self.config
-        found = split_order(order, c.resolution, c.patch) if self.embedding and self.patch_embed.is_plain else None
+        found = split_order(order, c.resolution, c.patch) if self.projection and self.patch_embed.is_plain else None
         if found is None:
             return False
         numbers, inside = found
