@@ -151,9 +151,7 @@ def reference_logits(path, images):
     return ReferenceEvaluator(str(path)).run(["logits"], {"pixel_values": images})[0]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
 def test_every_family_exports_to_every_runtime(name, tmp_path, call):
     model = redraw(vitrail.create(name, classes=5, **MODELS[name]), std=0.05).eval()
     half = (0.5,) * model.config.channels

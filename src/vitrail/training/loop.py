@@ -71,10 +71,13 @@ class Trainer:
         ranks: Ranks,
         *,
         labels: tuple[str, ...] = (),
+        learned: dict[str, Tensor] | None = None,
         cache: ImageCache | None = None,
     ) -> None:
         self.preprocess, self.recipe, self.options, self.ranks = preprocess, recipe, options, ranks
-        self.objective = make_objective(model, Task(recipe, preprocess, labels)).to(ranks.device)
+        objective = make_objective(model, Task(recipe, preprocess, labels))
+        objective.load_state_dict({**objective.state_dict(), **(learned or {})})
+        self.objective = objective.to(ranks.device)
         if recipe.freeze:
             self.objective.freeze()
         model.checkpoints_activations = recipe.activation_checkpointing
