@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hin
 
 import tyro
 
+from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe, adjust_recipe
 from vitrail.data.sources import describe_sources
@@ -43,6 +44,27 @@ Resume = Annotated[
     arg(metavar="[auto]", help="Continue from the newest intact checkpoint of the run, or start if there is none."),
 ]
 Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
+
+EngineName = Annotated[
+    str,
+    arg(
+        metavar="E",
+        help=f"Engine: {', '.join(ENGINES)} or auto, the fastest by measurement. Those without torch start several"
+        " times faster: they run a file that is made on first use, verified against torch and kept beside BUNDLE.",
+    ),
+]
+Precision = Annotated[
+    str,
+    arg(
+        metavar="P",
+        help=f"Precision: {', '.join(PRECISIONS)}, where the engine has it, or auto, the fastest by measurement that"
+        " keeps to --tolerance.",
+    ),
+]
+Tolerance = Annotated[
+    float,
+    arg(metavar="T", help="With --precision auto: the largest share of answers that may differ from float32's."),
+]
 
 
 def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:

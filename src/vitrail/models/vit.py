@@ -119,7 +119,7 @@ class ViT(Model[ViTConfig]):
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
     mask: Tensor | None
     board: Tensor | None
-    embedding = "patch_embed.proj"
+    projection = "patch_embed.proj"
     reads_layers = True
     opens_blocks = True
 
@@ -402,7 +402,7 @@ class ViT(Model[ViTConfig]):
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
         c = self.config
-        found = split_order(order, c.resolution, c.patch) if self.embedding and self.patch_embed.is_plain else None
+        found = split_order(order, c.resolution, c.patch) if self.projection and self.patch_embed.is_plain else None
         if found is None:
             return False
         numbers, inside = found
@@ -435,6 +435,21 @@ class ViT(Model[ViTConfig]):
     def normalise_layer(self, output: Tensor) -> Tensor:
         with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
             return self.norm(output)
+
+    @torch.no_grad()
+    def reading_patches(self) -> tuple[Self, str | None]:
+        """[CLS], to which the patches attend, stays as a register with its position in it: they keep their values."""
+        c, added_TD = self.config, self.position.added(self, 0)
+        if c.pool != "cls" or (added_TD is not None and c.placement != "once"):
+            return self, None
+        tensors = self.position.without_class(self.state_dict())
+        token_11D = tensors.pop("cls_token")
+        if added_TD is not None:
+            token_11D = token_11D + added_TD[:1]
+        registers = [tensors["reg_token"]] if c.registers else []
+        tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
+        made = self.changed(tensors, pool="gap", registers=c.registers + 1)
+        return made, "the mean of the patches is read in place of [CLS], which stays as a register"
 
     def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
         if self.config.representation == "none":

@@ -172,6 +172,7 @@ def run(
             options,
             ranks,
             labels=dataset.labels,
+            learned=initial.learned,
             cache=cache,
         )
         trainer.began = began
