@@ -32,6 +32,7 @@ GUIDE = [
     "evaluate",
     "runs",
     "predict",
+    "engines",
     "inspect",
     "explain",
     "lab",
