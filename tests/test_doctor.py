@@ -359,3 +359,31 @@ def test_long_and_strange_names_are_shown_whole(tmp_path):
     done = run("doctor", deep)
     assert done.returncode == 1
     assert "cat/broken-and-rather-long-file-name.jpg" in done.stdout
+
+
+def test_people_are_strangers_across_splits(tmp_path):
+    root = tmp_path / "people"
+    for number, name in enumerate(("ann", "ben", "cho", "dee", "eva")):
+        for image in range(3):
+            photo(root / name / f"{image}.png", 10 * number + image)
+    (tmp_path / "train.txt").write_text("ann\nben\n")
+    known = ("doctor", root, "--people", tmp_path / "train.txt", "--json")
+    assert json.loads(run(*known).stdout) == {"findings": []}  # nobody need be in both splits
+
+    shutil.copy(root / "ann" / "0.png", root / "cho" / "7.png")  # trained on, and tested under another name
+    shutil.copy(root / "dee" / "0.png", root / "eva" / "7.png")  # two names in the test
+    shutil.copy(root / "ben" / "1.png", root / "ben" / "7.png")  # twice in one person: no harm
+    photo(root / "fay" / "0.png", 99)
+    done = run(*known)
+    assert done.returncode == 0
+    found = [(one["kind"], one["message"], len(one["files"])) for one in json.loads(done.stdout)["findings"]]
+    assert found == [
+        ("single-picture-class", "person 'fay' has one image: no pair shows whether they are recognised", 0),
+        ("conflicting-labels", "the same image under more than one name, in train and test", 2),
+        ("conflicting-labels", "the same image under more than one name", 2),
+    ]
+    (root / "gus").mkdir()
+    assert run(*known).returncode == 1  # a person without an image
+    (tmp_path / "train.txt").write_text("ann\nbem\n")
+    done = run(*known)
+    assert (done.returncode, "got 'bem'" in done.stderr, "ben" in done.stderr) == (2, True, True)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.errors import DamagedError, UsageError
-from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, align
+from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align
 from vitrail.faces.commands import FACES
 from vitrail.faces.embed import Aligner, Embedder
 from vitrail.faces.gallery import Gallery
@@ -499,6 +500,13 @@ def test_a_bundle_of_aligned_faces_asks_for_landmarks(call, people, tmp_path):
     files = sorted((people / "known" / "person-00").iterdir())[:2]
     assert "was trained on faces aligned by landmarks" in call("faces", "verify", tmp_path / "face", *files).stderr
     assert "aligned" not in call("faces", "verify", "fashion", *files).stderr
+    provenance = {**bundle.provenance, "faces": {"alignment": UNALIGNED, "people": 9}}
+    vitrail.save(dataclasses.replace(bundle, provenance=provenance), tmp_path / "other")
+    assert "aligned" not in call("faces", "verify", tmp_path / "other", *files).stderr
+    marks = tmp_path / "marks.json"
+    marks.write_text(json.dumps({os.path.relpath(file, tmp_path): (TEMPLATE / 4).tolist() for file in files}))
+    done = call("faces", "verify", tmp_path / "other", *files, "--landmarks", marks)
+    assert (done.returncode, "trained on faces that were not aligned" in done.stderr) == (0, True)
 
 
 # The command line

@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from vitrail.configs.recipe import change_recipe, find_recipe
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
+from vitrail.faces.embed import Aligner
 from vitrail.faces.objective import margin_logits, with_margin
 from vitrail.faces.people import split_people
+from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
 from vitrail.faces.train import train_faces
 
 MARGINS = {
@@ -227,7 +230,16 @@ def test_landmarks_are_read_from_csv_and_json_and_refused_in_one_line(tmp_path):
     document.write_text(json.dumps({"a/1.png": TEMPLATE.tolist()}))
     for path in (table, document):
         np.testing.assert_array_equal(read_landmarks(path)["a/1.png"], TEMPLATE)
+    marks = dict.fromkeys(("./b//1.png", unicodedata.normalize("NFD", "한/é.png"), "c/x/../A.png"), TEMPLATE.tolist())
+    document.write_text(json.dumps(marks))
+    assert list(read_landmarks(document)) == ["b/1.png", unicodedata.normalize("NFC", "한/é.png"), "c/A.png"]
+    aligner, image = Aligner(document, [str(tmp_path)]), Image.new("L", (112, 112))
+    for name in ("b/1.png", "한/é.png", "./c/A.png"):
+        aligner(image, str(tmp_path / unicodedata.normalize("NFD", name)))
+    with pytest.raises(UsageError, match=r"got none for 'c/a\.png'"):  # capitals are told apart
+        aligner(image, str(tmp_path / "c" / "a.png"))
     for text, words in (
+        (header + "a/b" + ",1" * 10 + "\n./a/b" + ",1" * 10 + "\n", "has './a/b' twice"),
         ("file,x\n", "header"),
         (header + "a,1,2\n", "five points"),
         (header + "a" + ",nan" * 10 + "\n", "finite"),
@@ -236,6 +248,88 @@ def test_landmarks_are_read_from_csv_and_json_and_refused_in_one_line(tmp_path):
         table.write_text(text)
         with pytest.raises(vitrail.errors.VitrailError, match=words):
             read_landmarks(table)
+
+
+# The embedding before training
+
+
+def spread_people(people=12, images=30, width=8, seed=0):
+    """Features of people who differ in two directions, and whose images differ much more in a third."""
+    rng = np.random.default_rng(seed)
+    centres = np.zeros((people, width))
+    centres[:, :2] = rng.normal(0, 1, (people, 2))
+    noise = rng.normal(0, 0.1, (people, images, width))
+    noise[:, :, 2] *= 10
+    return (3 + centres[:, None] + noise).reshape(-1, width), np.repeat(np.arange(people), images)
+
+
+@pytest.mark.parametrize("width", [5, 8, 32])
+def test_whitening_makes_differences_within_people_equal_and_keeps_those_between_them(width):
+    features, people = spread_people()
+    mean, matrix = whiten_within(features, people, width, seed=0)
+    assert matrix.shape == (8, width)
+    white = (features - mean) @ matrix
+    means = np.stack([white[people == person].mean(axis=0) for person in range(12)])
+    within = white - means[people]
+    # The direction in which images of one person differ 100 times more (in variance) counts no more than others.
+    if width >= 8:
+        values = np.linalg.eigvalsh(within.T @ within / len(within))[-8:]
+        assert values.max() < 1.5
+        # Any wider embedding is a rotation: cosines are the same.
+        narrow = (features - mean) @ whiten_within(features, people, 8, seed=1).matrix
+        assert np.abs(white @ white.T - narrow @ narrow.T).max() < 1e-6 * np.abs(narrow @ narrow.T).max()
+    raw = np.stack([(features - mean)[people == person].mean(axis=0) for person in range(12)])
+    assert (means**2).sum() / (within**2).sum() > 3 * (raw**2).sum() / ((features - mean - raw[people]) ** 2).sum()
+
+
+def test_an_embedding_can_begin_as_the_whitening_of_frozen_features():
+    model = vitrail.create("ViT-Nano/7", classes=0, embedding=96).eval()
+    rng = np.random.default_rng(0)
+    features, people = rng.normal(size=(60, 64)).astype(np.float32), np.arange(60) % 4
+    set_embedding(model, features, people, seed=0)
+    mean, matrix = whiten_within(features, people, 96, seed=0)
+    with torch.no_grad():
+        found = model.head(torch.from_numpy(features)).numpy()
+        in_training = model.train().head(torch.from_numpy(features)).numpy()
+    np.testing.assert_allclose(found, (features - mean) @ matrix, atol=2e-5)
+    np.testing.assert_allclose(in_training, found, atol=2e-4)  # with the statistics of all images in one batch
+    weights = mean_embeddings(model.eval(), features, people, 5)
+    unit = found / np.linalg.norm(found, axis=1, keepdims=True)
+    for person in range(4):
+        own = unit[people == person].sum(axis=0)
+        np.testing.assert_allclose(weights[person].numpy(), own / np.linalg.norm(own), atol=1e-5)
+    assert weights[4].norm().item() == pytest.approx(1, abs=1e-5)  # nobody's images: random
+
+
+POSITIONS = [
+    {},
+    {"registers": 2},
+    {"position": "learned-2d"},
+    {"position": "sincos-2d"},
+    {"position": "rope-2d"},
+    {"position": "relative"},
+    {"class_position": False},
+]
+
+
+@pytest.mark.parametrize("settings", POSITIONS)
+def test_the_mean_of_patches_is_read_from_the_same_values(settings):
+    model = vitrail.create("ViT-Nano/7", **settings).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    images = torch.randn(2, 1, 28, 28)
+    pooled, note = model.reading_patches()
+    assert "in place of [CLS]" in note
+    tokens = model.layer_tokens(images)[0]
+    assert torch.equal(pooled.eval().layer_tokens(images)[0], tokens)
+    assert torch.equal(pooled.features(images), tokens[:, model.config.prefix :].mean(dim=1))
+    assert sum(parameter.numel() for parameter in pooled.parameters()) == pooled.config.parameters
+    assert pooled.reading_patches() == (pooled, None)
+
+
+def test_positions_of_every_layer_leave_the_class_token_as_it_is():
+    model = vitrail.create("ViT-Nano/7", position_at="every")
+    assert model.reading_patches() == (model, None)
 
 
 # Training
@@ -255,7 +349,7 @@ def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bit
     whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
     assert whole.bundle.model.config.embedding == 32
     assert whole.bundle.labels is None
-    assert whole.bundle.provenance["faces"] == {"alignment": "none: centre crop", "people": 7}
+    assert whole.bundle.provenance["faces"] == {"alignment": "none", "people": 7}
     assert len((tmp_path / "whole" / "people.txt").read_text().splitlines()) == 9  # 7 trained on, 2 held out
     scores = [line["verified"] for line in whole.history if line["event"] == "evaluate"]
     losses = [line["loss"] for line in whole.history if line["event"] == "step"]
@@ -274,13 +368,56 @@ def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bit
         assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
 
 
+def test_bfloat16_is_near_single_precision_and_resumes_exactly(tmp_path):
+    root = write_people(tmp_path / "faces", people=8, images=3)
+    hard = ["margin.scale=30", "margin.warmup=0", "margin.angle=0.3", "warmup=0"]
+    recipe = change_recipe(find_recipe("faces"), [*TINY, *hard]).replace(
+        steps=6, holdout=0, batch=9, learning_rate=1e-4
+    )
+    known = {"model": "FaceViT-Nano", "test": 0.25, "quiet": True}
+
+    def losses(result):
+        return [line["loss"] for line in result.history if line["event"] == "step"]
+
+    single = train_faces(root, tmp_path / "single", recipe, Options(workers=0, threads=1), **known)
+    options = Options(workers=0, threads=1, amp=True)
+    half = train_faces(root, tmp_path / "half", recipe, options, **known)
+    assert losses(half) != losses(single)
+    np.testing.assert_allclose(losses(half), losses(single), rtol=0.02)
+    assert {parameter.dtype for parameter in half.bundle.model.parameters()} == {torch.float32}
+
+    def stop(seen):
+        if seen.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+    again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
+    for name, tensor in half.bundle.model.state_dict().items():
+        assert tensor.isfinite().all()
+        assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
+
+
 def test_an_embedding_on_the_weights_of_a_bundle(tmp_path):
     root = write_people(tmp_path / "faces", people=8, images=3, size=(28, 28))
     recipe = change_recipe(find_recipe("faces"), ["steps=3", "holdout=0", "average=0"])
-    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), source="fashion", test=0.25, quiet=True)
+    known = {"source": "fashion", "test": 0.25, "quiet": True}
+    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), **known)
     config = made.bundle.model.config
     assert (config.classes, config.embedding, config.resolution, config.width) == (0, 512, (28, 28), 96)
-    assert "an embedding of 512 in place of the head" in made.bundle.provenance["finetuned_from"]["changes"]
+    changes = made.bundle.provenance["finetuned_from"]["changes"]
+    assert any(change.startswith("an embedding of 512 in place of the head") for change in changes)
+    assert "the embedding begins with the frozen model's features, whitened within people" in changes
+    before = train_faces(root, tmp_path / "before", recipe.replace(steps=0), Options(workers=0), **known)
+    at_random = train_faces(root, tmp_path / "random", recipe.replace(head="zero"), Options(workers=0), **known)
+    assert before.scores["eer"] <= made.scores["eer"] + 0.1 <= at_random.scores["eer"] + 0.2
+    again = {**known, "source": tmp_path / "run" / "bundle"}
+    more = train_faces(root, tmp_path / "more", recipe, Options(workers=0), **again)
+    assert "its embedding of 512 stays" in more.bundle.provenance["finetuned_from"]["changes"]
+    kept = train_faces(root, tmp_path / "cls", change_recipe(recipe, ["model.pool=cls"]), Options(workers=0), **known)
+    assert (config.pool, kept.bundle.model.config.pool) == ("gap", "cls")
+    with pytest.raises(UsageError, match=r"must be gap, or cls if it has that, got 'map'"):
+        train_faces(root, tmp_path / "no", change_recipe(recipe, ["model.pool=map"]), Options(workers=0), **known)
     with pytest.raises(UsageError, match=r"got an embedding of 512\. Use `vitrail faces`"):
         vitrail.predict(made.bundle, [np.zeros((28, 28), np.uint8)])
     for model, source, words in ((None, None, "got none"), ("FaceViT-Nano", "fashion", "got both")):

@@ -162,6 +162,13 @@ def _show_recipe(name: str, *, json: bool) -> None:
 def doctor(
     data: Data,
     *,
+    people: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="Classes are people: who is trained on, a name a line, as for `faces train`; all others are the test.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check a data set: unreadable files, duplicates across splits, class imbalance, and more.
@@ -170,10 +177,15 @@ def doctor(
     """
     from vitrail.data.doctor import examine, summarise
 
-    dataset = open_data(data)
+    if people is None:
+        dataset = open_data(data)
+    else:
+        from vitrail.faces.people import name_splits
+
+        dataset = name_splits(data, people)
     for note in dataset.notes:
         say(f"note: {note}")
-    findings = examine(dataset)
+    findings = examine(dataset, people=people is not None)
     if json:
         print_json({"findings": [finding.to_json() for finding in findings]})
     else:

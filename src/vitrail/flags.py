@@ -5,7 +5,7 @@ import functools
 import shlex
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hints
 
 import tyro
 
@@ -72,7 +72,8 @@ def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
     settings later."""
     hints, meanings, flags = get_type_hints(kind), kind.meanings(), []
     for field in dataclasses.fields(kind):
-        metavar = None if hints[field.name] is bool else metavars.get(field.name, "N")
+        has_words = hints[field.name] is bool or get_origin(hints[field.name]) is Literal
+        metavar = None if has_words else metavars.get(field.name, "N")
         about = arg(metavar=metavar, help=meanings[field.name])
         flags.append((field.name, Annotated[hints[field.name], about], field.default))  # ty: ignore[invalid-type-form]
     return dataclasses.make_dataclass(f"{kind.__name__}Flags", flags, frozen=True)

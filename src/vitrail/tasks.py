@@ -50,8 +50,10 @@ class RunOptions(TypedDict, total=False):
     """Threads that compute; by default torch's choice."""
     device: str
     """cpu, cuda, mps, ...; auto (default) takes CUDA if there is any."""
+    precision: Literal["float32", "bfloat16"]
+    """bfloat16 computes in 16 bits where that is safe (float32)."""
     amp: bool
-    """Compute in bfloat16 where that is safe."""
+    """The same as precision="bfloat16"."""
     compile: bool
     """Compile the model first."""
     cache: str | None

@@ -61,9 +61,11 @@ class _Seen:
     thumbnail: np.ndarray | None
 
 
-def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
-    """All findings, errors first."""
-    findings = [*_classes(dataset), *_look_alikes(dataset), *_unlabelled(dataset), *_unused_files(dataset)]
+def examine(dataset: Dataset, *, people: bool = False, workers: int = 2) -> list[Finding]:
+    """All findings, errors first. With `people`, classes are people, and those of one split must be strangers to the
+    others."""
+    classes = _people(dataset) if people else _classes(dataset)
+    findings = [*classes, *_look_alikes(dataset), *_unlabelled(dataset), *_unused_files(dataset)]
     seen: list[_Seen] = []
     for split in dataset.splits.values():
         if (pixels := split.in_memory) is not None:
@@ -76,7 +78,7 @@ def examine(dataset: Dataset, *, workers: int = 2) -> list[Finding]:
             results = list(prefetch(jobs, workers, ahead=32))
             seen += [result for result in results if isinstance(result, _Seen)]
             findings += [result for result in results if isinstance(result, Finding)]
-    findings += [*_duplicates(seen), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
+    findings += [*_duplicates(seen, people=people), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
@@ -135,6 +137,17 @@ def _classes(dataset: Dataset) -> Iterator[Finding]:
         most, least = max(rest, key=rest.__getitem__), min(rest, key=rest.__getitem__)
         message = f"class {most!r} has {rest[most]:,} images in {name}, class {least!r} has {rest[least]:,}"
         yield Finding("imbalance", "warning", (), message)
+
+
+def _people(dataset: Dataset) -> Iterator[Finding]:
+    """People without an image, or with one alone. A person is in one split, so that nobody need be in all."""
+    counts = np.sum([dataset.counts(split) for split in dataset.splits.values()], axis=0)
+    for label, count in zip(dataset.labels, counts, strict=True):
+        if count == 0:
+            yield Finding("empty-class", "error", (), f"person {label!r} has no image")
+        elif count == 1:
+            message = f"person {label!r} has one image: no pair shows whether they are recognised"
+            yield Finding("single-picture-class", "warning", (), message)
 
 
 def _look_alikes(dataset: Dataset) -> Iterator[Finding]:
@@ -218,9 +231,9 @@ def _thumbnail(image: Image.Image) -> np.ndarray:
     return np.asarray(image.resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX)).astype(np.uint8)
 
 
-def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
+def _duplicates(seen: list[_Seen], *, people: bool) -> Iterator[Finding]:
     """The same image in two splits, which invalidates scores, or twice in data without splits; and the same image in
-    two classes."""
+    two classes, or under two names."""
     groups = defaultdict(list)
     for one in seen:
         groups[one.digest].append(one)
@@ -230,7 +243,9 @@ def _duplicates(seen: list[_Seen]) -> Iterator[Finding]:
         names = tuple(one.name for one in group)
         copied |= set(names[1:])  # the first may still look like others
         if len({one.label for one in group}) > 1:
-            yield Finding("conflicting-labels", "warning", names, "the same image in more than one class")
+            message = "the same image under more than one name" if people else "the same image in more than one class"
+            message += f", in {' and '.join(splits)}" if people and len(splits) > 1 else ""
+            yield Finding("conflicting-labels", "warning", names, message)
         elif len(splits) > 1:
             yield Finding("duplicate", "warning", names, f"the same image in {' and '.join(splits)}")
         elif splits == ["all"] and len(group) > 1:

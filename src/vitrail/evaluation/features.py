@@ -38,13 +38,15 @@ def extract(
     split: Split,
     *,
     layer: int | None = None,
+    mirrored: bool = False,
     batch: int = 64,
     workers: int = 2,
     on_damage: Literal["error", "skip"] = "error",
     damaged: dict[str, str] | None = None,
     meter: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Features (n, d) of all images of a split in order, float32, for any family and layer. With on_damage skip, those
+    """Features (n, d) of all images of a split in order, or of their mirror images, float32, for any family and layer.
+    With on_damage skip, those
     of a damaged image are NaN, and `damaged` gets its name and the reason. `meter` is told how many are done."""
     if layer is not None:
         layer = count_from("Layer", layer, model.config.depth)
@@ -53,6 +55,7 @@ def extract(
     loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
     for part in loader.epoch():
         images = preprocess.scale(part.pixels.to(weight.device)).to(weight.dtype)
+        images = images.flip(-1) if mirrored else images
         found.append(_compute(model, images, layer).float().cpu().numpy())
         is_read.append(part.weights.numpy() > 0)
         if meter is not None:

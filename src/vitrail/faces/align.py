@@ -3,7 +3,10 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+import os
+import posixpath
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,8 @@ TEMPLATE = np.array(
 )
 """Left eye, right eye, nose, left and right corner of the mouth (x, y) in an image of 112 x 112 pixels, as in the
 alignment of insightface; left and right as the image shows them. The centre of the first pixel is at 0."""
-BY_LANDMARKS = "five landmarks"
-"""What a bundle says of faces that were aligned so."""
+BY_LANDMARKS, UNALIGNED = "five landmarks", "none"
+"""What a bundle says of faces that were aligned so, or not at all."""
 SIDE = 112
 """Pixels of an aligned face, in height and width."""
 
@@ -62,8 +65,8 @@ def align(image: Image.Image, points_52: np.ndarray) -> Image.Image:
 
 
 def read_landmarks(path: str | Path) -> dict[str, np.ndarray]:
-    """Five points (5, 2) for each image, by its path below DATA: from a CSV file with the columns file, x1, y1, ... x5,
-    y5, or from a JSON object of five pairs for each file."""
+    """Five points (5, 2) for each image, by its path below DATA as `path_key` spells it: from a CSV file with the
+    columns file, x1, y1, ... x5, y5, or from a JSON object of five pairs for each file."""
     try:
         text = read_document(Path(path)).decode("utf-8-sig")
     except FileNotFoundError:
@@ -73,34 +76,38 @@ def read_landmarks(path: str | Path) -> dict[str, np.ndarray]:
         raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
     rows = _from_json(text, path) if Path(path).suffix == ".json" else _from_csv(text, path)
     found = {}
-    for name, numbers in rows.items():
+    for name, numbers in rows:
         try:
             points = np.array(numbers, np.float64).reshape(5, 2)
         except (TypeError, ValueError):
             raise DamagedError(path=path, cause=f"must have five points (x, y) for {name!r}") from None
         if not np.isfinite(points).all():
             raise DamagedError(path=path, cause=f"must have finite numbers for {name!r}")
-        found[name] = points
+        if (key := path_key(name)) in found:
+            raise DamagedError(path=path, cause=f"has {name!r} twice")
+        found[key] = points
     return found
 
 
-def _from_json(text: str, path: str | Path) -> Mapping[str, Any]:
+def path_key(path: str) -> str:
+    """A path in the one spelling by which images are compared: `./a//b` is `a/b`, and 한 one character. Capitals stay,
+    because file systems tell them apart."""
+    return unicodedata.normalize("NFC", posixpath.normpath(path.replace(os.sep, "/")))
+
+
+def _from_json(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedError(path=path, cause=f"is no JSON document ({error})") from None
     if not isinstance(document, dict):
         raise DamagedError(path=path, cause="must be a JSON object of five points for each file")
-    return document
+    return document.items()
 
 
-def _from_csv(text: str, path: str | Path) -> Mapping[str, Any]:
+def _from_csv(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     header = ["file", *(f"{axis}{number}" for number in range(1, 6) for axis in "xy")]
     if not rows or [cell.strip() for cell in rows[0]] != header:
         raise DamagedError(path=path, cause=f"must begin with the header {','.join(header)}")
-    names = [row[0] for row in rows[1:]]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DamagedError(path=path, cause=f"has {twice!r} twice")
-    return {row[0]: row[1:] for row in rows[1:]}
+    return ((row[0], row[1:]) for row in rows[1:])

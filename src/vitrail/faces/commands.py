@@ -321,12 +321,14 @@ def _spoken(value: float | None, interval: Sequence[float] | None) -> str:
 
 def _say_alignment(bundle: str, landmarks: Path | None) -> None:
     """Say so if faces are not prepared as those that the bundle was trained on."""
-    from vitrail.faces.align import BY_LANDMARKS
+    from vitrail.faces.align import BY_LANDMARKS, UNALIGNED
     from vitrail.weights.parts import read_parts
 
     trained_on = read_parts(bundle, weights=False).provenance.get("faces", {})
     if landmarks is None and trained_on.get("alignment") == BY_LANDMARKS:
-        say("note: this bundle was trained on faces aligned by landmarks; without --landmarks, the centre is taken")
+        say("note: this bundle was trained on faces aligned by landmarks; without --landmarks, they look different")
+    if landmarks is not None and trained_on.get("alignment") == UNALIGNED:
+        say("note: this bundle was trained on faces that were not aligned; with --landmarks, they look different")
 
 
 def _say_no_threshold(task: str) -> None:

@@ -16,7 +16,7 @@ from vitrail.configs.engines import ENGINES
 from vitrail.data.prefetch import prefetch
 from vitrail.engines.base import Run, batch_for, cores
 from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.faces.align import align, read_landmarks
+from vitrail.faces.align import align, path_key, read_landmarks
 from vitrail.images.decode import read_file
 from vitrail.weights.bundle import Bundle, bundle_key
 
@@ -27,7 +27,7 @@ Face = str | Path | np.ndarray
 """An image file, or its pixels: uint8 (height, width[, channels])."""
 
 
-class Embedding(NamedTuple):
+class Embedded(NamedTuple):
     """What is known of an image."""
 
     vector: np.ndarray
@@ -53,7 +53,7 @@ class Aligner:
 
     def __call__(self, image: Image.Image | np.ndarray, name: str) -> Image.Image:
         """The aligned face."""
-        names = [Path(os.path.relpath(name, root)).as_posix() for root in self._roots]
+        names = [path_key(os.path.relpath(name, root)) for root in self._roots]
         points = next((self._points[one] for one in names if one in self._points), None)
         if points is None or not isinstance(image, Image.Image):
             raise UsageError(f"Landmarks must be given for every image, got none for {names[0]!r}.")
@@ -78,7 +78,7 @@ class Embedder:
     def embed(self, images: Iterable[Face], *, meter: Callable[[int], None] | None = None) -> Embeddings:
         """The embeddings of images. The first that cannot be read raises its error. `meter` is told how many are
         done."""
-        found: list[Embedding] = []
+        found: list[Embedded] = []
         with closing(self.stream(images)) as every:
             for one in every:
                 if isinstance(one, VitrailError):
@@ -90,7 +90,7 @@ class Embedder:
             raise UsageError("Images must be given, got none.")
         return Embeddings(np.stack([one.vector for one in found]), tuple(one.source for one in found))
 
-    def stream(self, images: Iterable[Face]) -> Generator[Embedding | VitrailError]:
+    def stream(self, images: Iterable[Face]) -> Generator[Embedded | VitrailError]:
         """Yield the embedding of each image in order, or the error that prevented it."""
         size = batch_for(self._engine.parts.config)
         jobs = (partial(self._prepare, number, image) for number, image in enumerate(images))
@@ -133,8 +133,8 @@ class Embedder:
         return one + mirrored
 
 
-def _unit(name: str, output: np.ndarray, source: str) -> Embedding | VitrailError:
+def _unit(name: str, output: np.ndarray, source: str) -> Embedded | VitrailError:
     length = np.linalg.norm(output.astype(np.float64))
     if not np.isfinite(length) or length == 0:
         return DamagedError(f"Embedding of {name!r} must be finite and not zero, got length {length}.")
-    return Embedding((output / length).astype(np.float32), source)
+    return Embedded((output / length).astype(np.float32), source)

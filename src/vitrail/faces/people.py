@@ -101,6 +101,16 @@ def split_people(
     return dataclasses.replace(dataset, labels=tuple(sorted(own)), splits=parts, folders={}), held_out, notes
 
 
+def name_splits(data: str | Path, people: str | Path) -> Dataset:
+    """DATA with its own labels: the people of the file as train, all others as test."""
+    dataset, every = open_people(data)
+    is_own = np.isin(every.labels, [dataset.labels.index(name) for name in read_people(people, dataset.labels)])
+    rows = {"train": np.flatnonzero(is_own), "test": np.flatnonzero(~is_own)}
+    return dataclasses.replace(
+        dataset, splits={name: every.take(indices, name) for name, indices in rows.items() if len(indices)}
+    )
+
+
 def align_people(dataset: Dataset, landmarks: str | Path, preprocess: Preprocess) -> Dataset:
     """The data set with every face aligned by the landmarks of a file, in memory."""
     count = sum(map(len, dataset.splits.values()))

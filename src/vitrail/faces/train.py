@@ -1,9 +1,11 @@
 """`vitrail faces train`: an embedding of faces, from the first weights or from a bundle."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitrail.configs import zoo
@@ -11,14 +13,15 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import OBJECTIVES, Recipe
 from vitrail.data.dataset import Dataset
 from vitrail.errors import UsageError
-from vitrail.faces.align import BY_LANDMARKS, SIDE
+from vitrail.faces.align import BY_LANDMARKS, SIDE, UNALIGNED
 from vitrail.faces.people import align_people, split_people
+from vitrail.faces.probe import mean_embeddings, set_embedding
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.storage import writable, write_text
 from vitrail.training.callback import Callback
-from vitrail.training.finetune import adapt_with, origin_of
+from vitrail.training.finetune import adapt_with, origin_of, training_features
 from vitrail.training.folder import RunFolder
 from vitrail.training.initial import Given, Initial, channels_of, make_preprocess, resolve_model
 from vitrail.training.run import Result, run
@@ -57,25 +60,21 @@ def train_faces(
         data, people=people, test=test, validation=recipe.holdout, seed=options.seed
     )
     if landmarks is None:
-        notes.append("faces are not aligned, because no landmarks are given: the centre of each image is taken")
+        notes.append("faces are not aligned, because no landmarks are given: images are taken as they are cropped")
     else:
         channels = channels_of(dataset.first)
         plain = Preprocess(resolution=(SIDE, SIDE), mean=(0.5,) * channels, std=(0.5,) * channels)
         dataset = align_people(dataset, landmarks, plain)
         notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
     dataset = dataclasses.replace(dataset, notes=(*dataset.notes, *notes))
-    alignment = "none: centre crop" if landmarks is None else BY_LANDMARKS
+    alignment = UNALIGNED if landmarks is None else BY_LANDMARKS
     kept = {"faces": {"alignment": alignment, "people": len(dataset.labels)}}
 
     def initialise(given: Given) -> Initial:
         torch.manual_seed(options.seed)
         if source is None:
             return _first_weights(str(model), given.dataset, given, recipe, resolution, kept)
-        begun = _from_bundle(source, given.dataset, recipe, resolution, kept)
-        is_cut = landmarks is not None and "crop_fraction" not in recipe.preprocess
-        # An aligned face is cropped already.
-        preprocess = begun.preprocess.replace(crop_fraction=1.0) if is_cut else begun.preprocess
-        return dataclasses.replace(begun, preprocess=preprocess)
+        return _from_bundle(source, given, recipe, resolution, kept, options)
 
     folder = RunFolder(output, resumes=resumes, force=force)
     result = run(dataset, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
@@ -96,17 +95,59 @@ def _first_weights(
 
 
 def _from_bundle(
-    source: Bundle | str | Path, dataset: Dataset, recipe: Recipe, resolution: int | None, kept: dict[str, Any]
+    source: Bundle | str | Path,
+    given: Given,
+    recipe: Recipe,
+    resolution: int | None,
+    kept: dict[str, Any],
+    options: Options,
 ) -> Initial:
     loaded = open_bundle(source)
     size = None if resolution is None else (resolution, resolution)
-    model, preprocess, notes = adapt_with(loaded, _new_embedding, channels_of(dataset.first), recipe, size)
+    channels = channels_of(given.dataset.first)
+    settings = dict(recipe.model)
+    pool = settings.pop("pool", "gap")
+    if pool not in ("gap", "cls"):
+        raise UsageError(f"Pool of a bundle's model must be gap, or cls if it has that, got {pool!r}.")
+    new_head = functools.partial(_new_embedding, reads_patches=pool == "gap")
+    model, preprocess, notes = adapt_with(loaded, new_head, channels, recipe.replace(model=settings), size)
+    learned, damaged = {}, {}
+    if recipe.head == "probe" and given.is_new:
+        is_fitted = not loaded.model.config.embedding
+        learned = _learn(model, preprocess, given, recipe, damaged, options, is_fitted=is_fitted)
+        if is_fitted:
+            notes += ("the embedding begins with the frozen model's features, whitened within people",)
     origin = kept | origin_of(source, loaded, notes)
-    return Initial(model, preprocess, bundle_key(source)[:12], origin, notes)
+    return Initial(model, preprocess, bundle_key(source)[:12], origin, notes, damaged=damaged, learned=learned)
 
 
-def _new_embedding(model: AnyModel) -> tuple[AnyModel, str]:
+def _learn(
+    model: AnyModel,
+    preprocess: Preprocess,
+    given: Given,
+    recipe: Recipe,
+    damaged: dict[str, str],
+    options: Options,
+    *,
+    is_fitted: bool,
+) -> dict[str, torch.Tensor]:
+    """Fit the embedding, unless it stays as it is, to the features of the training images and their mirror images.
+    Returns the first weights of the objective."""
+    given.tell(f"computing features of {len(given.training):,} images for the embedding")
+    parts = [
+        training_features(model, preprocess, given, recipe, damaged, workers=options.workers, mirrored=mirrored)
+        for mirrored in (False, True)
+    ]
+    features, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if is_fitted:
+        set_embedding(model, features, people, options.seed)
+    return {"weight": mean_embeddings(model, features, people, len(given.dataset.labels))}
+
+
+def _new_embedding(model: AnyModel, *, reads_patches: bool) -> tuple[AnyModel, str]:
     if model.config.embedding:
         return model.changed(), f"its embedding of {model.config.embedding} stays"
-    made, dropped = model.with_new_head(0, embedding=EMBEDDING)
-    return made, "; ".join([f"an embedding of {EMBEDDING} in place of the head", *dropped])
+    pooled, note = model.reading_patches() if reads_patches else (model, None)
+    made, dropped = pooled.with_new_head(0, embedding=EMBEDDING)
+    notes = [f"an embedding of {EMBEDDING} in place of the head", *([note] if note else []), *dropped]
+    return made, "; ".join(notes)

@@ -34,7 +34,8 @@ class Seen:
     Transformers: `tokens`, with positions. Of a layer of `inside`, say 0, in the order of eqs. 2, 3 and 5 to 8 of the
     paper: `blocks.0.norm1`, `.q`, `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (their softmax),
     `.heads` (weights times v), `.msa` (heads together, projected), `.middle` (z', after the residual connection),
-    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output)."""
+    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output). Tokens that the
+    model merges are recorded as equal tokens, each in its place; `blocks.0.merged` is what enters such a layer."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
     pooling: Tensor | None = None
@@ -47,6 +48,10 @@ class Seen:
         rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
         rows.append(("logits", " x ".join(map(str, self.logits.shape))))
         return rows_of(("step", "shape"), rows)
+
+    def wants(self, layer: int) -> bool:
+        """Whether anything of a layer is recorded."""
+        return layer in self.layers or layer in self.inside
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
@@ -137,16 +142,21 @@ def _as_evaluating(module: nn.Module) -> Generator[None]:
         module.train(was_training)
 
 
-class Embedding(nn.Sequential):
+class EmbeddingHead(nn.Sequential):
     """In place of a head: a linear layer to the width of the embedding, and BatchNorm, which takes away what all images
     have in common (the last two layers of arXiv 1801.07698)."""
 
     def __init__(self, width: int, embedding: int) -> None:
         super().__init__(nn.Linear(width, embedding, bias=False), nn.BatchNorm1d(embedding))
 
+    @property
+    def parts(self) -> tuple[nn.Linear, nn.BatchNorm1d]:
+        """The linear layer and the norm."""
+        return cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+
     def forward(self, input: Tensor) -> Tensor:
         """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
-        linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+        linear, norm = self.parts
         if not self.training or len(input) > 1:
             return norm(linear(input))
         with _as_evaluating(norm):
@@ -155,7 +165,7 @@ class Embedding(nn.Sequential):
     @torch.no_grad()
     def initialise(self) -> None:
         """Keep the scale of the features; the norm begins as the identity."""
-        linear, norm = cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+        linear, norm = self.parts
         nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         norm.reset_parameters()
 
@@ -169,15 +179,15 @@ class Model(nn.Module, Generic[Config]):
 
     config: Config
     head: nn.Linear
-    """The linear head; in a model without classes an `Embedding`, or `nn.Identity` if it has none. An `nn.Linear` of
-    the same width may be assigned: the configuration then has its number of classes."""
+    """The linear head; in a model without classes an `EmbeddingHead`, or `nn.Identity` if it has none. An `nn.Linear`
+    of the same width may be assigned: the configuration then has its number of classes."""
     head_width: int = 0
     """Width of the input of the head."""
     has_positional_weights = False
     """Whether weights depend on positions in the image, so that the model cannot be resized."""
     checkpoints_activations = False
     """Whether activation checkpointing is on."""
-    embedding: ClassVar[str] = ""
+    projection: ClassVar[str] = ""
     """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
     has_patches: ClassVar[bool] = True
     """Whether the places of `config.grid` are patches (or pixels) of the image, not cells of a feature map."""
@@ -240,7 +250,7 @@ class Model(nn.Module, Generic[Config]):
         self.head_width = width
         if not self.config.classes:
             embedding = self.config.embedding
-            return cast(nn.Linear, Embedding(width, embedding) if embedding else nn.Identity())
+            return cast(nn.Linear, EmbeddingHead(width, embedding) if embedding else nn.Identity())
         return nn.Linear(width, self.config.classes, bias=bias)
 
     @torch.no_grad()
@@ -248,7 +258,7 @@ class Model(nn.Module, Generic[Config]):
         """Set the head, if there is one, to zero, as for fine-tuning (section 3.2). An embedding is initialised: of
         zeros it would have no gradient."""
         if self.config.embedding:
-            cast(Embedding, self.head).initialise()
+            cast(EmbeddingHead, self.head).initialise()
             return
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
@@ -295,7 +305,7 @@ class Model(nn.Module, Generic[Config]):
         if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
             known[nn.Linear] = int(self.head.out_features)
         classes = known.get(type(self.head), self.config.classes)
-        embedding = self.config.embedding if type(self.head) is Embedding else 0
+        embedding = self.config.embedding if type(self.head) is EmbeddingHead else 0
         is_as_stated = (classes, embedding) == (self.config.classes, self.config.embedding)
         if not is_as_stated and self.config.predicts != "pixels":
             self.config = self.config.replace(classes=classes, embedding=embedding)
@@ -519,7 +529,7 @@ class Model(nn.Module, Generic[Config]):
 
     def pixel_kernels(self) -> Tensor | None:
         """Kernels (D, C, P, P) of the patch embedding; None for families without one."""
-        return self.get_parameter(f"{self.embedding}.weight") if self.embedding else None
+        return self.get_parameter(f"{self.projection}.weight") if self.projection else None
 
     def pool_layer(self, output: Tensor) -> Tensor:
         """A layer's output as one vector for each image (B, D): the mean over positions, without prefix tokens."""
@@ -597,6 +607,11 @@ class Model(nn.Module, Generic[Config]):
         made = self.changed()
         return made, made.replace_head(classes, embedding=embedding)
 
+    def reading_patches(self) -> tuple[Self, str | None]:
+        """The model with a head that reads the mean of all patches in place of [CLS], and a note about it; itself
+        without a note where there is no [CLS]."""
+        return self, None
+
     def adapt_channels(
         self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]
     ) -> tuple[Self, tuple[float, ...], tuple[float, ...], str]:
@@ -606,17 +621,17 @@ class Model(nn.Module, Generic[Config]):
         are repeated.
         """
         own = self.config.channels
-        if channels == 1 and own == 3 and self.embedding and self.config.padding == (0, 0):
+        if channels == 1 and own == 3 and self.projection and self.config.padding == (0, 0):
             note = "the kernels of three colours were merged into one for grey images, with the same output"
             return self._to_grey(mean, std), (0.5,), (0.5,), note
         if channels in (1, 3) and own in (1, 3):
             return self, mean, std, f"images with {counted(channels, 'channel')} are read with the model's {own}"
-        if not self.embedding:
+        if not self.projection:
             raise UsageError(
                 f"Images of {channels} bands need a family with a patch embedding, got family {self.config.family}."
             )
         bands = [band % own for band in range(channels)]
-        tensors, name = self.state_dict(), f"{self.embedding}.weight"
+        tensors, name = self.state_dict(), f"{self.projection}.weight"
         tensors[name] = tensors[name][:, bands] * (own / channels)
         mean, std = (tuple(values[band] for band in bands) for values in (mean, std))
         note = f"the kernels of {own} bands are repeated for {channels}, times {own}/{channels}"
@@ -625,7 +640,7 @@ class Model(nn.Module, Generic[Config]):
     def _to_grey(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'."""
         mean_C11, std_C11 = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (mean, std))
-        tensors, weight, bias = self.state_dict(), f"{self.embedding}.weight", f"{self.embedding}.bias"
+        tensors, weight, bias = self.state_dict(), f"{self.projection}.weight", f"{self.projection}.bias"
         kernel, offset = tensors[weight].double(), tensors[bias].double()
         tensors[weight] = (0.5 * kernel / std_C11).sum(dim=1, keepdim=True).float()
         tensors[bias] = (offset + (kernel * (0.5 - mean_C11) / std_C11).sum(dim=(1, 2, 3))).float()

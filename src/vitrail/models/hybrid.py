@@ -64,7 +64,7 @@ class HybridEmbed(PatchEmbed):
 class Hybrid(ViT):
     """A Vision Transformer on the feature map of a convolutional stem."""
 
-    embedding = ""  # its patches are of features, not of pixels
+    projection = ""  # its patches are of features, not of pixels
 
     def make_patch_embed(self) -> PatchEmbed:
         return HybridEmbed(cast(HybridConfig, self.config))

@@ -25,7 +25,7 @@ class LSTM(Model[LSTMConfig]):
     """A recurrent network over the sequence of patches; its last state is the input of the head."""
 
     order: Tensor
-    embedding = "patch_embed.proj"
+    projection = "patch_embed.proj"
     reads_layers = True
 
     def __init__(self, config: LSTMConfig) -> None:

@@ -45,7 +45,7 @@ class Mixer(Model[MixerConfig]):
 
     blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
     has_positional_weights = True
-    embedding = "stem.proj"
+    projection = "stem.proj"
     reads_layers = True
 
     def __init__(self, config: MixerConfig) -> None:

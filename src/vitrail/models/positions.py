@@ -68,6 +68,10 @@ class Position:
         cannot follow."""
         return False
 
+    def without_class(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters of a model, by name, without the position of [CLS]."""
+        return dict(tensors)
+
     def check_resize(self, new: ViTConfig) -> None:
         """Refuse a grid to which this kind cannot be resized."""
 
@@ -109,6 +113,9 @@ class Learned1D(Position):
         rows.copy_(rows[:, order_N.to(rows.device)])
         return True
 
+    def without_class(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**tensors, "pos_embed": tensors["pos_embed"][:, self.config.positioned_class :]}
+
     def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
         first = self.config.positioned_class
         class_row, grid = table[:, :first], table[:, first:]
@@ -142,6 +149,9 @@ class Learned2D(Position):
         columns = model.get_parameter("pos_embed_column")[table][None].expand(c.grid[0], -1, -1)
         grid = torch.cat([rows, columns], dim=-1).flatten(0, 1)
         return _with_prefix(model.get_parameter("pos_embed_cls")[table] if c.positioned_class else grid[:0], grid, c)
+
+    def without_class(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if name != "pos_embed_cls"}
 
     def resized(self, name: str, table: Tensor, new: ViTConfig) -> Tensor:
         side = new.grid[self.learned.index(name)]

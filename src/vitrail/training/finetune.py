@@ -32,8 +32,8 @@ from vitrail.training.initial import Given, Initial, channels_of
 from vitrail.training.run import Result, run
 from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
 
-# Settings that matter in training alone: a recipe may change them in a model that exists.
-_IN_TRAINING = ("dropout", "drop_path", "token_drop")
+# Settings that no weight depends on: a recipe may change them in a model that exists.
+_CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")
 
 
 def finetune(
@@ -115,9 +115,9 @@ def adapt_with(
     settings = dict(recipe.model)
     wanted = settings.pop("resolution", None)
     wanted = wanted if resolution is None else resolution
-    if strange := sorted(settings.keys() - set(_IN_TRAINING)):
+    if strange := sorted(settings.keys() - set(_CHANGEABLE)):
         raise UsageError(
-            f"Fine-tuning must keep the model but for resolution, {', '.join(_IN_TRAINING)}, got model.{strange[0]}."
+            f"Fine-tuning must keep the model but for resolution, {', '.join(_CHANGEABLE)}, got model.{strange[0]}."
         )
     if wanted is not None:
         model, note = _resize(model, wanted)
@@ -170,6 +170,33 @@ def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
     return place.tolist() if len(set(place.tolist())) == classes and bool(bundle.model.head.weight.any()) else None
 
 
+def training_features(
+    model: AnyModel,
+    preprocess: Preprocess,
+    given: Given,
+    recipe: Recipe,
+    damaged: dict[str, str],
+    *,
+    workers: int,
+    mirrored: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The frozen model's features of all training images that can be read, or of their mirror images, and their labels.
+    Each rank computes its part and gets all. The others are added to `damaged`."""
+    ranks, training = given.ranks, given.training
+    model.to(ranks.device).eval()
+    shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
+    on_damage = "error" if recipe.on_damage == "error" else "skip"
+    mine, part = training.take(shares[ranks.rank]), None
+    if len(mine):
+        part = extract(
+            model, preprocess, mine, mirrored=mirrored, workers=workers, on_damage=on_damage, damaged=damaged
+        )
+    features = np.concatenate([part for part in ranks.gather(part) if part is not None])
+    labels = training.labels[np.concatenate(shares)]
+    known = np.isfinite(features).all(axis=1)
+    return features[known], labels[known]
+
+
 def learn_head(
     model: AnyModel,
     preprocess: Preprocess,
@@ -179,35 +206,21 @@ def learn_head(
     *,
     workers: int,
 ) -> dict[str, Any]:
-    """Fit the model's head by least squares on its features; returns its leave-one-out accuracy, or mAP.
-
-    Each rank computes the features of its part of the images; the first one solves. Unreadable images are added to
-    `damaged`.
-    """
+    """Fit the model's head by least squares on its features; returns its leave-one-out accuracy, or mAP. The first rank
+    solves; unreadable images are added to `damaged`."""
     began = time.monotonic()
-    ranks, training = given.ranks, given.training
-    model.to(ranks.device).eval()
-    shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
-    on_damage = "error" if recipe.on_damage == "error" else "skip"
-    mine = training.take(shares[ranks.rank])
-    given.tell(f"computing features of {len(training):,} images for the head")
-    part = None
-    if len(mine):
-        part = extract(model, preprocess, mine, workers=workers, on_damage=on_damage, damaged=damaged)
-    parts = ranks.gather(part)
+    given.tell(f"computing features of {len(given.training):,} images for the head")
+    features, labels = training_features(model, preprocess, given, recipe, damaged, workers=workers)
 
     def solve() -> tuple[Linear, dict[str, Any]]:
-        features = np.concatenate([part for part in parts if part is not None])
-        labels = training.labels[np.concatenate(shares)]
-        known = np.isfinite(features).all(axis=1)
-        linear, left_out = ridge_head(features[known], labels[known], classes=model.config.classes)
-        count = int(known.sum())
+        linear, left_out = ridge_head(features, labels, classes=model.config.classes)
+        count = len(features)
         if labels.ndim == 2:
-            return linear, {"map": score_labels(left_out, labels[known], given.dataset.labels)["map"], "count": count}
-        right = int((left_out.argmax(axis=1) == labels[known]).sum())
+            return linear, {"map": score_labels(left_out, labels, given.dataset.labels)["map"], "count": count}
+        right = int((left_out.argmax(axis=1) == labels).sum())
         return linear, {"accuracy": right / count, "interval": wilson(right, count), "count": count}
 
-    linear, found = ranks.first_does(solve)
+    linear, found = given.ranks.first_does(solve)
     with torch.no_grad():
         model.head.weight.copy_(torch.from_numpy(linear.weight.T))
         model.head.bias.copy_(torch.from_numpy(linear.bias))
