@@ -32,6 +32,7 @@ GUIDE = [
     "evaluate",
     "runs",
     "predict",
+    "merging",
     "inspect",
     "explain",
     "lab",

@@ -33,6 +33,7 @@ IN_ORDER = (
     "evaluate",
     "runs",
     "predict",
+    "merging",
     "python",
     "inspect",
     "explain",
