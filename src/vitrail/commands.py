@@ -743,7 +743,7 @@ def export(
     if json:
         return print_json(proof)
     same = f"{proof['same_answers']} of {proof['pictures']} answers as torch's"
-    rows = [["model", next(name for name in proof["files"])], ["to", f"{to}, {output}"]]
+    rows = [["model", ", ".join(proof["files"])], ["to", f"{to}, {output}"]]
     return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
 
 
