@@ -33,6 +33,7 @@ GUIDE = [
     "runs",
     "predict",
     "engines",
+    "merging",
     "inspect",
     "explain",
     "lab",

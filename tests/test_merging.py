@@ -250,6 +250,16 @@ def test_onnx_runtime_gives_torchs_logits_at_every_batch(pool, tmp_path):
         assert np.abs(logits - expected[:batch]).max() < 1e-4 * np.abs(expected).max()
 
 
+def test_the_page_of_inspect_says_that_patches_share_tokens(tmp_path):
+    shown = []
+    for counts in ([0, 4, 0, 3], 0):
+        path = bundle_of(redraw(vitrail.create("ViT-Nano/7", merge=counts), std=0.1), tmp_path / f"one-{len(shown)}")
+        output = tmp_path / f"page-{len(shown)}"
+        vitrail.inspect(path, [np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)], output=output)
+        shown.append((output / "index.html").read_text(encoding="utf-8"))
+    assert ["Patches of one token have the same maps" in page for page in shown] == [True, False]
+
+
 # The search
 
 

@@ -34,6 +34,7 @@ IN_ORDER = (
     "runs",
     "predict",
     "engines",
+    "merging",
     "python",
     "inspect",
     "explain",

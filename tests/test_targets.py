@@ -16,8 +16,10 @@ from PIL import Image
 import vitrail
 from test_bundle import FIXTURE
 from test_export import MODELS
+from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import ENGINES, TARGETS
 from vitrail.engines.base import need
+from vitrail.engines.cache import fingerprint
 from vitrail.engines.proof import sample
 from vitrail.lab.exact import redraw
 from vitrail.storage import checksum, verify
@@ -297,3 +299,37 @@ def test_labels_are_lines_whatever_they_hold(tmp_path):
     strange = vitrail.Bundle(model=loaded.model, preprocess=loaded.preprocess, labels=("a\nb", "c\u2028d", "e"))
     write_labels(tmp_path / "labels.txt", strange.parts)
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "a b\nc d\ne\n"
+
+
+def test_an_export_merges_as_many_tokens_as_a_search_finds(tmp_path, call):
+    options = ["--to", "onnx", "--data", "fashion-40", "--json"]
+    proof = json.loads(
+        call("export", "fashion", tmp_path / "auto", *options, "--merge", "auto", "--tolerance", "0.05").stdout
+    )
+    first, last = (proof["merging"]["curve"][at] for at in (0, -1))
+    assert (first["changed"], first["count"]) == (0, 40)
+    assert last["macs"] < first["macs"] / 2
+    assert 0 <= last["share"] <= 0.05
+    assert proof["merging"]["merge"] == last["merge"]
+    assert proof["same_answers"] == 40
+    fixed = json.loads(call("export", "fashion", tmp_path / "fixed", *options, "--merge", "0,4,0,0,0").stdout)
+    assert fixed["merging"]["curve"][0]["merge"] == fixed["merging"]["merge"] == [0, 4, 0, 0, 0]
+    assert fixed["merging"]["bundle"] == proof["merging"]["bundle"] == fingerprint(check_folder("fashion"))
+    assert fixed["bundle"] != proof["bundle"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--merge", "auto"], "Merge auto must have images"),
+        (["--merge", "some"], "Merge must be auto, a number"),
+        (["--merge", "1,2"], "one for each of the 5 layers"),
+        (["--data", "fashion-40"], "Data must be given with --merge"),
+        (["--merge", "auto", "--data", "fashion-40", "--tolerance", "2"], "Tolerance"),
+    ],
+)
+def test_a_wrong_merge_is_one_line(options, words, tmp_path, call):
+    refused = call("export", "fashion", tmp_path / "out", "--to", "onnx", *options)
+    assert refused.returncode == 2
+    assert words in refused.stderr
+    assert not (tmp_path / "out").exists()

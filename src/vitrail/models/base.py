@@ -89,6 +89,8 @@ class Layout(NamedTuple):
     """Input of the head: [CLS], the mean of the patches, or all tokens through attention pooling."""
     allowed: np.ndarray | None = None
     """Boolean mask (N, N) of the patches that each patch may attend to; None without a mask."""
+    merges: bool = False
+    """Whether patches are merged on the way."""
 
 
 class Role(NamedTuple):

@@ -302,7 +302,7 @@ class ViT(Model[ViTConfig]):
         step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
         reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
         allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
-        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed)
+        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge))
 
     def stations(self, seen: Seen) -> list[Station]:
         c = self.config

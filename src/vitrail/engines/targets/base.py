@@ -5,6 +5,7 @@ target is one class and one line of `TARGETS` in `configs.engines`.
 """
 
 import abc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -73,12 +74,18 @@ class Target(abc.ABC):
         """An engine that runs what was written."""
 
 
-def export(path: str, output: Path, to: str, *, precision: str, batch: str, force: bool = False) -> dict[str, Any]:
-    """Write a bundle in the format of a target, and prove it. Returns the proof."""
-    TARGETS.check(to)
-    target, order = TARGETS[to], Order(precision, _parse_batch(batch))
-    target.check(precision)
-    check_output(output, force=force)
+def export(
+    path: str,
+    output: Path,
+    to: str,
+    *,
+    precision: str = "float32",
+    batch: str = "any",
+    force: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write a bundle in the format of a target, and prove it. Returns the proof, in which `about` is noted, too."""
+    target, order = check_export(output, to, precision=precision, batch=batch, force=force)
     source = open_source(check_folder(path))
     parts = source.bundle.parts
     pixels = sample_for(parts.config, parts.preprocess)
@@ -93,6 +100,7 @@ def export(path: str, output: Path, to: str, *, precision: str, batch: str, forc
             "files": {file.relative_to(folder).as_posix(): checksum(file) for file in written},
             "batch": batch,
             **describe(source, target.packages, found, expected, precision),
+            **(about or {}),
         }
         if (known := Measured.read(path).agreements().get(Way(target.engine, precision))) is not None:
             proof["measured"] = known._asdict()
@@ -102,6 +110,15 @@ def export(path: str, output: Path, to: str, *, precision: str, batch: str, forc
             write_labels(folder / LABELS, parts)
         write_readme(folder, parts, target, model.relative_to(folder).as_posix(), order.batch or 1, proof)
     return proof
+
+
+def check_export(output: Path, to: str, *, precision: str, batch: str, force: bool) -> tuple[type[Target], Order]:
+    """The target of this name and what it is to write. Refuses what cannot be written."""
+    TARGETS.check(to)
+    target, order = TARGETS[to], Order(precision, _parse_batch(batch))
+    target.check(precision)
+    check_output(output, force=force)
+    return target, order
 
 
 def write_labels(path: Path, parts: Parts) -> None:
