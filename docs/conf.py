@@ -32,6 +32,8 @@ GUIDE = [
     "evaluate",
     "runs",
     "predict",
+    "engines",
+    "merging",
     "inspect",
     "explain",
     "lab",

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import vitrail
 from test_bundle import FIXTURE
 from vitrail.answers.formats import Parquet, check_table, open_table
 from vitrail.answers.kept import KeptAnswers
 from vitrail.answers.paired import Paired, holm, sign_test
 from vitrail.answers.spool import in_order
+from vitrail.configs.engines import ENGINES
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import find_split, open_data
 from vitrail.errors import DamagedError, UsageError, VitrailError
@@ -364,7 +364,7 @@ def test_labels_that_are_likely_wrong_are_found():
 def test_changed_labels_of_fashion_mnist_are_found():
     """As docs/evaluate.md states."""
     try:
-        found = answer_split(vitrail.load("fashion"), "fashion-mnist", "test").answers
+        found = answer_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").answers
     except UsageError as missing:
         pytest.skip(str(missing))
     for share, recall, precision in ((0.05, 0.86, 0.80), (0.01, 0.84, 0.43)):

@@ -10,7 +10,7 @@ import torch
 
 import vitrail
 from vitrail.engines.base import need
-from vitrail.engines.cache import MODEL, ready
+from vitrail.engines.runtime import MODEL, OnnxEngine
 from vitrail.lab.exact import redraw
 
 # One of each family, as small as it goes.
@@ -37,7 +37,7 @@ def test_checkers_and_the_quantiser_take_the_graph(name, tmp_path):
     half = (0.5,) * model.config.channels
     eye = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half)
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "one")
-    path = ready(tmp_path / "one") / MODEL
+    path = OnnxEngine.prepare(tmp_path / "one", "float32") / MODEL
     graph = onnx.load(path)
     onnx.checker.check_model(graph, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)

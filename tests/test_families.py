@@ -7,7 +7,9 @@ from peers import import_peer, timm_with_weights
 from vitrail.lab.exact import redraw
 from vitrail.lab.measures import influence
 from vitrail.lab.permute import move, patch_order, permutation
+from vitrail.models.convolutions import Projection
 from vitrail.models.create import create
+from vitrail.models.device import use_channels_last
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.lstm import sequence_order
 
@@ -33,6 +35,24 @@ def shuffle_patches(images, order, grid=(4, 4), patch=(7, 7)):
 
 def shuffle_within(images, order, grid=(4, 4), patch=(7, 7)):
     return unpatchify(patchify(images, patch)[..., order], grid, patch)
+
+
+# CNN
+
+
+@pytest.mark.parametrize("inputs", [1, 3, 7, 8, 9])
+def test_a_shortcut_of_few_channels_has_its_own_gradient(inputs):
+    """Of fewer than eight channels, torch's own kernel for AVX2 broke the heap here."""
+    model = Projection(inputs, 14, 2)
+    use_channels_last(model)
+    images = torch.randn(64, inputs, 32, 32).contiguous(memory_format=torch.channels_last).requires_grad_()
+    exact, exact_weight = (one.detach().double().requires_grad_() for one in (images, model.weight))
+    for _ in range(20):
+        images.grad = model.weight.grad = None
+        model(images).square().sum().backward()
+    torch.nn.functional.conv2d(exact, exact_weight, stride=2).square().sum().backward()
+    for found, true in ((images.grad, exact.grad), (model.weight.grad, exact_weight.grad)):
+        assert (found - true).norm() / true.norm() < 1e-5
 
 
 # MLP-Mixer

@@ -174,16 +174,18 @@ MAKE = """
 import sys, time, types
 from pathlib import Path
 from vitrail.engines import cache
+from vitrail.engines.runtime import MODEL, OnnxEngine
 from vitrail.storage import atomic_folder, write_json
-def export(bundle, place, key):
+def make(bundle, place, engine, precision):
     with open(sys.argv[2], "a") as file:
         file.write("made\\n")
     time.sleep(0.5)
     with atomic_folder(place, force=True) as folder:
-        (folder / cache.MODEL).touch()
-        write_json(folder / cache.PROOF, {"format": cache.FORMAT, "bundle": key, "files": [cache.MODEL]})
-sys.modules["vitrail.engines.export"] = types.SimpleNamespace(export=export)
-print(cache.ready(sys.argv[1]))
+        (folder / MODEL).touch()
+        proof = {"format": cache.FORMAT, "bundle": cache.fingerprint(bundle), "files": [MODEL]}
+        write_json(folder / cache.PROOF, proof)
+sys.modules["vitrail.engines.make"] = types.SimpleNamespace(make=make)
+print(cache.ready(sys.argv[1], OnnxEngine, "float32"))
 """
 
 
@@ -201,7 +203,9 @@ def test_processes_that_want_the_same_file_make_it_once(tmp_path):
 def test_eight_processes_export_once(tmp_path):
     pytest.importorskip("onnxruntime")
     shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
-    script = "import sys\nfrom vitrail.engines.cache import ready\nprint(ready(sys.argv[1]))"
+    script = (
+        "import sys\nfrom vitrail.engines.runtime import OnnxEngine\nprint(OnnxEngine.prepare(sys.argv[1], 'float32'))"
+    )
     words = [sys.executable, "-c", script, tmp_path / "bundle"]
     several = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
     answers = [process.communicate() for process in several]

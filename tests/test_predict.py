@@ -1,4 +1,4 @@
-"""`vitrail predict`: both engines, the ONNX file that is kept, and every way to name images."""
+"""`vitrail predict`: engines, the files that are kept for them, and every way to name images."""
 
 import io
 import json
@@ -20,15 +20,22 @@ import vitrail
 from test_bundle import FIXTURE, GREY_8, make, tiny
 from test_contract import ONE_PER_FAMILY
 from vitrail.cli import main
-from vitrail.engines import cache, choose, export
-from vitrail.engines.base import Outputs, batch_for, cores, need
-from vitrail.engines.cache import ready
-from vitrail.engines.export import prove, sample
+from vitrail.engines import cache
+from vitrail.engines import make as making
+from vitrail.engines.base import Outputs, Way, batch_for, cores, need
+from vitrail.engines.proof import prove, sample
+from vitrail.engines.runtime import MODEL, OnnxEngine
+from vitrail.engines.store import Load, Measured, Speed
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.lab.exact import redraw
 from vitrail.models.convolutions import bake_
 from vitrail.models.look import look
 from vitrail.storage import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
+
+
+def ready(path):
+    """The folder of a bundle's ONNX file in float32."""
+    return OnnxEngine.prepare(path, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +80,15 @@ def exports(bundle, monkeypatch):
     """Count what is made, and make it by copying: an export takes seconds."""
     made = []
 
-    def copy(path, target, key):
+    def copy(path, target, engine, precision):
+        assert (engine, precision) == (OnnxEngine, "float32")
         made.append(target)
         with atomic_folder(target, force=True) as folder:
-            shutil.copy(bundle.with_name("pico.onnx") / cache.MODEL, folder)
+            shutil.copy(bundle.with_name("pico.onnx") / MODEL, folder)
             proof = json.loads((bundle.with_name("pico.onnx") / cache.PROOF).read_text())
-            (folder / cache.PROOF).write_text(json.dumps(proof | {"bundle": key}))
+            (folder / cache.PROOF).write_text(json.dumps(proof | {"bundle": cache.fingerprint(path)}))
 
-    monkeypatch.setattr(export, "export", copy)
+    monkeypatch.setattr(making, "make", copy)
     return made
 
 
@@ -111,17 +119,24 @@ def assert_alike(ours, theirs, tolerance=1e-5):
 
 
 def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, images):
-    speeds = {"torch": {"start": 3.0, "picture": 0.1}, "onnx": {"start": 0.3, "picture": 0.1}}
-    choose.remember(copied.with_name("pico.onnx"), 1, speeds)
+    speeds = {
+        Way(name, "float32"): Speed(0.1, start, 0, 0) for name, start in (("torch", 3), ("onnx", 0.3), ("openvino", 2))
+    }
+    Measured.read(copied).keep_speeds(Load(32, 1, 1), speeds)
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "for engine in ('onnx', 'auto'):\n"
         "    main(['predict', *sys.argv[1:], '--threads', '1', '--json', '--engine', engine])\n"
-        "sys.exit(' '.join(name for name in ('torch', 'safetensors', 'rich', 'onnx') if name in sys.modules))\n"
+        "unwanted = 'torch', 'safetensors', 'rich', 'onnx', 'openvino'\n"
+        "sys.exit(' '.join(name for name in unwanted if name in sys.modules))\n"
     )
     command = [sys.executable, "-c", script, str(copied), str(images / "01.png"), str(images / "more")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "\n")  # sys.exit of an empty text
+    assert done.returncode == 1
+    assert done.stderr == (
+        "auto: onnx float32 10.0 images/s after 0.3 s (openvino float32 10.0 images/s after 2.0 s, torch float32 10.0"
+        " images/s after 3.0 s)\n\n"  # sys.exit of an empty text
+    )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert names(rows) == ["01.png", "00.png", "03.png", "06.png", "09.png"] * 2
     assert {entry["label"] for entry in rows[0]["predictions"]} == {"cat", "dog", "새"}
@@ -161,7 +176,7 @@ def test_streaming_leaves_torchs_threads_as_they_were(bundle, images):
 
 
 def test_the_graph_and_what_it_says_of_itself(bundle):
-    session = need("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / cache.MODEL)
+    session = need("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / MODEL)
     shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
     assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
     said = session.get_modelmeta().custom_metadata_map
@@ -191,6 +206,10 @@ def test_an_engine_that_answers_otherwise_is_refused():
     ):
         with pytest.raises(VitrailError, match="is not kept; use engine torch"):
             prove(found, expected)
+    rough = prove(Outputs(torchs.logits + 0.2, torchs.features), torchs, "int8")
+    assert rough["same_answers"] == 40
+    with pytest.raises(VitrailError, match=r"in int8 predicts .* is not kept; use float32"):
+        prove(Outputs(rng.normal(size=(40, 3)), torchs.features), torchs, "int8")
 
 
 def test_sample_images_fit_any_eye():
@@ -249,16 +268,6 @@ def test_every_kind_of_vit_has_an_onnx_engine(changes, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_measurement_chooses_one_and_is_kept(copied, images, capsys):
-    code, rows, said = predict(capsys, copied, images / "01.png", "--engine", "auto", "--threads", 2)
-    assert (code, len(rows)) == (0, 1)
-    assert "images/s after" in said
-    speeds = choose.remembered(copied.with_name("pico.onnx"), 2, ["torch", "onnx"])
-    assert speeds["torch"]["start"] > speeds["onnx"]["start"] > 0
-    assert predict(capsys, copied, images / "01.png", "--engine", "auto", "--threads", 2)[2] == ""
-
-
-@pytest.mark.slow
 def test_deit_answers_photos_alike(shared, tmp_path):
     from safetensors.torch import load_file
 
@@ -296,13 +305,13 @@ def forge_proof(folder, change, without="nothing"):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda folder: flip(folder / cache.MODEL),
+        lambda folder: flip(folder / MODEL),
         lambda folder: flip(folder / cache.PROOF),
         lambda folder: flip(folder / "manifest.json"),
-        lambda folder: (folder / cache.MODEL).unlink(),
+        lambda folder: (folder / MODEL).unlink(),
         lambda folder: (folder / cache.PROOF).unlink(),
         lambda folder: (folder / cache.PROOF).write_text("[]"),
-        lambda folder: forge_proof(folder, {"files": []}, without=cache.MODEL),
+        lambda folder: forge_proof(folder, {"files": []}, without=MODEL),
         lambda folder: forge_proof(folder, {"files": [None]}),
         lambda folder: forge_proof(folder, {"files": 3}),
     ],
@@ -374,7 +383,7 @@ def test_where_nothing_can_be_written_the_variable_is_named(copied, exports, hom
     monkeypatch.setattr(os, "access", lambda path, mode: can(path, mode) and not mode & os.W_OK)
     code, rows, said = predict(capsys, copied, images / "01.png", "--engine", "onnx")
     assert (code, rows, exports) == (2, [], [])
-    assert f"ONNX file must go to a folder that can be written, got '{copied}.onnx' and '{home}/onnx/" in said
+    assert f"File of engine onnx must go to a folder that can be written, got '{copied}.onnx' and '{home}/onnx/" in said
     assert said.endswith("Set $VITRAIL_HOME to one that can, or use engine torch.\n")
     assert said.count("\n") == 1
 
@@ -385,16 +394,13 @@ def test_the_bundle_itself_never_changes(bundle):
     }
 
 
-def test_a_missing_extra_is_one_line_and_auto_goes_on_with_torch(bundle, images, monkeypatch, capsys):
+def test_a_missing_extra_is_one_line(bundle, images, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "onnx")
     assert (code, rows) == (2, [])
     assert said.startswith("vitrail: Engine onnx needs the 'onnx' extra")
     assert said.endswith('Run, in the folder of vitrail: pip install ".[onnx]".\n')
     assert said.count("\n") == 1
-    code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "auto")
-    assert (code, len(rows)) == (0, 1)
-    assert said.startswith("engine torch: Engine onnx needs the 'onnx' extra")
 
 
 def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
@@ -407,24 +413,6 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match=r"family vit, which torch.onnx cannot \(no such operator\). Use engine torch"):
         ready(tmp_path / "one")
     assert not (tmp_path / "one.onnx").exists()
-
-
-def test_auto_counts_the_start_and_remembers(copied, exports, monkeypatch):
-    from vitrail.engines import measure
-
-    speeds = {"torch": {"start": 3.0, "picture": 0.01}, "onnx": {"start": 0.5, "picture": 0.02}}
-    measured = []
-    monkeypatch.setattr(measure, "measure", lambda *about: measured.append(about) or speeds)
-    assert choose.faster(str(copied), 10, 2) == "onnx"
-    assert choose.faster(str(copied), 1000, 2) == "torch"
-    assert len(measured) == 1
-    assert choose.faster(str(copied), 10, 3, "cuda") == "torch"  # ONNX Runtime computes on the CPU alone
-    assert len(measured) == 1
-    choose.faster(str(copied), 10, 1)  # another number of threads is another machine
-    assert len(measured) == 2
-    (copied.with_name("pico.onnx") / cache.SPEED).write_text('{"broken')
-    choose.faster(str(copied), 10, 2)
-    assert len(measured) == 3
 
 
 def test_batches_are_small_for_large_models_and_threads_are_asked_for(monkeypatch):
@@ -718,7 +706,7 @@ def _umask():
 def test_engine_onnx_needs_a_bundle_on_disk():
     with pytest.raises(UsageError, match="must be given the path of a bundle"):
         vitrail.Classifier(make(), engine="onnx")
-    with pytest.raises(UsageError, match="Engine must be one of torch, onnx, got 'gpu'"):
+    with pytest.raises(UsageError, match="Engine must be one of torch, onnx, openvino, got 'gpu'"):
         vitrail.Classifier(FIXTURE, engine="gpu")
 
 

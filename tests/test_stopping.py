@@ -258,6 +258,15 @@ def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, scor
     assert repr(seen[4]) == repr(seen[3]) == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
 
 
+def test_few_images_are_trained_on_longer_and_judged_no_more_often(few, tmp_path):
+    count = len(few.first)
+    recipe = RECIPE.replace(epochs=2, least_images=6 * count - 1, patience=None)
+    run(few, tmp_path / "run", recipe)
+    assert [event["step"] for event in events(tmp_path / "run", "evaluate")] == [9, 18]  # of three steps an epoch
+    run(few, tmp_path / "other", recipe.replace(least_images=2 * count))
+    assert [event["step"] for event in events(tmp_path / "other", "evaluate")] == [3, 6]
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_path, monkeypatch):
     recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
     monkeypatch.setattr(Trainer, "save", lambda *_, **__: None)

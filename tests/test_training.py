@@ -96,6 +96,18 @@ def test_one_length_and_only_one():
         Recipe().with_length(epochs=None, steps=None, minutes=None)
 
 
+def test_few_images_are_seen_more_often_unless_a_length_is_given():
+    recipe = Recipe(epochs=3, least_images=1000)
+    unchanged = recipe.with_length(epochs=None, steps=None, minutes=None)
+    assert (unchanged.epochs, unchanged.least_images) == (3, 1000)
+    for given in ({"epochs": 2}, {"steps": 2}, {"minutes": 2.0}):
+        lengths = {"epochs": None, "steps": None, "minutes": None} | given
+        assert recipe.with_length(**lengths).least_images == 0
+    assert change_recipe(recipe, ["epochs=2"]).least_images == 0
+    for both in (["epochs=2", "least_images=9"], ["least_images=9", "epochs=2"]):
+        assert change_recipe(recipe, both).least_images == 9
+
+
 def test_impossible_recipes_are_one_line(tmp_path):
     for text in (
         "batch = 0",

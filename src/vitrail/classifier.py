@@ -14,7 +14,8 @@ from PIL import Image
 from vitrail.answers.thumbnail import thumbnail
 from vitrail.configs.engines import ENGINES
 from vitrail.data.prefetch import prefetch
-from vitrail.engines.base import Run, batch_for, cores
+from vitrail.engines.base import Run, Way, batch_for, cores
+from vitrail.engines.choose import TOLERANCE, Wish, choose_way
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import ImageLike
 from vitrail.settings import check_integer
@@ -39,10 +40,12 @@ class Classifier:
     """A bundle that predicts the classes of images: paths, Pillow images or arrays. The bundle is a path, or a `Bundle`
     that is already loaded.
 
-    Engine `onnx` runs a bundle on disk with ONNX Runtime: its ONNX file is made and verified on first use; after that,
-    torch is not imported. `threads` is the number of computing threads (default: every core); `jpeg` overrides how the
-    bundle's preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or the device of the
-    model).
+    Engines `onnx` and `openvino` run a bundle on disk: the file they need is made and verified on first use; after
+    that, torch is not imported. `precision` is float32, which is exact, bfloat16 or int8, where the engine has it. With
+    `auto` for either, the fastest for many images is taken, by measurement; of precisions, the fastest that changes at
+    most the share `tolerance` of answers. `threads` is the number of computing threads (default: every core); `jpeg`
+    overrides how the bundle's preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or
+    the device of the model).
 
         >>> classifier = vitrail.Classifier("fashion")
         >>> (answer,) = classifier.predict([np.zeros((28, 28), np.uint8)], top_k=2)
@@ -55,6 +58,8 @@ class Classifier:
         bundle: "Bundle | str | Path",
         *,
         engine: str = "torch",
+        precision: str = "float32",
+        tolerance: float = TOLERANCE,
         threads: int | None = None,
         jpeg: Literal["exact", "double"] | None = None,
         device: str | None = None,
@@ -62,7 +67,10 @@ class Classifier:
         if threads is not None:
             threads = check_integer("threads", threads, low=1, high=4096)
         self.threads = threads
-        self._engine = ENGINES[engine].open(bundle, device)
+        way = Way(engine, precision)
+        if "auto" in way:
+            way = choose_way(Wish(*way, tolerance), bundle, threads=threads, device=device)
+        self._engine = ENGINES[way.engine].open(bundle, device, way.precision)
         self._decoding = Lock()
         self.parts = parts = self._engine.parts
         parts.check_computable()
@@ -139,7 +147,7 @@ class Classifier:
         if not first:
             return
         rest = iter(lambda: list(islice(numbered, size)), [])
-        with self._engine.running(threads // len(first)) as run:
+        with self._engine.running(threads // len(first), len(first)) as run:
             jobs = (partial(self._answer, piece, run, wanted, thumbnails) for piece in chain(first, rest))
             with contextlib.closing(prefetch(jobs, len(first), ahead=2 * len(first))) as done:
                 for answers in done:

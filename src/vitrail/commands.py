@@ -15,7 +15,7 @@ from vitrail.configs import zoo
 from vitrail.configs.base import INFO_KEYS, model_settings
 from vitrail.configs.bundle import check_folder, find_config, read_config
 from vitrail.configs.catalogue import list_published
-from vitrail.configs.engines import ENGINES
+from vitrail.configs.engines import PRECISIONS, TARGETS
 from vitrail.configs.formats import FORMATS, written_formats
 from vitrail.configs.lab import FAMILIES as COMPARED
 from vitrail.configs.lab import QUESTIONS
@@ -23,6 +23,7 @@ from vitrail.configs.recipe import OBJECTIVES, find_recipe, purpose, recipe_name
 from vitrail.console import (
     cell,
     prediction_table,
+    print_bench,
     print_conversion,
     print_json,
     print_run,
@@ -42,10 +43,13 @@ from vitrail.flags import (
     BundlePath,
     Data,
     Device,
+    EngineName,
     Flags,
     Group,
     Json,
+    Precision,
     Resume,
+    Tolerance,
     arg,
     given_command,
 )
@@ -314,6 +318,9 @@ def evaluate(
         Path | None,
         arg(metavar="DIR", help="Cache of features (~/.cache/vitrail/features); it can be deleted at any time."),
     ] = None,
+    engine: EngineName = "torch",
+    precision: Precision = "float32",
+    tolerance: Tolerance = 0.02,
     workers: Annotated[int, arg(metavar="N", help="Number of threads that decode and prepare images.")] = 2,
     device: Device = "cpu",
     output: Annotated[
@@ -346,17 +353,19 @@ def evaluate(
         "cache": cache,
     }
     running: dict[str, Any] = {"workers": workers, "device": device}
+    way: dict[str, Any] = {"engine": engine, "precision": precision, "tolerance": tolerance}
     outputs: dict[str, Any] = {"output": output, "page": page, "against": against}
     if asked := [name for name, value in outputs.items() if value is not None]:
         if protocol != "classify":
             raise UsageError(f"--{asked[0]} must come with --protocol classify, got {protocol}.")
+        from vitrail.engines.choose import Wish
         from vitrail.evaluation.outputs import evaluate_each
         from vitrail.evaluation.protocols import check_settings
 
         check_settings(protocol, settings)
-        scores = evaluate_each(bundle, data, split, force=force, **outputs, **running)
+        scores = evaluate_each(bundle, data, split, force=force, wish=Wish(**way), **outputs, **running)
     else:
-        scores = tasks.evaluate(bundle, data, split, protocol=protocol, **settings, **running).scores
+        scores = tasks.evaluate(bundle, data, split, protocol=protocol, **settings, **running, **way).scores
     for note in scores["notes"]:
         say(f"note: {note}")
     if json:
@@ -430,14 +439,9 @@ def predict(
             " each label's own, stored in BUNDLE.",
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        arg(
-            metavar="E",
-            help=f"Engine: {', '.join(ENGINES)} or auto. onnx starts several times faster: it runs a file that is made"
-            " on first use, verified against torch and kept beside BUNDLE. auto: the fastest, by measurement.",
-        ),
-    ] = "torch",
+    engine: EngineName = "torch",
+    precision: Precision = "float32",
+    tolerance: Tolerance = 0.02,
     threads: Annotated[
         int | None, arg(metavar="N", help="Number of threads that decode and compute; default: every core.")
     ] = None,
@@ -478,7 +482,7 @@ def predict(
         check_integer("top_k", top_k, low=1, high=10_000_000)
     from vitrail.answers.outputs import Outputs
     from vitrail.classifier import Classifier
-    from vitrail.engines.choose import check_engine, choose_engine
+    from vitrail.engines.choose import Wish, choose_way
     from vitrail.weights.parts import read_parts
 
     outputs = Outputs(table=output, page=page, features=features, sort=sort, force=force)
@@ -486,15 +490,16 @@ def predict(
     data = find_split(files, split)
     names = find_images(files, _lines_of_stdin()) if data is None else list(map(data.name_of, range(len(data))))
     images = names if data is None else data.images
-    check_engine(engine)
+    wish = Wish(engine, precision, tolerance)
+    wish.check()
     parts = read_parts(bundle, weights=False)
     parts.answer.check_threshold(threshold)
     if features is None or outputs.need_classes:
         parts.check_classifies()
     if outputs.need_classes:
         parts.check_one_class("--output, --page and --sort")
-    engine = choose_engine(engine, bundle, len(names), threads, device)
-    classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
+    way = choose_way(wish, bundle, images=images, threads=threads, device=device)
+    classifier = Classifier(bundle, **way._asdict(), threads=threads, jpeg=jpeg, device=device)
     show, is_shown = None, json or (output is None and page is None)
     if is_shown:
         goes_on = any((features, output, page))
@@ -710,6 +715,78 @@ def weights(
     return print_table(headers, rows, droppable=("where", "source", "classes", "licence", "model"))
 
 
+def export(
+    bundle: BundlePath,
+    output: Annotated[Path, tyro.conf.Positional, arg(metavar="OUT", help="Folder to write.")],
+    *,
+    to: Annotated[str, arg(metavar="TARGET", help=f"What to write: {', '.join(TARGETS)}.")],
+    precision: Annotated[
+        str, arg(metavar="P", help=f"Precision: {', '.join(PRECISIONS)}, where the target has it.")
+    ] = "float32",
+    batch: Annotated[str, arg(metavar="N|any", help="Number of images that the model takes at a time.")] = "any",
+    merge: Annotated[
+        str | None,
+        arg(metavar="R|auto", help="Merge so many tokens in front of each layer (ViT); auto searches, on --data."),
+    ] = None,
+    data: Annotated[
+        str | None, arg(metavar="DATA", help="With --merge: images whose answers are compared; no labels are needed.")
+    ] = None,
+    tolerance: Annotated[
+        float, arg(metavar="T", help="With --merge auto: largest share of answers that may change.")
+    ] = 0.02,
+    force: Annotated[bool, arg(help="Overwrite OUT if vitrail wrote it.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model in the format of another runtime, with labels, preprocessing, the proof that it answers as torch
+    does, and a README whose program runs it without vitrail."""
+    proof = _export(bundle, output, to, merge, data, tolerance, precision=precision, batch=batch, force=force)
+    if json:
+        return print_json(proof)
+    same = f"{proof['same_answers']} of {proof['pictures']} answers as torch's"
+    rows = [["model", ", ".join(proof["files"])], ["to", f"{to}, {output}"]]
+    return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
+
+
+def _export(
+    bundle: str, output: Path, to: str, merge: str | None, data: str | None, tolerance: float, **how: Any
+) -> dict[str, Any]:
+    from vitrail.engines.targets.base import check_export, export
+
+    check_export(output, to, **how)
+    if merge is None:
+        if data is not None:
+            raise UsageError(f"Data must be given with --merge, got {data!r} without it.")
+        return export(bundle, output, to, **how)
+    from vitrail.evaluation.merged import merged_bundle
+
+    with merged_bundle(bundle, merge, data, tolerance) as (merged, about):
+        return export(merged, output, to, **how, about={"merging": about})
+
+
+def bench(
+    bundle: BundlePath,
+    *,
+    data: Annotated[
+        str | None, arg(metavar="DATA", help="Images to compare answers on; with labels also the accuracy.")
+    ] = None,
+    split: Annotated[
+        str | None, arg(metavar="S", help="train, val or test; default: test, otherwise val, otherwise all images.")
+    ] = None,
+    threads: Annotated[int | None, arg(metavar="N", help="Number of computing threads; default: every core.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure every engine in every precision on this machine: speed, start, memory, size, answers and accuracy. What
+    it finds is kept; --engine auto and --precision auto read it."""
+    from vitrail.evaluation.bench import bench as run
+
+    found = run(bundle, data, split=split, threads=threads)
+    for one in found["left_out"]:
+        say(f"note: {one['engine']} {one['precision']} is left out: {one['reason']}")
+    for note in found["notes"]:
+        say(f"note: {note}")
+    return print_json(found) if json else print_bench(found)
+
+
 def compare(
     data: Data,
     *,
@@ -838,6 +915,8 @@ COMMANDS: dict[str, Callable[..., None] | Group] = {
     "explain": explain,
     "weights": weights,
     "convert": convert,
+    "bench": bench,
+    "export": export,
     "compare": compare,
     "faces": FACES,
     "demo": demo,

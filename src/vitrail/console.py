@@ -179,6 +179,29 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     sys.stdout.write(captured.get())
 
 
+def print_bench(found: dict[str, Any]) -> None:
+    """Print a row for each engine and precision, and what they were measured on."""
+    headers = ["engine", "precision", "images/s", "start s", "memory MB", "size MB", "same answers"]
+    is_judged = any("accuracy" in row for row in found["ways"])
+    rows = []
+    for row in found["ways"]:
+        sizes = [f"{row['memory'] / 1e6:,.0f}", f"{row['size'] / 1e6:,.1f}"]
+        same = f"{row['same']:,} of {row['images']:,}" if "same" in row else "-"
+        cells = [f"{row['images_per_second']:,.1f}", f"{row['start_seconds']:.2f}", *sizes, same]
+        if is_judged:
+            low, high = row.get("accuracy_interval", (0, 0))
+            is_known = "accuracy" in row
+            cells.append(f"{row['accuracy']:.1%} ({low:.1%} to {high:.1%})" if is_known else "-")
+            won = f"{row['only_this']} against {row['only_float32']}, p = {row['p_value']:.2g}" if is_known else "-"
+            cells.append(won)
+        rows.append([row["engine"], row["precision"], *cells])
+    judged = ["accuracy", "right only by it, only by float32"] if is_judged else []
+    print_table([*headers, *judged], rows)
+    load = found["load"]
+    about = f"batches of {load['batch']}, {load['callers']} threads, answers to {found['data']}"
+    sys.stdout.write(f"\n{printable(about)}\n{printable(found['machine'])}\n")
+
+
 def print_scores(scores: dict[str, Any]) -> None:
     """Print the main scores of a protocol, and the classes, worst first."""
     matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""

@@ -5,10 +5,11 @@ import functools
 import shlex
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hints
 
 import tyro
 
+from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe, adjust_recipe
 from vitrail.data.sources import describe_sources
@@ -44,13 +45,35 @@ Resume = Annotated[
 ]
 Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
 
+EngineName = Annotated[
+    str,
+    arg(
+        metavar="E",
+        help=f"Engine: {', '.join(ENGINES)} or auto, the fastest by measurement. Those without torch start several"
+        " times faster: they run a file that is made on first use, verified against torch and kept beside BUNDLE.",
+    ),
+]
+Precision = Annotated[
+    str,
+    arg(
+        metavar="P",
+        help=f"Precision: {', '.join(PRECISIONS)}, where the engine has it, or auto, the fastest by measurement that"
+        " keeps to --tolerance.",
+    ),
+]
+Tolerance = Annotated[
+    float,
+    arg(metavar="T", help="With --precision auto: the largest share of answers that may differ from float32's."),
+]
+
 
 def _as_flags(kind: type[Settings], metavars: dict[str, str]) -> Any:
     """A dataclass of flags with the names, types, defaults and docstrings of some settings. Values are checked by the
     settings later."""
     hints, meanings, flags = get_type_hints(kind), kind.meanings(), []
     for field in dataclasses.fields(kind):
-        metavar = None if hints[field.name] is bool else metavars.get(field.name, "N")
+        has_words = hints[field.name] is bool or get_origin(hints[field.name]) is Literal
+        metavar = None if has_words else metavars.get(field.name, "N")
         about = arg(metavar=metavar, help=meanings[field.name])
         flags.append((field.name, Annotated[hints[field.name], about], field.default))  # ty: ignore[invalid-type-form]
     return dataclasses.make_dataclass(f"{kind.__name__}Flags", flags, frozen=True)

@@ -50,8 +50,10 @@ class RunOptions(TypedDict, total=False):
     """Threads that compute; by default torch's choice."""
     device: str
     """cpu, cuda, mps, ...; auto (default) takes CUDA if there is any."""
+    precision: Literal["float32", "bfloat16"]
+    """bfloat16 computes in 16 bits where that is safe (float32)."""
     amp: bool
-    """Compute in bfloat16 where that is safe."""
+    """The same as precision="bfloat16"."""
     compile: bool
     """Compile the model first."""
     cache: str | None
@@ -290,6 +292,9 @@ def evaluate(
     penalty: float | None = None,
     seed: int | None = None,
     cache: str | Path | None = None,
+    engine: str = "torch",
+    precision: str = "float32",
+    tolerance: float = 0.02,
     workers: int = 2,
     device: str | None = None,
     **others: Never,
@@ -304,6 +309,7 @@ def evaluate(
         protocol     classify: the bundle's own predictions; knn, probe or fewshot: a classifier of the data's
                      classes on the features of the frozen model
         layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
+        engine, precision, tolerance    how to run the model with protocol classify, as for `predict`
         workers      threads that prepare images
         device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
 
@@ -317,6 +323,7 @@ def evaluate(
             " OTHER`."
         )
     _check_keywords(evaluate, others)
+    from vitrail.engines.choose import Wish
     from vitrail.evaluation.protocols import evaluate as judge
 
     scores = judge(
@@ -334,6 +341,7 @@ def evaluate(
         cache=cache,
         workers=workers,
         device=device,
+        wish=Wish(engine, precision, tolerance),
     )
     low, high = scores["accuracy_interval"]
     kept: dict[str, Any] = {name: scores.get(name) for name in ("accuracy", "count", "top5", "ece", "split", "map")}
@@ -379,6 +387,8 @@ def predict(
     top_k: int | None = None,
     threshold: float | None = None,
     engine: str = "torch",
+    precision: str = "float32",
+    tolerance: float = 0.02,
     threads: int | None = None,
     jpeg: Literal["exact", "double"] | None = None,
     device: str | None = None,
@@ -395,7 +405,9 @@ def predict(
         top_k        number of classes in `classes` (5); of several labels, the most
         threshold    for a bundle that answers with several labels: the least probability of those in `classes`;
                      default: each label's own, stored in the bundle
-        engine       torch, onnx (a bundle on disk), or auto, the faster by measurement
+        engine       torch, onnx or openvino (a bundle on disk), or auto, the fastest by measurement
+        precision    float32, bfloat16 or int8, where the engine has it; auto: the fastest whose answers differ from
+                     those in float32 on at most a share `tolerance` of the images
         threads      number of threads that decode and compute; by default every core
         jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the
                      bundle's way
@@ -410,10 +422,10 @@ def predict(
         top_k = check_integer("top_k", top_k, low=1, high=10_000_000)
     chosen, names = _find(images)
     from vitrail.classifier import Classifier
-    from vitrail.engines.choose import choose_engine
+    from vitrail.engines.choose import Wish, choose_way
 
-    engine = choose_engine(engine, bundle, len(chosen), threads, device)
-    classifier = Classifier(bundle, engine=engine, threads=threads, jpeg=jpeg, device=device)
+    way = choose_way(Wish(engine, precision, tolerance), bundle, images=chosen, threads=threads, device=device)
+    classifier = Classifier(bundle, **way._asdict(), threads=threads, jpeg=jpeg, device=device)
     if hasattr(images, "shape") and not isinstance(chosen[0], str):  # what is wrong with one of its images is with all
         classifier.preprocess.read(chosen[0])
     found = Predictions()

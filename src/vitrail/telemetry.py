@@ -16,6 +16,10 @@ from vitrail.errors import MissingError
 _SWITCHES = {"onnxruntime": "ORT_DISABLE_TELEMETRY", "huggingface_hub": "HF_HUB_DISABLE_TELEMETRY"}
 _REPORT_AT_IMPORT = ("onnxruntime",)
 
+# OpenVINO has no such variable: its import writes an id into the user's home and looks up a host, through this package.
+# Without it, OpenVINO goes on.
+_REPORTERS = {"openvino": "openvino_telemetry"}
+
 
 def import_quietly(package: str) -> ModuleType:
     """Import an optional package with its telemetry switched off, here and in child processes. Environment variables
@@ -29,7 +33,14 @@ def import_quietly(package: str) -> ModuleType:
                 f"note: {reporter} was imported before vitrail could switch off its telemetry; set"
                 f" {variable}=1 in the environment to prevent it"
             )
-    return importlib.import_module(package)
+    reporter = _REPORTERS.get(package.partition(".")[0])
+    if reporter is None or reporter in sys.modules:
+        return importlib.import_module(package)
+    sys.modules[reporter] = None  # ty: ignore[invalid-assignment] - Python then takes it for not installed
+    try:
+        return importlib.import_module(package)
+    finally:
+        del sys.modules[reporter]
 
 
 def need(package: str, *, extra: str, subject: str) -> ModuleType:

@@ -81,6 +81,14 @@ def sign_test(one: int, other: int) -> float:
     return min(2 * total * math.exp(largest - thrown * math.log(2)), 1.0)
 
 
+def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion."""
+    share = right / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
 def holm(p_values: Mapping[Name, float], level: float = LEVEL) -> dict[Name, float]:
     """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
 

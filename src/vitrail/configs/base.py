@@ -184,6 +184,11 @@ class ModelConfig(Settings):
         return False
 
     @property
+    def can_merge(self) -> bool:
+        """Whether the family has the setting `merge`, and the others allow it."""
+        return False
+
+    @property
     def why_not_in_page(self) -> str | None:
         """The setting for which `vitrail explain` cannot run this model in a page, such as `pool map`; None if it
         can."""

@@ -1,14 +1,15 @@
 """Options of a run that are not part of its recipe: seed, threads, device, cache, checkpoints."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from vitrail.settings import Settings, check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """The seed changes the result; threads, device, amp and compile change its last bits; the rest changes nothing."""
+    """The seed changes the result, and so, a little, does the precision; threads, device and compile change its last
+    bits; the rest changes nothing."""
 
     title: ClassVar[str] = "Options"
 
@@ -20,8 +21,10 @@ class Options(Settings):
     """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
     device: str = "auto"
     """cpu, cuda, mps, ...; auto takes CUDA if there is any."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 computes in 16 bits where that is safe; the start of the run says what it gains or costs here."""
     amp: bool = False
-    """Compute in bfloat16 where that is safe. Slow on CPUs without bfloat16."""
+    """The same as --precision bfloat16."""
     compile: bool = False
     """Compile the model first: a minute or so, then faster steps on some machines."""
     cache: str | None = None
@@ -38,6 +41,11 @@ class Options(Settings):
     """Number of newest checkpoints to keep, besides the best."""
 
     def __post_init__(self) -> None:
+        self._check_choices(("precision",))
+        self._check_flags(("amp",))
+        # Checkpoints and configurations of runs know it as `amp`.
+        object.__setattr__(self, "precision", "bfloat16" if self.amp else self.precision)
+        object.__setattr__(self, "amp", self.precision == "bfloat16")
         self._set_integer("seed", low=0, high=2**63 - 1)
         self._set_integer("workers", low=0, high=256)
         self._set_integer("keep", low=1, high=1_000_000)

@@ -56,6 +56,9 @@ class Recipe(Settings):
     paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another package."""
     epochs: int | None = None
     """Number of passes over the training images."""
+    least_images: int = 0
+    """With epochs: if the training images are few, go on for as many epochs as it takes to see this many. A length that
+    is given replaces this."""
     steps: int | None = None
     """Number of updates."""
     minutes: float | None = None
@@ -147,6 +150,7 @@ class Recipe(Settings):
         if self.patience is not None:
             self._set_integer("patience", low=1, high=10**9)
         self._set_integer("accumulate", low=1, high=100_000)
+        self._set_integer("least_images", low=0, high=10**12)
         self._set_integer("least_steps", low=0, high=10**9)
         self._set_integer("evaluate_every", low=1, high=10**6)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
@@ -181,11 +185,11 @@ class Recipe(Settings):
         given = {"epochs": epochs, "steps": steps, "minutes": minutes}
         if sum(value is not None for value in given.values()) > 1:
             raise UsageError("Length must be one of epochs, steps and minutes, got more than one.")
-        if all(value is None for value in given.values()):
-            given = {name: getattr(self, name) for name in given}
-        if sum(value is not None for value in given.values()) != 1:
+        if any(value is not None for value in given.values()):
+            return self.replace(**given, least_images=0)
+        if sum(getattr(self, name) is not None for name in given) != 1:
             raise UsageError("Length must be given: epochs, steps or minutes.")
-        return self.replace(**given)
+        return self
 
     def check_length(self) -> None:
         """Refuse a recipe that does not say how long to train, or says it twice."""
@@ -257,7 +261,7 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         if table != "model" and table != "preprocess" and name not in known:
             raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), _keys(fields))}")
         if not table and name in _LENGTHS:  # one of them replaces the others
-            fields |= dict.fromkeys(_LENGTHS)
+            fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
         known[name] = value
     return Recipe.from_json(fields)
 

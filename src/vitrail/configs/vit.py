@@ -1,13 +1,14 @@
 """Configuration of the Vision Transformer (arXiv 2010.11929): settings, rules, parameters and MACs."""
 
 import dataclasses
+import itertools
 from typing import Any, ClassVar, Literal
 
 from vitrail.configs.base import Table
 from vitrail.configs.patches import PatchedConfig
 from vitrail.configs.positions import POSITIONS, Placement, PositionRules
 from vitrail.errors import UsageError
-from vitrail.settings import check_number
+from vitrail.settings import as_integer, check_integer, check_number
 
 # What a page computes in plain JavaScript while a reader moves a control: half a second.
 _PAGE_PARAMETERS, _PAGE_MACS = 3_000_000, 250_000_000
@@ -73,6 +74,9 @@ class ViTConfig(PatchedConfig):
     """Share of patch tokens dropped at random in training (PatchDropout); needs position_at = once."""
     drop_path: float = 0.0
     """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
+    merge: tuple[int, ...] = ()
+    """Patch tokens that join a similar one in front of each layer (token merging, arXiv 2210.09461), at most half of
+    those that are left; one number means every layer, none merges nothing. Needs position_at = once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,6 +116,7 @@ class ViTConfig(PatchedConfig):
             self._set_integer("attention_span", low=1, high=65_536)
         self._check_width()
         self._check_position()
+        self._check_merge()
         self._check_tables()
 
     @classmethod
@@ -140,6 +145,20 @@ class ViTConfig(PatchedConfig):
     def tokens(self) -> int:
         """Length of the encoder's sequence."""
         return self.prefix + self.patches
+
+    def merged(self, layer: int, patches: int) -> int:
+        """How many of so many patch tokens join another one in front of a layer: at most half of them, as the others
+        are what they can join."""
+        return min(self.merge[layer], patches // 2) if self.merge else 0
+
+    @property
+    def layer_tokens(self) -> tuple[int, ...]:
+        """Length of the sequence in each layer."""
+        patches, found = self.patches, []
+        for layer in range(self.depth):
+            patches -= self.merged(layer, patches)
+            found.append(self.prefix + patches)
+        return tuple(found)
 
     @property
     def placement(self) -> Placement:
@@ -170,12 +189,18 @@ class ViTConfig(PatchedConfig):
     @property
     def tables(self) -> dict[str, Table | None]:
         mask = Table((self.tokens, self.tokens), "bool") if self.attention != "global" else None
-        return {**self.position_rules.fixed_tables, "mask": mask}
+        board = Table((self.patches,), "int64") if self.merge else None
+        return {**self.position_rules.fixed_tables, "mask": mask, "board": board}
 
     @property
     def can_mask_patches(self) -> bool:
         plain = self.canvas == (self.channels, *self.resolution) and self.step == self.patch and self.padding == (0, 0)
         return plain and self.norm == "layer" and not self.token_drop
+
+    @property
+    def can_merge(self) -> bool:
+        only_adds = self.position_rules.only_adds and self.placement == "once"
+        return only_adds and self.attention == "global" and self.norm == "layer"
 
     @property
     def why_not_in_page(self) -> str | None:
@@ -198,8 +223,13 @@ class ViTConfig(PatchedConfig):
             f"activation {self.activation}": self.activation in ("gelu", "gelu-tanh"),
             f"layer_scale {self.layer_scale}": self.layer_scale is None,
             f"residual {self.residual}": self.residual,
+            f"merge {list(self.merge)}": not self.merge,
         }
         return next((name for name, fits in others.items() if not fits), None)
+
+    def info(self) -> dict[str, Any]:
+        """With the length of the sequence in each layer, if it is not the same in all."""
+        return super().info() | ({"layer_tokens": list(self.layer_tokens)} if self.merge else {})
 
     # What they cost
 
@@ -229,12 +259,32 @@ class ViTConfig(PatchedConfig):
     @property
     def macs(self) -> int:
         d, m, n = self.width, self.mlp, self.tokens
-        block = n * (4 * d * d + 2 * d * m) + 2 * n * n * d
+        blocks = sum(tokens * (4 * d * d + 2 * d * m) + 2 * tokens * tokens * d for tokens in self.layer_tokens)
+        matches = sum(self._match_macs(*counts) for counts in itertools.pairwise((n, *self.layer_tokens)))
         pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d
-        return self._embed_macs + self.depth * block + pool + representation + self._head_macs(d)
+        return self._embed_macs + blocks + matches + pool + representation + self._head_macs(d)
+
+    def _match_macs(self, before: int, after: int) -> int:
+        """The product that finds which tokens are similar, of every other patch with the rest."""
+        patches = before - self.prefix
+        return (patches // 2) * (patches - patches // 2) * self.width if after < before else 0
 
     # Rules
+
+    def _check_merge(self) -> None:
+        given = self.merge
+        counts = (given,) * self.depth if as_integer(given) is not None else given
+        if not isinstance(counts, list | tuple) or len(counts) not in (0, self.depth):
+            raise UsageError(
+                f"Merge must be empty, one integer, or one for each of the {self.depth} layers, got {given!r}."
+            )
+        whole = tuple(check_integer("merge", count, low=0, high=1_000_000) for count in counts)
+        object.__setattr__(self, "merge", whole if any(whole) else ())
+        if self.merge and not self.can_merge:
+            raise UsageError(
+                "Merge must be empty unless positions are only added, once, attention is global and norm is layer."
+            )
 
     def _check_width(self) -> None:
         if self.width % self.heads:

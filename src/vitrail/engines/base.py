@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import numpy as np
 
 from vitrail.configs.base import ModelConfig
+from vitrail.configs.bundle import check_folder
+from vitrail.errors import UsageError
 from vitrail.telemetry import need as import_extra
-from vitrail.weights.parts import Parts
+from vitrail.weights.parts import Parts, read_parts
 
 if TYPE_CHECKING:
     from vitrail.weights.bundle import Bundle
@@ -34,15 +36,36 @@ class Outputs(NamedTuple):
 Run = Callable[[np.ndarray], Outputs]
 
 
+class Way(NamedTuple):
+    """A way to run a model: an engine and the precision it computes in."""
+
+    engine: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.precision}"
+
+
 class Engine(abc.ABC):
     """A bundle's model with a runtime."""
 
     parts: Parts
+    name: ClassVar[str]
+    precisions: ClassVar[tuple[str, ...]]
+    """Those it can compute in, the exact one first."""
     packages: ClassVar[tuple[str, ...]]
-    """Packages whose versions affect its speed."""
-    start: ClassVar[str]
-    """A Python program that does what a new process does before the first image; its argument is what `prepare`
-    returns."""
+    """What it needs installed; the extra that installs it has the engine's name. Versions affect speed and answers."""
+
+    @classmethod
+    def check(cls, precision: str) -> None:
+        """Refuse a precision that the engine does not have, or not on this machine, and an engine that is not
+        installed."""
+        if precision not in cls.precisions:
+            raise UsageError(
+                f"Precision must be one that engine {cls.name} has ({', '.join(cls.precisions)}), got {precision!r}."
+            )
+        for package in cls.packages:
+            need(package, cls.name)
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
@@ -50,19 +73,67 @@ class Engine(abc.ABC):
         return True
 
     @classmethod
-    def prepare(cls, path: str | Path) -> Path:
-        """Make what the engine needs besides the bundle, if it does not exist. Returns the path to open."""
-        return Path(path)
+    def prepare(cls, path: str | Path, precision: str) -> Path:
+        """Make what the engine needs besides the bundle, if it does not exist. Returns the folder that it reads."""
+        return check_folder(path)
 
     @classmethod
     @abc.abstractmethod
-    def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
+    def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
         """The engine for a bundle or for the path of one."""
 
     @abc.abstractmethod
-    def running(self, threads: int | None) -> contextlib.AbstractContextManager[Run]:
-        """Yield a function of cropped images, uint8 (B, H, W, C). Several threads may call it; each call computes with
-        `threads` threads (None: the default number)."""
+    def running(self, threads: int | None, callers: int = 1) -> contextlib.AbstractContextManager[Run]:
+        """Yield a function of cropped images, uint8 (B, H, W, C). `callers` threads may call it at a time; each call
+        computes with `threads` threads (None: the default number)."""
+
+
+class FileEngine(Engine):
+    """An engine that runs a file made from the bundle, on the CPU. The file is made and verified against torch on first
+    use and kept in a folder (`engines.cache`); the bundle's own weights are not read after that."""
+
+    kinds: ClassVar[dict[str, str]]
+    """The kind of file for each precision: the ending of the folder that holds it."""
+
+    def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
+        self.folder, self.parts, self.precision = folder, parts, precision
+
+    @classmethod
+    @abc.abstractmethod
+    def write(cls, source: "Source", folder: Path, precision: str) -> None:
+        """Write the file, or several, into an empty folder."""
+
+    @classmethod
+    def computes_on(cls, device: str) -> bool:
+        return device == "cpu"
+
+    @classmethod
+    def prepare(cls, path: str | Path, precision: str) -> Path:
+        from vitrail.engines.cache import ready
+
+        cls.check(precision)
+        return ready(path, cls, precision)
+
+    @classmethod
+    def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
+        if device not in (None, "auto") and not cls.computes_on(device):
+            raise UsageError(f"Device must be cpu for engine {cls.name}, got {device!r}. Use engine torch.")
+        if not isinstance(bundle, str | Path):
+            raise UsageError(f"Engine {cls.name} must be given the path of a bundle, got one in memory. Save it first.")
+        cls.check(precision)
+        parts = read_parts(bundle, weights=False)
+        return cls(cls.prepare(bundle, precision), parts, precision)
+
+
+class Source(NamedTuple):
+    """What files of engines are made from."""
+
+    path: Path
+    """The bundle's folder."""
+    bundle: "Bundle"
+    """The same, loaded; in float32 and evaluation mode."""
+    key: str
+    """Its fingerprint."""
 
 
 def cores() -> int:

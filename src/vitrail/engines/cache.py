@@ -1,11 +1,11 @@
-"""The ONNX file of a bundle: in a folder beside it, or in the user's cache if that cannot be written.
+"""The files that engines run: made once for a bundle, in a folder beside it, or in the user's cache if that cannot be
+written.
 
-The bundle itself never changes. The folder holds
+The bundle itself never changes. The folder `BUNDLE.KIND` (`BUNDLE.onnx`, `BUNDLE.onnx-int8`, `BUNDLE.openvino`) holds
 
-model.onnx      the model; large ones keep their weights in model.onnx.data
-proof.json      the bundle and the versions it was made from, and the difference of its outputs from torch's
-speed.json      measured speeds of the engines (see `engines.choose`)
-manifest.json   SHA-256 of the first two
+model.onnx, ...   the model, as the engine wrote it
+proof.json        what it was made from, by which versions, and how its outputs differ from torch's
+manifest.json     SHA-256 of all of these
 """
 
 import hashlib
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from vitrail.configs.bundle import EMBEDDED, check_folder
 from vitrail.console import say
+from vitrail.engines.base import FileEngine
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
-FORMAT = 2  # of what `engines.export` writes: what another version wrote is made anew
-MODEL, PROOF, SPEED = "model.onnx", "proof.json", "speed.json"
+FORMAT = 3  # of what engines write: what another version wrote is made anew
+PROOF = "proof.json"
 
 
 def fingerprint(bundle: Path) -> str:
@@ -29,25 +30,20 @@ def fingerprint(bundle: Path) -> str:
         raise DamagedError(path=bundle / MANIFEST, cause=f"cannot be read ({error.strerror})") from None
 
 
-def ready(path: str | Path) -> Path:
-    """The folder with the bundle's ONNX file, verified. It is made if it is missing, damaged or of another state of the
-    bundle."""
-    bundle = check_folder(path)
-    key = fingerprint(bundle)
-    # abspath: a bundle may be given as a dot.
-    beside = Path(os.path.abspath(bundle) + ".onnx")  # noqa: PTH100 - resolve() would follow links
-    places = [user_folder() / "onnx" / key]
-    if path not in EMBEDDED:  # the package itself never changes
-        places.insert(0, beside)
+def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
+    """The folder with the bundle's file for an engine, verified. It is made if it is missing, damaged or of another
+    state of the bundle."""
+    bundle, kind = check_folder(path), engine.kinds[precision]
+    key, places = fingerprint(bundle), _places(path, kind)
     if (found := _intact(places, key)) is not None:
         return found
-    from vitrail.engines.export import export
+    from vitrail.engines.make import make
 
     place = next((place for place in places if can_replace(place)), None)
     if place is None:
         tried = " and ".join(repr(str(place)) for place in places)
         raise UsageError(
-            f"ONNX file must go to a folder that can be written, got {tried}."
+            f"File of engine {engine.name} must go to a folder that can be written, got {tried}."
             " Set $VITRAIL_HOME to one that can, or use engine torch."
         )
     # Of processes that want it at the same time, one makes it and the others wait. The folder is exchanged as a whole,
@@ -60,8 +56,22 @@ def ready(path: str | Path) -> Path:
             return found
         if os.path.lexists(place):
             say(f"{place} {_flaw(place, key)} and is made again")
-        export(bundle, place, key)
+        make(bundle, place, engine, precision)
     return place
+
+
+def kept(bundle: Path, kind: str) -> Path | None:
+    """The folder with the bundle's file of a kind, verified, if there is one."""
+    return _intact(_places(bundle, kind), fingerprint(bundle))
+
+
+def _places(path: str | Path, kind: str) -> list[Path]:
+    bundle = check_folder(path)
+    places = [user_folder() / kind / fingerprint(bundle)]
+    if bundle not in map(check_folder, EMBEDDED):  # the package itself never changes
+        # abspath: a bundle may be given as a dot.
+        places.insert(0, Path(f"{os.path.abspath(bundle)}.{kind}"))  # noqa: PTH100 - resolve() would follow links
+    return places
 
 
 def _intact(places: list[Path], key: str) -> Path | None:
@@ -75,7 +85,9 @@ def _flaw(folder: Path, key: str) -> str:
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
-        verify(folder, {MODEL, *proof["files"]})
+        if not proof["files"]:
+            return "is damaged"
+        verify(folder, proof["files"])
     except (DamagedError, KeyError, TypeError):
         return "is damaged"
     return ""

@@ -1,108 +1,229 @@
-"""The faster engine for a bundle on this machine: measured once, stored beside the ONNX file."""
+"""The way to run a bundle: as asked for, or the fastest on this machine, measured once."""
 
-import json
-import os
-import platform
-from importlib.metadata import version
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from vitrail.configs.engines import ENGINES
+import numpy as np
+
+from vitrail.answers.paired import wilson
+from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.console import say
-from vitrail.engines.base import cores
-from vitrail.engines.cache import SPEED
+from vitrail.engines.base import Way, batch_for, cores
+from vitrail.engines.proof import sample
+from vitrail.engines.store import Agreement, Load, Measured, Speed
 from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
-from vitrail.storage import atomic_file, read_json
-from vitrail.weights.parts import read_parts
+from vitrail.settings import check_share
+from vitrail.weights.parts import Parts, read_parts
 
 if TYPE_CHECKING:
+    from vitrail.images.preprocess import ImageLike
     from vitrail.weights.bundle import Bundle
 
-Speeds = dict[str, dict[str, float]]
-
-_ALWAYS, *_OTHERS = ENGINES
-
-
-def check_engine(name: str) -> None:
-    """Refuse a name that is neither an engine nor `auto`."""
-    if name != "auto" and name not in ENGINES:
-        raise UsageError(f"Engine must be {', '.join(ENGINES)} or auto, got {name!r}.{did_you_mean(name, ENGINES)}")
+TOLERANCE = 0.02
+_EXACT = PRECISIONS[0]
+_ALWAYS = next(iter(ENGINES))
+_COMPARED = 200  # images of those given on which answers are compared
 
 
-def choose_engine(
-    name: str, bundle: "Bundle | str | Path", images: int, threads: int | None, device: str | None
-) -> str:
-    """The named engine; for `auto` the faster one for this number of images, which for a bundle in memory is torch."""
-    check_engine(name)
-    if name != "auto":
-        return name
-    if not isinstance(bundle, str | Path):
-        return _ALWAYS
-    return faster(str(bundle), images, threads or cores(), "cpu" if device is None else device)
+class Wish(NamedTuple):
+    """How a user wants a model to be run."""
+
+    engine: str = _ALWAYS
+    precision: str = _EXACT
+    tolerance: float = TOLERANCE
+    """Of precision `auto`: the largest share of answers that may differ from those in float32."""
+
+    def check(self) -> None:
+        """Refuse what is neither an engine, a precision nor `auto`, and precisions that the engine does not have."""
+        for sort, name, known in (("Engine", self.engine, ENGINES), ("Precision", self.precision, PRECISIONS)):
+            if name != "auto" and name not in known:
+                near = did_you_mean(name, known)
+                raise UsageError(f"{sort} must be {', '.join(known)} or auto, got {name!r}.{near}")
+        check_share("tolerance", self.tolerance, 1)
+        if "auto" not in (self.engine, self.precision):
+            ENGINES[self.engine].check(self.precision)
 
 
-def faster(path: str, images: int, threads: int, device: str = "cpu") -> str:
-    """The engine that finishes this number of images first, including its start. Engines that are not available are
-    omitted with a note, those that do not compute on the device without one."""
-    read_parts(path, weights=False).check_computable()
-    folders = {}
-    for name in _OTHERS:
-        if not ENGINES[name].computes_on(device):
-            continue
+AS_USUAL = Wish()
+
+
+def choose_way(
+    wish: Wish,
+    bundle: "Bundle | str | Path",
+    *,
+    images: "Sequence[ImageLike] | np.ndarray" = (),
+    threads: int | None = None,
+    load: Load | None = None,
+    device: str | None = None,
+) -> Way:
+    """The way that is asked for; for `auto` the fastest one for these images (without images: for very many), under the
+    load of a `Classifier` unless another is given. In memory, a bundle has torch's ways only, and nothing is
+    measured."""
+    wish.check()
+    if not isinstance(bundle, str | Path) or device not in (None, "auto", "cpu"):
+        return Way(
+            _ALWAYS if wish.engine == "auto" else wish.engine, _EXACT if wish.precision == "auto" else wish.precision
+        )
+    if "auto" not in wish[:2] and wish.precision == _EXACT:
+        return Way(wish.engine, _EXACT)
+    parts = read_parts(bundle, weights=False)
+    parts.check_computable()
+    load = load or Load(batch_for(parts.config), threads or cores(), 1)
+    measured = Measured.read(bundle)
+    engines = [name for name in ENGINES if wish.engine in (name, "auto")]
+    ways = [Way(name, one) for name in engines for one in _precisions(wish, name)]
+    speeds = _speeds(str(bundle), measured, load, ways)
+    if "auto" not in wish[:2]:
+        way = Way(wish.engine, wish.precision)
+        if way not in speeds:
+            ENGINES[way.engine].prepare(bundle, way.precision)  # says why it cannot be run
+        _warn(way, speeds)
+        return way
+    speeds = {way: speed for way, speed in speeds.items() if wish.precision in ("auto", way.precision)}
+    if not speeds:
+        raise UsageError(
+            f"Precision must be one that an engine has on this machine, got {wish.precision!r} for"
+            f" {', '.join(engines)}. Use float32."
+        )
+    count = len(images) or math.inf
+    order = sorted(speeds, key=lambda way: speeds[way].seconds(count))
+    if wish.precision != "auto":
+        say(_reason(order, speeds))
+        return order[0]
+    return _within(wish.tolerance, order, speeds, _Answers(str(bundle), parts, measured, images))
+
+
+def _precisions(wish: Wish, engine: str) -> list[str]:
+    """The precisions of an engine to be measured: with a reduced one, float32 beside it."""
+    known = ENGINES[engine].precisions
+    return [one for one in known if wish.precision in (one, "auto") or (wish.engine != "auto" and one == _EXACT)]
+
+
+def _speeds(path: str, measured: Measured, load: Load, ways: list[Way]) -> dict[Way, Speed]:
+    """The speeds of those ways that this machine has: kept, or measured now."""
+    installed = [way for way in ways if _is_installed(way.engine)]
+    if missing := {way.engine for way in ways} - {way.engine for way in installed}:
+        say(f"auto: {' and '.join(sorted(missing))} left out: not installed")
+    known = measured.speeds(load)
+    if not all(way in known for way in installed):
+        from vitrail.engines.measure import measure
+
+        usable, refused = find_usable(path, installed)
+        for way, reason in refused.items():
+            say(f"auto: {way} left out: {reason.text}")
+        known = {way: None for way, reason in refused.items() if reason.lasts} | measure(path, usable, load)
+        measured.keep_speeds(load, known)
+    return {way: speed for way in installed if (speed := known.get(way)) is not None}
+
+
+def every_way() -> list[Way]:
+    """All precisions of all engines."""
+    return [Way(name, precision) for name in ENGINES for precision in ENGINES[name].precisions]
+
+
+class Reason(NamedTuple):
+    """Why a way cannot be used."""
+
+    text: str
+    lasts: bool
+    """Whether this is so until the machine or what is installed changes."""
+
+
+def find_usable(path: str, ways: list[Way]) -> tuple[list[Way], dict[Way, Reason]]:
+    """The ways that can be used here, with their files made, and why the others cannot."""
+    usable: list[Way] = []
+    refused: dict[Way, Reason] = {}
+    for way in ways:
+        lasts = True
         try:
-            folders[name] = ENGINES[name].prepare(path)
+            ENGINES[way.engine].check(way.precision)
+            lasts = False
+            ENGINES[way.engine].prepare(path, way.precision)
+            usable.append(way)
         except DamagedError:
             raise
         except VitrailError as error:
-            say(f"engine {_ALWAYS}: {error}")
-    if not folders:
-        return _ALWAYS
-    folder = next(iter(folders.values()))
-    speeds = remembered(folder, threads, [_ALWAYS, *folders])
-    if speeds is None:
-        from vitrail.engines.measure import measure
-
-        speeds = measure(path, [_ALWAYS, *folders], threads)
-        remember(folder, threads, speeds)
-    seconds = {name: speed["start"] + images * speed["picture"] for name, speed in speeds.items()}
-    return min(seconds, key=seconds.__getitem__)
+            refused[way] = Reason(str(error), lasts)
+    return usable, refused
 
 
-def remembered(folder: Path, threads: int, names: list[str]) -> Speeds | None:
-    """Stored measurements of these engines with this number of threads on such a machine, if there are any."""
+def _is_installed(engine: str) -> bool:
+    """Whether the packages of an engine are there. Nothing is imported: OpenVINO alone takes half a second."""
     try:
-        known = _read(folder)[_machine(threads)]
-        return {name: {key: float(known[name][key]) for key in ("start", "picture")} for name in names}
-    except (KeyError, TypeError, ValueError):
-        return None
+        return all(find_spec(package) is not None for package in ENGINES[engine].packages)
+    except ValueError:
+        return False
 
 
-def remember(folder: Path, threads: int, speeds: Speeds) -> None:
-    """Store a measurement; if it cannot be written, it will be repeated next time."""
-    known = _read(folder) | {_machine(threads): speeds}
-    try:
-        with atomic_file(folder / SPEED, force=True) as file:
-            file.write(json.dumps(known, indent=2).encode())
-    except VitrailError as error:
-        say(str(error))
+def _warn(way: Way, speeds: dict[Way, Speed]) -> None:
+    """Say so if a reduced precision, which somebody asked for, is slower than float32 on this machine."""
+    exact = speeds.get(Way(way.engine, _EXACT))
+    if exact is not None and (slower := speeds[way].image / exact.image) > 1:
+        say(f"note: {way} takes {slower:.1f} times as long as {_EXACT} on this machine (measured)")
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        known = read_json(folder / SPEED)
-    except VitrailError:
-        return {}
-    return known if isinstance(known, dict) else {}
+class _Answers:
+    """How many answers of a way are those of float32: as kept (`vitrail bench` measures it on any data), otherwise on
+    some of the given images, without any on embedded ones."""
+
+    def __init__(self, path: str, parts: Parts, measured: Measured, images: "Sequence[ImageLike] | np.ndarray") -> None:
+        parts.check_classifies()
+        self._path, self._parts, self._measured, self._images = path, parts, measured, images
+
+    def of(self, way: Way, exact: Way) -> Agreement:
+        """The agreement of a way with an exact one."""
+        if (found := self._measured.agreements().get(way)) is not None:
+            return found
+        pixels, name = self._pixels()
+        one, other = (_decide(self._path, self._parts, each, pixels) for each in (way, exact))
+        found = Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
+        self._measured.keep_agreements({way: found})
+        return found
+
+    def _pixels(self) -> tuple[np.ndarray, str]:
+        chosen, preprocess = self._images[:: max(len(self._images) // _COMPARED, 1)][:_COMPARED], self._parts.preprocess
+        crops = []
+        for image in chosen:
+            try:
+                crops.append(preprocess.crop(image))
+            except VitrailError:  # it is reported when it is classified
+                continue
+        return (np.stack(crops), "given images") if crops else (sample(preprocess, 40), "embedded images")
 
 
-def _machine(threads: int) -> str:
-    """What the speed depends on: processor, cores, threads and package versions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = models[0] if models else platform.processor() or platform.machine()
-    packages = ["torch", *(package for name in _OTHERS for package in ENGINES[name].packages)]
-    versions = ", ".join(f"{package} {version(package)}" for package in packages)
-    return f"{processor}, {os.cpu_count()} cores, {threads} threads, {versions}"
+def _decide(path: str, parts: Parts, way: Way, pixels: np.ndarray) -> np.ndarray:
+    size = batch_for(parts.config)
+    with ENGINES[way.engine].open(path, None, way.precision).running(None) as run:
+        logits = [run(pixels[at : at + size]).logits for at in range(0, len(pixels), size)]
+    return parts.answer.decide(np.concatenate(logits))
+
+
+def _within(tolerance: float, order: list[Way], speeds: dict[Way, Speed], answers: _Answers) -> Way:
+    """The fastest way whose share of other answers is within the tolerance. Those in float32 have none."""
+    exact = next((way for way in order if way.precision == _EXACT), None)
+    if exact is None:
+        raise UsageError(f"Precision auto must have {_EXACT} to compare with, got {', '.join(map(str, order))}.")
+    refused = []
+    for way in order:
+        if way == exact:
+            break
+        found = answers.of(way, exact)
+        low, high = wilson(found.images - found.same, found.images)
+        gave = (
+            f"{found.images - found.same} of {found.images} answers differ from {_EXACT} on {found.data}"
+            f" ({low:.1%} to {high:.1%})"
+        )
+        if found.changed <= tolerance:
+            say(f"{_reason([way, *(one for one in order if one != way)], speeds)}; {gave}")
+            return way
+        refused.append(f"{way}: {gave}, more than {tolerance:g}")
+    say("; ".join([_reason([exact, *(one for one in order if one != exact)], speeds), *refused]))
+    return exact
+
+
+def _reason(order: list[Way], speeds: dict[Way, Speed]) -> str:
+    first, *others = (f"{way} {1 / speeds[way].image:.1f} images/s after {speeds[way].start:.1f} s" for way in order)
+    return f"auto: {first}" + (f" ({', '.join(others)})" if others else "")

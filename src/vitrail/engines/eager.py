@@ -3,37 +3,48 @@
 import contextlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 
 from vitrail.engines.base import Engine, Outputs, Run
-from vitrail.models.base import Seen
-from vitrail.models.device import find_device
-from vitrail.models.look import evaluating
-from vitrail.weights.bundle import Bundle, open_bundle
+
+if TYPE_CHECKING:
+    from vitrail.weights.bundle import Bundle
 
 
 class TorchEngine(Engine):
-    """A bundle's model, in evaluation mode while it runs, on its device or moved to another one."""
+    """A bundle's model, in evaluation mode while it runs, on its device or moved to another one. torch is imported when
+    a bundle is opened."""
 
+    name = "torch"
+    precisions = ("float32", "bfloat16")
     packages = ("torch",)
-    start = "import sys; from vitrail.weights.bundle import load; load(sys.argv[1])"
 
-    def __init__(self, bundle: Bundle, device: str | None = None) -> None:
-        self.model, self.parts = bundle.model, bundle.parts
+    def __init__(self, bundle: "Bundle", device: str | None = None, precision: str = "float32") -> None:
+        from vitrail.models.device import find_device
+
+        self.model, self.parts, self.precision = bundle.model, bundle.parts, precision
         if device is not None:
             self.model.to(find_device(device))
 
     @classmethod
-    def open(cls, bundle: Bundle | str | Path, device: str | None = None) -> Self:
-        return cls(open_bundle(bundle), device)
+    def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
+        from vitrail.weights.bundle import open_bundle
+
+        cls.check(precision)
+        return cls(open_bundle(bundle), device, precision)
 
     @contextlib.contextmanager
-    def running(self, threads: int | None) -> Generator[Run]:
+    def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
+        import torch
+
+        from vitrail.models.base import Seen
+        from vitrail.models.look import evaluating
+
         before = torch.get_num_threads()
         weight = next(self.model.parameters())
+        is_reduced = self.precision == "bfloat16"
 
         @torch.inference_mode()
         def run(pixels_BHWC: np.ndarray) -> Outputs:
@@ -42,7 +53,8 @@ class TorchEngine(Engine):
                 torch.set_num_threads(threads)
             images = self.parts.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
             seen = Seen(frozenset())
-            logits = self.model(images.to(weight.dtype), seen)
+            with torch.autocast(weight.device.type, torch.bfloat16, enabled=is_reduced):
+                logits = self.model(images.to(weight.dtype), seen)
             return Outputs(*(output.float().cpu().numpy() for output in (logits, seen.steps["pooled"])))
 
         try:

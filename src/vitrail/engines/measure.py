@@ -1,55 +1,102 @@
-"""Speed of each engine on this machine."""
+"""Speed of engines on this machine."""
 
+import contextlib
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from functools import partial
 from itertools import repeat
+from pathlib import Path
+
+import numpy as np
 
 from vitrail.configs.engines import ENGINES
 from vitrail.console import say
 from vitrail.data.prefetch import prefetch
-from vitrail.engines.base import batch_for
-from vitrail.engines.choose import Speeds
-from vitrail.engines.export import sample
-from vitrail.weights.parts import read_parts
+from vitrail.engines.base import Engine, Run, Way
+from vitrail.engines.proof import sample
+from vitrail.engines.store import Load, Speed
+from vitrail.errors import VitrailError
 
 _ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further one begins
+_HOPELESS = 10  # times slower than the fastest for one image: it is not measured any further
+
+_FIRST = "import sys; from vitrail.engines.measure import answer_first; answer_first(*sys.argv[1:])"
 
 
-def measure(path: str, names: list[str], threads: int) -> Speeds:
-    """For each engine the seconds to start and the seconds per image, with `threads` threads in parallel."""
-    say("measuring which engine is faster here (once)")
-    engines = {name: ENGINES[name].open(path) for name in names}
-    parts = read_parts(path, weights=False)
-    pixels = sample(parts.preprocess, batch_for(parts.config))
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    began = time.perf_counter()
-    for number in range(1 + _ROUNDS):
-        for name, engine in engines.items():
-            with engine.running(1) as run:
-                start = time.perf_counter()
-                for _ in prefetch(repeat(partial(run, pixels), threads), threads, ahead=threads):
-                    pass
-                seconds[name].append((time.perf_counter() - start) / (threads * len(pixels)))
-        if number and time.perf_counter() - began > _ENOUGH:
-            break
-    speeds: Speeds = {
-        # The first round is for warming up.
-        name: {"start": _start(name, path), "picture": statistics.median(seconds[name][1:])}
-        for name in engines
-    }
-    words = ", ".join(
-        f"{name} {1 / speed['picture']:.1f} images/s after {speed['start']:.1f} s" for name, speed in speeds.items()
-    )
-    say(words)
-    return speeds
+def measure(path: str, ways: list[Way], load: Load) -> dict[Way, Speed]:
+    """The speed of each way, measured in turn, so that a machine that slows down slows all of them."""
+    say(f"measuring {', '.join(map(str, ways))} on this machine (once)")
+    folders = {way: ENGINES[way.engine].prepare(path, way.precision) for way in ways}
+    engines = {way: ENGINES[way.engine].open(path, None, way.precision) for way in ways}
+    seconds = _race(engines, load)
+    return {way: Speed(seconds[way], *_start(path, way, load), _size(folders[way])) for way in ways}
 
 
-def _start(name: str, path: str) -> float:
-    """Seconds to start, measured in a new process, because this one may have loaded everything already."""
-    words = [sys.executable, "-c", ENGINES[name].start, str(ENGINES[name].prepare(path))]
+def _race(engines: dict[Way, Engine], load: Load) -> dict[Way, float]:
+    """Seconds per image of each way: the median over rounds; the first round is for warming up."""
+    preprocess = next(iter(engines.values())).parts.preprocess
+    pixels = np.resize(some := sample(preprocess, load.batch), (load.batch, *some.shape[1:]))
+    with contextlib.ExitStack() as stack:
+        runs = {way: stack.enter_context(engine.running(load.threads, load.callers)) for way, engine in engines.items()}
+        alone = {way: _seconds(run, pixels[:1], 1) for way, run in runs.items()}
+        racing = [way for way in runs if alone[way] <= _HOPELESS * min(alone.values())]
+        rounds: dict[Way, list[float]] = {way: [] for way in racing}
+        began = time.perf_counter()
+        for number in range(1 + _ROUNDS):
+            for way in racing:
+                rounds[way].append(_seconds(runs[way], pixels, load.callers))
+            if number and time.perf_counter() - began > _ENOUGH * len(racing):
+                break
+    return alone | {way: statistics.median(values[1:]) for way, values in rounds.items()}
+
+
+def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
+    """Seconds per image; of a single image, those of the second call."""
+    if len(pixels) == callers == 1:
+        run(pixels)
     start = time.perf_counter()
-    subprocess.run(words, check=True, capture_output=True)
-    return time.perf_counter() - start
+    for _ in prefetch(repeat(partial(run, pixels), callers), callers, ahead=callers):
+        pass
+    return (time.perf_counter() - start) / (callers * len(pixels))
+
+
+def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
+    """Seconds of a new process to its first answer, because this one may have loaded everything already; and the bytes
+    that it holds at most."""
+    words = [sys.executable, "-c", _FIRST, path, *way, str(load.batch), str(load.callers * load.threads)]
+    start = time.perf_counter()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline() if process.stdout else ""
+        seconds = time.perf_counter() - start
+        memory, said = process.communicate()
+    if process.returncode or not line:
+        raise VitrailError(f"{way} did not start in a process of its own ({said.strip().splitlines()[-1:]}).")
+    return seconds, int(memory)
+
+
+def answer_first(path: str, engine: str, precision: str, batch: str, threads: str) -> None:
+    """What a new process does: one image, then a batch. Prints a line after the first, and its memory in the end."""
+    opened = ENGINES[engine].open(path, None, precision)
+    pixels = sample(opened.parts.preprocess, int(batch))
+    with opened.running(int(threads)) as run:
+        run(pixels[:1])
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        run(pixels)
+    sys.stdout.write(f"{_peak_memory()}\n")
+
+
+def _peak_memory() -> int:
+    """Bytes that this process has held at most. Linux counts what the parent held, unless it is read like this."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

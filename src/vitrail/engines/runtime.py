@@ -1,56 +1,39 @@
-"""The ONNX Runtime engine: runs the ONNX file of `engines.cache` without torch."""
+"""The ONNX Runtime engine: runs an ONNX file without torch."""
 
 import contextlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import numpy as np
 
-from vitrail.engines.base import Engine, Outputs, Run, cores, need
-from vitrail.engines.cache import MODEL, ready
-from vitrail.errors import DamagedError, UsageError, first_line
-from vitrail.weights.parts import Parts, read_parts
+from vitrail.engines.base import FileEngine, Outputs, Run, Source, cores, need
+from vitrail.errors import DamagedError, first_line
+from vitrail.weights.parts import Parts
 
-if TYPE_CHECKING:
-    from vitrail.weights.bundle import Bundle
+MODEL = "model.onnx"
 
 
-class OnnxEngine(Engine):
+class OnnxEngine(FileEngine):
     """An ONNX file, with the other parts of its bundle."""
 
+    name = "onnx"
+    precisions = ("float32", "int8")
     packages = ("onnxruntime",)
-    start = (
-        "import sys; from vitrail.engines.base import need;"
-        f" need('onnxruntime', 'onnx').InferenceSession(sys.argv[1] + '/{MODEL}')"
-    )
+    kinds = {"float32": "onnx", "int8": "onnx-int8"}  # noqa: RUF012 - a constant
 
-    def __init__(self, folder: Path, parts: Parts) -> None:
-        self.folder, self.parts = folder, parts
+    def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
+        super().__init__(folder, parts, precision)
         self._sessions: dict[int, Any] = {}
 
     @classmethod
-    def computes_on(cls, device: str) -> bool:
-        return device == "cpu"
+    def write(cls, source: Source, folder: Path, precision: str) -> None:
+        from vitrail.engines.export import write_onnx
 
-    @classmethod
-    def prepare(cls, path: str | Path) -> Path:
-        need("onnxruntime", "onnx")
-        return ready(path)
-
-    @classmethod
-    def open(cls, bundle: "Bundle | str | Path", device: str | None = None) -> Self:
-        """Open the ONNX file; the bundle's own weights are not read."""
-        if device not in (None, "auto") and not cls.computes_on(device):
-            raise UsageError(f"Device must be cpu for engine onnx, got {device!r}. Use engine torch.")
-        if not isinstance(bundle, str | Path):
-            raise UsageError("Engine onnx must be given the path of a bundle, got one in memory. Save it first.")
-        need("onnxruntime", "onnx")
-        parts = read_parts(bundle, weights=False)
-        return cls(cls.prepare(bundle), parts)
+        write_onnx(source, folder, precision)
 
     @contextlib.contextmanager
-    def running(self, threads: int | None) -> Generator[Run]:
+    def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
         session = self._session(threads or cores())
 
         def run(pixels_BHWC: np.ndarray) -> Outputs:

@@ -28,6 +28,10 @@ class Answers(NamedTuple):
         return Answers(*(part[order] for part in everything))
 
 
+Forward = Callable[[Tensor], Tensor]
+"""From cropped images, uint8 (B, H, W, C), to logits."""
+
+
 @torch.inference_mode()
 def answer(
     model: AnyModel,
@@ -39,20 +43,35 @@ def answer(
     """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `probabilities`
     makes them of logits; `meter` is told how many images are done."""
     weight = next(model.parameters())
+
+    def forward(pixels_BHWC: Tensor) -> Tensor:
+        return model(loader.preprocess.scale(pixels_BHWC.to(weight.device)).to(weight.dtype))
+
+    with evaluating(model):
+        return collect(forward, loader, model.config.classes, probabilities, meter=meter)
+
+
+def collect(
+    forward: Forward,
+    loader: Loader,
+    classes: int,
+    probabilities: Callable[[Tensor], Tensor],
+    *,
+    meter: Callable[[int], None] | None = None,
+) -> Answers:
+    """`answer` for whatever makes logits of cropped images."""
     found: list[tuple[Any, ...]] = []
     done = 0
-    with evaluating(model):
-        for batch in loader.epoch():
-            done += len(batch.labels)
-            if meter is not None:
-                meter(done)
-            if not len(batch.labels):
-                continue
-            images = loader.preprocess.scale(batch.pixels.to(weight.device)).to(weight.dtype)
-            given = probabilities(model(images).float()).cpu().numpy()
-            is_good = batch.weights.numpy() > 0
-            found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
+    for batch in loader.epoch():
+        done += len(batch.labels)
+        if meter is not None:
+            meter(done)
+        if not len(batch.labels):
+            continue
+        given = probabilities(forward(batch.pixels).float()).cpu().numpy()
+        is_good = batch.weights.numpy() > 0
+        found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
     if not found:
         labels = loader.split.labels[:0]
-        return Answers(np.zeros(0, np.int64), labels, np.zeros((0, model.config.classes), np.float32))
+        return Answers(np.zeros(0, np.int64), labels, np.zeros((0, classes), np.float32))
     return Answers(*(np.concatenate(parts) for parts in zip(*found, strict=True)))

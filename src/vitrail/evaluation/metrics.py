@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.answers.paired import wilson
 from vitrail.evaluation.student import t_quantile
 
 BINS = 15
@@ -116,14 +117,6 @@ def best_thresholds(scores: np.ndarray, labels: np.ndarray) -> tuple[float, ...]
         below = column[order][at + 1] if at + 1 < len(order) else 0.0
         found.append(float((column[order][at] + below) / 2))
     return tuple(found)
-
-
-def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion."""
-    share = right / total
-    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -14,14 +14,16 @@ from vitrail.answers.paired import Paired
 from vitrail.answers.sheet import ON_PAGE, Judged, word, write_mistakes
 from vitrail.answers.thumbnail import thumbnail
 from vitrail.configs.bundle import check_folder
+from vitrail.configs.engines import ENGINES
 from vitrail.data.prefetch import prefetch
+from vitrail.engines.base import Engine
+from vitrail.engines.choose import AS_USUAL, Wish
 from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.metrics import doubtful_labels, wilson
-from vitrail.evaluation.protocols import Answered, answer_split
+from vitrail.evaluation.protocols import Answered, answer_split, open_engine
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.page import Html, numbers, table
 from vitrail.storage import check_output
-from vitrail.weights.bundle import Bundle, load
 
 _BEST = 5  # answers of an image in a table
 _CONFUSIONS = 20
@@ -38,17 +40,18 @@ def evaluate_each(
     force: bool = False,
     workers: int = 2,
     device: str = "cpu",
+    wish: Wish = AS_USUAL,
 ) -> dict[str, Any]:
     """The scores of a bundle, and what is asked for of each image: a table or file of answers, a page of mistakes, the
     comparison with another bundle or with the answers that one left. What cannot be read or written is refused before
     any image is."""
     check_outputs(output, page, force=force)
     other = None if against is None else _open_other(against, device)
-    loaded = load(bundle, device=device)
-    loaded.parts.check_one_class("--output, --page and --against")
-    answered = answer_split(loaded, data, split, workers=workers)
+    engine = open_engine(bundle, data, split, wish, device)
+    engine.parts.check_one_class("--output, --page and --against")
+    answered = answer_split(engine, data, split, workers=workers)
     scores = answered.scores()
-    if isinstance(other, Bundle):
+    if isinstance(other, Engine):
         try:
             other = keep(answer_split(other, data, split, workers=workers))
         except UsageError as error:
@@ -58,14 +61,14 @@ def evaluate_each(
     if output is not None:
         write_output(answered, output, force=force)
     if page is not None:
-        write_page(answered, scores, loaded.preprocess, page, model=bundle, workers=workers, force=force)
+        write_page(answered, scores, engine.parts.preprocess, page, model=bundle, workers=workers, force=force)
     return scores
 
 
-def _open_other(against: str, device: str) -> Bundle | KeptAnswers:
+def _open_other(against: str, device: str) -> Engine | KeptAnswers:
     if against.lower().endswith(".npz"):
         return KeptAnswers.read(Path(against))
-    return load(check_folder(against), device=device)
+    return ENGINES["torch"].open(check_folder(against), device)
 
 
 def check_outputs(output: Path | None, page: Path | None, *, force: bool) -> None:

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
+from vitrail.configs.engines import ENGINES
 from vitrail.console import Meter
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import AnyData, open_data
+from vitrail.engines.base import Engine, cores
+from vitrail.engines.choose import AS_USUAL, Wish, choose_way
+from vitrail.engines.store import Load
 from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.evaluation.classify import Answers, answer
+from vitrail.evaluation.classify import Answers, collect
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import mean_interval, score, score_labels
@@ -25,6 +30,7 @@ from vitrail.weights.parts import OVERFLOWS
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
 
+_BATCH = 64
 _HOLDOUT = 0.1  # of data without splits, as training holds out by default
 _READING = ("layer", "seed", "cache")
 _SETTINGS: dict[Protocol, tuple[str, ...]] = {
@@ -43,17 +49,21 @@ def evaluate(
     protocol: Protocol = "classify",
     workers: int = 2,
     device: str | None = None,
+    wish: Wish = AS_USUAL,
     **settings: Any,
 ) -> dict[str, Any]:
     """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
 
-    `settings` are those of `read_examples` (layer, seed, cache) and of the protocol's own function; None stands for the
-    default, and a setting that the protocol does not have is refused.
+    `wish` is how to run the model under the protocol classify. `settings` are those of `read_examples` (layer, seed,
+    cache) and of the protocol's own function; None stands for the default, and a setting that the protocol does not
+    have is refused.
     """
     given = check_settings(protocol, settings)
     own = _SETTINGS[protocol]
     if protocol == "classify":
-        return classify(open_bundle(bundle, device=device), data, split, workers=workers)
+        return answer_split(open_engine(bundle, data, split, wish, device), data, split, workers=workers).scores()
+    if wish != AS_USUAL:
+        raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
     reading = {name: given[name] for name in _READING if name in given}
     examples = read_examples(bundle, data, split, workers=workers, device=device, **reading)
     judge = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
@@ -98,44 +108,53 @@ class Answered(NamedTuple):
         return {**self.about, **score(self.answers.probabilities, self.answers.labels, self.names)}
 
 
-def classify(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 64, workers: int = 2) -> dict[str, Any]:
-    """All scores of the bundle's own predictions on a split; each image counts exactly once."""
-    return answer_split(bundle, data, split, batch=batch, workers=workers).scores()
+def open_engine(
+    bundle: Bundle | str | Path, data: AnyData, split: str | None, wish: Wish, device: str | None
+) -> Engine:
+    """The engine for a bundle and a split, as it is wished for."""
+    wish.check()
+    images = open_data(data).for_evaluation(split).images if "auto" in wish[:2] else ()
+    way = choose_way(wish, bundle, images=images, load=Load(_BATCH, 1, cores()), device=device)
+    return ENGINES[way.engine].open(bundle, device, way.precision)
 
 
-def answer_split(bundle: Bundle, data: AnyData, split: str | None, *, batch: int = 64, workers: int = 2) -> Answered:
+def answer_split(engine: Engine, data: AnyData, split: str | None, *, workers: int = 2) -> Answered:
     """The bundle's own predictions of each image of a split, once."""
-    bundle.parts.check_classifies()
+    parts = engine.parts
+    parts.check_classifies()
     dataset = open_data(data)
     own = dataset.for_evaluation(split)
-    classes = bundle.model.config.classes
-    place, how = match_labels(bundle.labels, classes, dataset.labels)
-    thresholds = bundle.answer.thresholds if isinstance(bundle.answer, SeveralLabels) else None
+    classes = parts.config.classes
+    place, how = match_labels(parts.labels, classes, dataset.labels)
+    thresholds = parts.answer.thresholds if isinstance(parts.answer, SeveralLabels) else None
     if thresholds is None:
         dataset.check_one_label("A bundle that answers with one class")
-    labels = _placed(own.labels, place, classes, several=thresholds is not None)
+    labels = place_labels(own.labels, place, classes, several=thresholds is not None)
     chosen = dataclasses.replace(own, labels=labels)
-    names = bundle.labels or tuple(map(str, range(classes)))
+    names = parts.labels or tuple(map(str, range(classes)))
     notes = [*dataset.notes]
-    if how == "as class numbers" and bundle.labels is not None:
+    if how == "as class numbers" and parts.labels is not None:
         notes.append(
             "names of classes differ, so they are matched by index:"
             f" {dataset.labels[0]!r} of the data is {names[place[0]]!r} of the bundle (to match by name, give the data"
             " the bundle's names)"
         )
-    answers: Answers = answer(
-        bundle.model,
-        Loader(chosen, bundle.preprocess, batch=batch, shuffle=False, workers=workers),
-        bundle.answer.probabilities,
-        meter=Meter(len(chosen), "images"),
-    )
+    loader = Loader(chosen, parts.preprocess, batch=_BATCH, shuffle=False, workers=workers)
+    with engine.running(None) as run:
+        answers = collect(
+            lambda pixels: torch.from_numpy(run(pixels.numpy()).logits),
+            loader,
+            classes,
+            parts.answer.probabilities,
+            meter=Meter(len(chosen), "images"),
+        )
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
     about = {"protocol": "classify", "data": dataset.name, "split": chosen.name, "labels_matched": how, "notes": notes}
     return Answered(dataset, own, place, names, answers, about, thresholds)
 
 
-def _placed(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
+def place_labels(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
     """The data's labels as the bundle numbers them; one class for each image is a single label, if it has several."""
     if not several:
         return place[labels]

@@ -35,7 +35,7 @@ def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str,
         name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, layout.prefix :].reshape(-1, *layout.grid)
         for name, weights_BTT in (("rollout", flow), ("last attention", last))
     }
-    if model.config.classifies:
+    if model.config.classifies and not layout.merges:
         found["relevance"] = relevance(model, images)[0]
     return found
 
@@ -66,6 +66,10 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
     layout = _layout(model)
     if not model.config.classifies:
         raise UsageError(f"Relevance needs a model that classifies, got one that predicts {model.config.predicts}.")
+    if layout.merges:
+        raise UsageError(
+            "Relevance needs a model that merges no tokens. Ask model.with_merge(0), its answers are close."
+        )
     with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
         logits = model(images)
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)

@@ -24,6 +24,7 @@ from vitrail.lab import plan as planning
 from vitrail.lab.cell import VERSION, Cell
 from vitrail.lab.engine import check_backend, run_cells
 from vitrail.lab.images import Images, is_stored, prepare, restore, store
+from vitrail.lab.machine import machine
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.results import Results, needs_rate
@@ -69,7 +70,7 @@ def compare(
         asked = {name: QUESTIONS[name](name, lab) for name in names}
         smallest = lab.sizes[0] if before is None else before["smallest"]
         results = Results(output / "results.jsonl", images.fingerprint, smallest, len(images.validation))
-        speeds = before["speeds"] if before else {}
+        speeds = dict(before["speeds"]) if before and before.get("machine") == machine() else {}
         missing = [name for name in lab.families if name not in speeds]
         if missing:
             tell(f"measuring the speed of training here: {', '.join(missing)}")
@@ -94,7 +95,7 @@ def compare(
         _run(output, results, cells, speeds, jobs=jobs, backend=backend, tell=tell)
         for question in asked.values():
             question.read(results)
-        return write_report(output, lab, asked, command=command)
+        return write_report(output, lab, asked, machines=results.machines(), command=command)
 
 
 def _check_folder(output: Path) -> None:

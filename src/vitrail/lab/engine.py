@@ -16,6 +16,7 @@ from vitrail.errors import MissingError, UsageError, VitrailError
 from vitrail.extensions import load_object
 from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images, restore
+from vitrail.lab.machine import here
 
 BACKENDS = ("loky", "dask")
 _ATTEMPTS = 3
@@ -67,7 +68,7 @@ def run_cell(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
     key = cell.key(images.fingerprint)
     with _one_thread():
         result, measured = load_object(cell.task)(cell.settings, images, of, cells / key)
-    return {"key": key, "cell": fields, "result": result, "measured": measured}
+    return {"key": key, "cell": fields, "result": result, "measured": measured, "machine": here()}
 
 
 @functools.lru_cache(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.answers.paired import holm
-from vitrail.lab.plan import machine
+from vitrail.lab.machine import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
 from vitrail.lab.statistics import Estimate
 from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
@@ -27,8 +27,10 @@ word = speak_from(WORDS)
 """A sentence of the page itself, in both languages."""
 
 
-def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, command: str) -> dict[str, Any]:
-    """Write the page and the verdicts; returns the latter."""
+def write_report(
+    output: Path, lab: Lab, questions: Mapping[str, Question], *, machines: Mapping[str, int], command: str
+) -> dict[str, Any]:
+    """Write the page and the verdicts; returns the latter. `machines` has the number of cells run on each."""
     verdicts = {name: list(question.verdicts()) for name, question in questions.items()}
     trained = {
         f"{name} {one.claim}": one.deciding.p_value
@@ -64,7 +66,7 @@ def write_report(output: Path, lab: Lab, questions: Mapping[str, Question], *, c
     claims = f'<section id="claims"><h2>{word("claims")}</h2>{listed}</section>'
     body = (
         f"<nav>{LANGUAGE_BUTTON}</nav>{claims}{scores}{''.join(sections)}"
-        f'<section id="protocol"><h2>{word("protocol")}</h2>{_protocol(lab)}'
+        f'<section id="protocol"><h2>{word("protocol")}</h2>{_protocol(lab, machines)}'
         f"<pre>{escape(command or 'Python')}</pre></section>"
     )
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
@@ -181,7 +183,7 @@ def _entry(lab: Lab, question: Question, one: Verdict, level: float) -> dict[str
     }
 
 
-def _protocol(lab: Lab) -> str:
+def _protocol(lab: Lab, machines: Mapping[str, int]) -> str:
     counts = [f"{len(split):,}" for split in (lab.images.training, lab.images.validation, lab.images.test)]
     rows = [
         (
@@ -191,6 +193,7 @@ def _protocol(lab: Lab) -> str:
         (word("models"), ", ".join(lab.images.matched(family).name for family in lab.families)),
         (word("seen"), f"{lab.seen:,}"),
         (word("seeds"), lab.seeds),
-        *((escape(key), value) for key, value in machine().items()),
+        (word("machines"), "; ".join(f"{name}: {count:,}" for name, count in machines.items())),
+        *((escape(key), value) for key, value in machine().items() if key in ("python", "torch", "vitrail")),
     ]
     return table(("", ""), rows)

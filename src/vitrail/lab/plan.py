@@ -1,8 +1,6 @@
 """What fits a budget: speeds are measured once, rounds of questions are taken from the most informative on."""
 
 import dataclasses
-import os
-import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -11,11 +9,11 @@ from typing import Any
 
 import torch
 
-from vitrail import __version__
 from vitrail.configs.base import read_model
 from vitrail.errors import UsageError
 from vitrail.lab.cell import VERSION, Cell, Outcome
 from vitrail.lab.images import Images
+from vitrail.lab.machine import machine
 from vitrail.lab.question import Lab, Question
 from vitrail.lab.results import Results
 from vitrail.lab.training import training_cell
@@ -112,26 +110,6 @@ def make_plan(
 def estimate(cell: Cell, speeds: Mapping[str, float]) -> float:
     """Seconds that a cell should take on one core."""
     return cell.work / speeds.get(cell.family, min(speeds.values())) + _OVERHEAD
-
-
-def machine() -> dict[str, Any]:
-    """What times depend on."""
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "features": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "vitrail": __version__,
-    }
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.machine()
 
 
 def document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], plan: Plan) -> dict[str, Any]:

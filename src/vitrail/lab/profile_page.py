@@ -8,8 +8,8 @@ from vitrail.data.dataset import Split
 from vitrail.errors import UsageError
 from vitrail.inspection.colours import sequential
 from vitrail.lab import changes
+from vitrail.lab.machine import machine
 from vitrail.lab.page import word as lab_word
-from vitrail.lab.plan import machine
 from vitrail.lab.profile import Contrast, Number, Profile, document
 from vitrail.pages.families import colours_of
 from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, stand_alone, table

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from vitrail.errors import UsageError, VitrailError
 from vitrail.lab.cell import Cell, unpack
 from vitrail.lab.training import BEYOND, RATES
+
+_UNKNOWN = "unknown"  # results of earlier versions do not tell their machine
 
 
 class Results:
@@ -103,15 +106,26 @@ class Results:
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
         """What a cell found; None if it was not run."""
-        resolved = self.resolve(cell)
-        record = None if resolved is None else self._records.get(resolved.key(self._fingerprint))
+        record = self._record(cell)
         return None if record is None else record["result"]
 
     def measured(self, cell: Cell) -> dict[str, Any] | None:
         """Times and memory of a cell."""
-        resolved = self.resolve(cell)
-        record = None if resolved is None else self._records.get(resolved.key(self._fingerprint))
+        record = self._record(cell)
         return None if record is None else record["measured"]
+
+    def machine(self, cell: Cell) -> str | None:
+        """The machine that a cell was run on, in a few words; None if it was not run."""
+        record = self._record(cell)
+        return None if record is None else record.get("machine", _UNKNOWN)
+
+    def machines(self) -> dict[str, int]:
+        """How many cells were run on each machine."""
+        return dict(Counter(record.get("machine", _UNKNOWN) for record in self._records.values()))
+
+    def _record(self, cell: Cell) -> dict[str, Any] | None:
+        resolved = self.resolve(cell)
+        return None if resolved is None else self._records.get(resolved.key(self._fingerprint))
 
     def folder(self, output: Path, cell: Cell) -> Path:
         """Where the bundle of a resolved trained cell is."""

@@ -34,7 +34,8 @@ class Seen:
     Transformers: `tokens`, with positions. Of a layer of `inside`, say 0, in the order of eqs. 2, 3 and 5 to 8 of the
     paper: `blocks.0.norm1`, `.q`, `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (their softmax),
     `.heads` (weights times v), `.msa` (heads together, projected), `.middle` (z', after the residual connection),
-    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output)."""
+    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output). Tokens that the
+    model merges are recorded as equal tokens, each in its place; `blocks.0.merged` is what enters such a layer."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
     pooling: Tensor | None = None
@@ -47,6 +48,10 @@ class Seen:
         rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
         rows.append(("logits", " x ".join(map(str, self.logits.shape))))
         return rows_of(("step", "shape"), rows)
+
+    def wants(self, layer: int) -> bool:
+        """Whether anything of a layer is recorded."""
+        return layer in self.layers or layer in self.inside
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
@@ -84,6 +89,8 @@ class Layout(NamedTuple):
     """Input of the head: [CLS], the mean of the patches, or all tokens through attention pooling."""
     allowed: np.ndarray | None = None
     """Boolean mask (N, N) of the patches that each patch may attend to; None without a mask."""
+    merges: bool = False
+    """Whether patches are merged on the way."""
 
 
 class Role(NamedTuple):

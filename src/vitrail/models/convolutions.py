@@ -13,6 +13,7 @@ from torch import Tensor, nn
 Edges = Literal["zeros", "circular"]
 
 GROUPS = 32  # of GroupNorm, in BiT and in the trunk of hybrids alike
+_VECTOR = 8  # float32 numbers of an AVX2 register
 
 
 class StdConv2d(nn.Conv2d):
@@ -124,8 +125,9 @@ class BasicUnit(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
         self.downsample = None
         if stride != 1 or inputs != outputs:
-            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.ModuleDict({"conv": conv, "norm": nn.BatchNorm2d(outputs)})
+            self.downsample = nn.ModuleDict(
+                {"conv": Projection(inputs, outputs, stride), "norm": nn.BatchNorm2d(outputs)}
+            )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         shortcut = x_BCHW
@@ -133,6 +135,22 @@ class BasicUnit(nn.Module):
             shortcut = self.downsample["norm"](self.downsample["conv"](x_BCHW))
         y = F.relu(self.norm1(self.conv1(x_BCHW)))
         return F.relu(shortcut + self.norm2(self.conv2(y)), inplace=True)
+
+
+class Projection(nn.Conv2d):
+    """A 1x1 convolution, for shortcuts.
+
+    With a stride and few channels, the pixels are picked before it: for the gradient of such weights, channels last,
+    oneDNN's kernel for AVX2 (in torch 2.13) writes beyond the end of its buffer.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.in_channels >= _VECTOR:
+            return super().forward(input)
+        return F.conv2d(input[:, :, :: self.stride[0], :: self.stride[1]], self.weight)
 
 
 class ConvNormReLU(nn.Module):

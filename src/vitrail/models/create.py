@@ -61,6 +61,7 @@ def create(
     dropout: float = _AS_NAMED,
     token_drop: float = _AS_NAMED,
     drop_path: float = _AS_NAMED,
+    merge: int | Sequence[int] = _AS_NAMED,
     stem: Literal["resnet", "light"] = _AS_NAMED,
     stem_layers: Sequence[int] = _AS_NAMED,
     stem_strides: Sequence[int] = _AS_NAMED,

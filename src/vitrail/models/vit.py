@@ -9,7 +9,7 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Self, cast
 
 import torch
@@ -35,6 +35,7 @@ from vitrail.models.layers import (
     split_order,
 )
 from vitrail.models.look import evaluating
+from vitrail.models.merging import Groups, chessboard, match, merge, spread
 from vitrail.models.positions import Position, attention_mask
 from vitrail.models.stations import Station
 from vitrail.settings import Pair
@@ -117,6 +118,7 @@ class ViT(Model[ViTConfig]):
 
     blocks: list[Block]  # a ModuleList, which cannot say what it holds
     mask: Tensor | None
+    board: Tensor | None
     projection = "patch_embed.proj"
     reads_layers = True
     opens_blocks = True
@@ -191,20 +193,32 @@ class ViT(Model[ViTConfig]):
         trim = self.config.pool == "cls" and self.config.norm == "layer" and not all_tokens
         if self.training and seen is not None and last in seen.layers:
             trim = False  # computed once more for all tokens, it would draw another dropout than the head reads
+        groups: Groups | None = None
         for layer, block in enumerate(self.blocks):
             if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
                 z_BTD = z_BTD + added_TD
+            if count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix):
+                z_BTD, groups = merge(z_BTD, groups, match(z_BTD, self.config.prefix, count, self.board))
             rope, bias = self.position.rotation(self), self.bias(layer)
-            if seen is not None and seen.wants_attention(layer):
-                seen.attention[layer] = block.attention(z_BTD, rope, bias)
-            if seen is not None:
-                seen.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
+            if seen is not None and seen.wants(layer):
+                self._record_inside(seen, layer, spread(z_BTD, groups), rope, bias)
             entering_BTD = z_BTD
-            z_BTD = self.run_block(block, entering_BTD, rope, bias, 1 if trim and layer == last else None)
+            sized = bias if groups is None else groups.bias
+            z_BTD = self.run_block(block, entering_BTD, rope, sized, 1 if trim and layer == last else None)
             if seen is not None and layer in seen.layers:
                 is_complete = z_BTD.shape[1] == entering_BTD.shape[1]
-                seen.keep(layer, z_BTD if is_complete else block(entering_BTD, rope, bias))
-        return z_BTD
+                seen.keep(layer, spread(z_BTD if is_complete else block(entering_BTD, rope, sized), groups))
+        return z_BTD if trim else spread(z_BTD, groups)
+
+    def _record_inside(self, seen: Seen, layer: int, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> None:
+        """Record attention and steps of a layer that all tokens enter. Merged ones enter as equal tokens: each gets the
+        share of the group's attention that log(size) gives it."""
+        block = self.blocks[layer]
+        if seen.wants_attention(layer):
+            seen.attention[layer] = block.attention(z_BTD, rope, bias)
+        if layer in seen.inside and self.config.merge:
+            seen.steps[f"blocks.{layer}.merged"] = z_BTD
+        seen.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
 
     def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
         """Eq. 4 and the head: normalise, pool, classify."""
@@ -257,7 +271,7 @@ class ViT(Model[ViTConfig]):
         """Fixed position tables, rotations, indices and masks."""
         c = self.config
         mask = attention_mask(c) if c.attention != "global" else None
-        return {**self.position.tables(), "mask": mask}
+        return {**self.position.tables(), "mask": mask, "board": chessboard(c.grid) if c.merge else None}
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
@@ -276,6 +290,11 @@ class ViT(Model[ViTConfig]):
             tensors[name] = self.position.resized(leaf, tensor, new) if resizes else tensor.clone()
         return self._rebuild(new, tensors)
 
+    @torch.no_grad()
+    def with_merge(self, counts: int | Sequence[int]) -> Self:
+        """This model with another setting `merge`. The two share their weights."""
+        return self._rebuild(self.config.replace(merge=counts), self.state_dict())
+
     # What other rooms ask
 
     def layout(self) -> Layout:
@@ -283,7 +302,7 @@ class ViT(Model[ViTConfig]):
         step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
         reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
         allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
-        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed)
+        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge))
 
     def stations(self, seen: Seen) -> list[Station]:
         c = self.config
@@ -345,6 +364,8 @@ class ViT(Model[ViTConfig]):
         return {"mean": z_BTD.mean(dim=-1), "deviation": z_BTD.std(dim=-1, correction=0)}
 
     def entering(self, layer: int, seen: Seen) -> Tensor:
+        if (merged_BTD := seen.steps.get(f"blocks.{layer}.merged")) is not None:
+            return merged_BTD
         z_BTD = super().entering(layer, seen)
         added_TD = self.position.added(self, layer) if self.config.placement != "once" else None
         return z_BTD if added_TD is None else z_BTD + added_TD

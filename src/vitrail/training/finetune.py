@@ -32,8 +32,8 @@ from vitrail.training.initial import Given, Initial, channels_of
 from vitrail.training.run import Result, run
 from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
 
-# Settings that matter in training alone: a recipe may change them in a model that exists.
-_IN_TRAINING = ("dropout", "drop_path", "token_drop")
+# Settings that no weight depends on: a recipe may change them in a model that exists.
+_CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")
 
 
 def finetune(
@@ -115,9 +115,9 @@ def adapt_with(
     settings = dict(recipe.model)
     wanted = settings.pop("resolution", None)
     wanted = wanted if resolution is None else resolution
-    if strange := sorted(settings.keys() - set(_IN_TRAINING)):
+    if strange := sorted(settings.keys() - set(_CHANGEABLE)):
         raise UsageError(
-            f"Fine-tuning must keep the model but for resolution, {', '.join(_IN_TRAINING)}, got model.{strange[0]}."
+            f"Fine-tuning must keep the model but for resolution, {', '.join(_CHANGEABLE)}, got model.{strange[0]}."
         )
     if wanted is not None:
         model, note = _resize(model, wanted)

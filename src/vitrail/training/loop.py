@@ -267,7 +267,20 @@ class Trainer:
     @property
     def planned(self) -> int | None:
         """Number of steps, unless the recipe has a time limit."""
-        return self.recipe.steps if self.recipe.epochs is None else self.recipe.epochs * self.loader.steps
+        if self.recipe.epochs is None:
+            return self.recipe.steps
+        return max(self.recipe.epochs, self._least_epochs) * self.loader.steps
+
+    @property
+    def _least_epochs(self) -> int:
+        """Epochs that it takes to see the recipe's least images."""
+        return math.ceil(self.recipe.least_images / len(self.loader.split))
+
+    @property
+    def _evaluate_every(self) -> int:
+        """Epochs between evaluations: where few images take more epochs, there are not more evaluations."""
+        stretch = math.ceil(self._least_epochs / (self.recipe.epochs or 1))
+        return self.recipe.evaluate_every * max(stretch, 1)
 
     def measure(self, seconds: float) -> int:
         """Number of steps that fit into these seconds, including evaluations. Some steps are timed and then undone."""
@@ -341,7 +354,7 @@ class Trainer:
                 gradients = {"gradients": self.gradients} if self.options.gradients else {}
                 log.write("step", step=self.step, epoch=epoch, seconds=round(self.spent, 2), **shown, **gradients)
                 images, since = 0, now
-            is_judged = is_epoch and (is_end or (epoch + 1) % self.recipe.evaluate_every == 0)
+            is_judged = is_epoch and (is_end or (epoch + 1) % self._evaluate_every == 0)
             if is_judged:
                 self.evaluate(epoch, log)
                 since = time.perf_counter()
@@ -394,7 +407,7 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
         statistics_before = self._running_statistics() if self.recipe.on_nonfinite == "skip" else []
         loss = 0.0
-        parts = list(self._parts(batch))
+        parts = list(self.parts(batch))
         for number, (part, weights) in enumerate(parts):
             is_last = number == len(parts) - 1
             with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._runner.no_sync():
@@ -444,7 +457,7 @@ class Trainer:
         """The buffers that a forward pass changes (BatchNorm's running statistics), and copies of them."""
         return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    def parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         """The arguments of the objective and the weights of the images, split into `accumulate` parts."""
         device = self.ranks.device
         if not len(batch.labels):  # fewer images than ranks: take part in the step, but weigh nothing

@@ -30,6 +30,7 @@ from vitrail.training.folder import RunFolder
 from vitrail.training.initial import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement
+from vitrail.training.precision import note_on_bfloat16
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.report import Report, read_events
 from vitrail.training.resume import resume
@@ -200,6 +201,8 @@ def run(
             trainer.total, note = _length(trainer, initial, began)
             notes += [note] if note else []
 
+        if options.amp and trainer.step < trainer.total:
+            notes.append(note_on_bfloat16(trainer))
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
         typed = str(data) if isinstance(data, str | Path) else None
         report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))

@@ -27,6 +27,8 @@ class Answer(ABC):
     kind: ClassVar[str]
     equation: ClassVar[str]
     """How probabilities p follow from logits l, in plain text."""
+    program: ClassVar[str]
+    """The same as a line of Python: `scores` from the array `logits` of an image."""
     nothing: ClassVar[str] = ""
     """What stands for a prediction that names nothing, if that can be."""
 
@@ -41,6 +43,10 @@ class Answer(ABC):
     @abstractmethod
     def chosen(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
         """Indices of the classes that a prediction names, best first."""
+
+    @abstractmethod
+    def decide(self, logits_BK: np.ndarray) -> np.ndarray:
+        """The answers to compare with others' or with the truth: one row of integers for each image."""
 
     def check_threshold(self, threshold: float | None) -> None:
         """Refuse a threshold where there is none, or that is no probability."""
@@ -61,6 +67,7 @@ class OneClass(Answer):
 
     kind = "class"
     equation = "p_k = e^(l_k) / (sum_j e^(l_j))"
+    program = "scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()"
 
     def probabilities(self, logits_BK: "Tensor") -> "Tensor":
         return logits_BK.softmax(-1)
@@ -71,6 +78,9 @@ class OneClass(Answer):
 
     def chosen(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
         return np.argsort(-scores_K, kind="stable")[: _TOP if top_k is None else top_k]
+
+    def decide(self, logits_BK: np.ndarray) -> np.ndarray:
+        return logits_BK.argmax(axis=1)[:, None]
 
     def check_threshold(self, threshold: float | None) -> None:
         if threshold is not None:
@@ -83,6 +93,7 @@ class SeveralLabels(Answer):
 
     kind = "labels"
     equation = "p_k = 1 / (1 + e^(-l_k))"
+    program = "scores = 1 / (1 + np.exp(-logits))"
     nothing = "(no label)"
 
     thresholds: tuple[float, ...]
@@ -105,6 +116,9 @@ class SeveralLabels(Answer):
         least = self.thresholds if threshold is None else threshold
         order = np.argsort(-scores_K, kind="stable")
         return order[(scores_K >= least)[order]][:top_k]
+
+    def decide(self, logits_BK: np.ndarray) -> np.ndarray:
+        return (self.scores(logits_BK) >= np.asarray(self.thresholds)).astype(np.int64)
 
     def check(self, classes: int) -> None:
         if len(self.thresholds) != classes:

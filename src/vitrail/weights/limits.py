@@ -18,6 +18,7 @@ _PLAIN = {
     "norm_order": "pre",
     "stride": None,
     "padding": (0, 0),
+    "merge": (),
 }
 
 

@@ -113,6 +113,7 @@ class Attention(Panel):
         return "".join(
             [
                 self.say("attention"),
+                self.say("merged") if self._layout.merges else "",
                 "" if self.detail == "heads" else self.say(self.detail),
                 '<form class="controls" autocomplete="off">',
                 f'<label><input type="radio" name="way" value="from" checked> {self.word("from")}</label>',

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,11 @@ class Data(Question):
             known = [one for cell in cells if (one := results.get(cell)) is not None]
             if known:
                 self.gaps[key] = [one["training_accuracy"] - one["accuracy"] for one in known]
+        at_most = {family: self.cells[family, self.lab.sizes[-1]] for family in self.lab.families}
+        usual = _usual_machine(results, at_most)
         for family in self.lab.families:
-            cells = [cell for cell in self.cells[family, self.lab.sizes[-1]] if results.get(cell) is not None]
+            known = [cell for cell in at_most[family] if results.get(cell) is not None]
+            cells = [cell for cell in known if results.machine(cell) == usual]
             seconds = [(results.measured(cell) or {}).get("curve_seconds") for cell in cells]
             right = [(results.get(cell) or {})["curve"] for cell in cells]
             if cells and all(seconds):
@@ -270,6 +274,13 @@ class Data(Question):
 def _size(key: tuple[str, int]) -> int:
     """Training sets of a size share their seed noise: small ones have more of it."""
     return key[1]
+
+
+def _usual_machine(results: Results, groups: Mapping[str, Sequence[Cell]]) -> str | None:
+    """The machine that most families were trained on: seconds of different machines are not compared."""
+    found = Counter(machine for cells in groups.values() for machine in set(map(results.machine, cells)))
+    del found[None]
+    return max(found, key=found.__getitem__, default=None)
 
 
 def _count(number: float) -> str:

@@ -1,0 +1,149 @@
+"""What was measured of engines: `measured/FINGERPRINT.json` of the bundle, in the user's cache.
+
+Speeds belong to a machine (processor, its instructions, cores, versions of the engines' packages) and to a load;
+answers to a machine. What another machine or version measured stays in the file and is not read.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from vitrail import __version__
+from vitrail.configs.bundle import check_folder
+from vitrail.configs.engines import ENGINES
+from vitrail.console import say
+from vitrail.engines.base import Way
+from vitrail.engines.cache import fingerprint
+from vitrail.errors import VitrailError
+from vitrail.storage import atomic_file, read_json, user_folder
+
+
+class Load(NamedTuple):
+    """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` threads."""
+
+    batch: int
+    callers: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, {self.callers} x {self.threads} threads"
+
+
+class Speed(NamedTuple):
+    """What was measured of one way."""
+
+    image: float
+    """Seconds per image."""
+    start: float
+    """Seconds from the start of a process to its first answer."""
+    memory: int
+    """Bytes that such a process holds at most."""
+    size: int
+    """Bytes on disk that it reads."""
+
+    def seconds(self, images: float) -> float:
+        """Seconds for a number of images; for infinitely many, those of one."""
+        return self.image if images == float("inf") else self.start + images * self.image
+
+
+class Agreement(NamedTuple):
+    """How many answers of a way are those of float32."""
+
+    data: str
+    images: int
+    same: int
+
+    @property
+    def changed(self) -> float:
+        """Share of other answers."""
+        return (self.images - self.same) / self.images
+
+
+class Measured:
+    """The measurements of one bundle on this machine."""
+
+    def __init__(self, path: Path, known: dict[str, Any]) -> None:
+        self._path, self._known, self._machine = path, known, machine()
+
+    @classmethod
+    def read(cls, bundle: str | Path) -> Self:
+        """What is kept of a bundle; a file that is missing or damaged holds nothing."""
+        path = user_folder() / "measured" / f"{fingerprint(check_folder(bundle))}.json"
+        try:
+            known = read_json(path)
+        except VitrailError:
+            known = {}
+        return cls(path, known if isinstance(known, dict) else {})
+
+    def speeds(self, load: Load) -> dict[Way, Speed | None]:
+        """The speeds under a load; None for a way that this machine does not have."""
+        found = self._find("speeds", str(load))
+        return {way: None if row is None else row for way, row in _parsed(found, Speed).items()}
+
+    def agreements(self) -> dict[Way, Agreement]:
+        """How many answers of each way were those of float32."""
+        return {way: row for way, row in _parsed(self._find("answers"), Agreement).items() if row is not None}
+
+    def keep_speeds(self, load: Load, speeds: dict[Way, Speed | None]) -> None:
+        """Keep speeds; if they cannot be written, they will be measured again next time."""
+        self._keep(["speeds", str(load)], speeds)
+
+    def keep_agreements(self, agreements: dict[Way, Agreement]) -> None:
+        """Keep answers, in place of earlier ones."""
+        self._keep(["answers"], agreements)
+
+    def _find(self, *names: str) -> object:
+        found: object = self._known
+        for name in (self._machine, *names):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def _keep(self, names: list[str], rows: dict[Any, Any]) -> None:
+        place = self._known
+        for name in (self._machine, *names):
+            if not isinstance(place.get(name), dict):
+                place[name] = {}
+            place = place[name]
+        place |= {str(way): None if row is None else row._asdict() for way, row in rows.items()}
+        try:
+            with atomic_file(self._path, force=True) as file:
+                file.write(json.dumps(self._known, indent=2).encode())
+        except VitrailError as error:
+            say(f"note: measurements cannot be kept, so they are made again next time: {error}")
+
+
+def _parsed(found: object, kind: Any) -> dict[Way, Any]:
+    """Rows as they were kept; what has another form is as if it were not there."""
+    rows: dict[Way, Any] = {}
+    for name, row in found.items() if isinstance(found, dict) else ():
+        engine, _, precision = name.partition(" ")
+        try:
+            rows[Way(engine, precision)] = None if row is None else kind(**row)
+        except TypeError:
+            continue
+    return rows
+
+
+def machine() -> str:
+    """What speeds and answers depend on besides the bundle."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    processor = about.get("model name") or platform.processor() or platform.machine()
+    flags = hashlib.sha256(about.get("flags", "").encode()).hexdigest()[:12]
+    packages = dict.fromkeys(package for name in ENGINES for package in ENGINES[name].packages)
+    versions = ", ".join(f"{package} {_version(package)}" for package in packages)
+    return f"{processor} ({flags}), {os.cpu_count()} cores, vitrail {__version__}, {versions}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,1 @@
+"""What `vitrail export` writes, one file for each target."""

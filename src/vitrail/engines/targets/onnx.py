@@ -1,0 +1,32 @@
+"""Target onnx: a file for ONNX Runtime and whatever else reads ONNX."""
+
+from pathlib import Path
+
+from vitrail.engines.base import Engine, Source
+from vitrail.engines.export import write_onnx
+from vitrail.engines.runtime import MODEL, OnnxEngine
+from vitrail.engines.targets.base import Order, Target
+from vitrail.weights.parts import Parts
+
+
+class OnnxTarget(Target):
+    """model.onnx, with preprocessing and labels in its metadata."""
+
+    name = "onnx"
+    precisions = OnnxEngine.precisions
+    packages = ("onnxruntime", "onnx")
+    extra = "onnx"
+    imports = "import onnxruntime"
+    program = (
+        'session = onnxruntime.InferenceSession("{model}", providers=["CPUExecutionProvider"])\n'
+        'logits = session.run(["logits"], {{"pixel_values": pixels}})[0][0]'
+    )
+
+    @classmethod
+    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+        write_onnx(source, folder, order.precision, order.batch)
+        return folder / MODEL
+
+    @classmethod
+    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
+        return OnnxEngine(model.parent, parts, precision)

@@ -1,0 +1,127 @@
+"""`vitrail bench`: every engine in every precision on this machine. `auto` reads what it measures."""
+
+import contextlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitrail.answers.paired import Paired, wilson
+from vitrail.configs.engines import ENGINES, PRECISIONS
+from vitrail.console import Meter
+from vitrail.data.dataset import Split
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.engines.base import Way, batch_for, cores
+from vitrail.engines.choose import every_way, find_usable
+from vitrail.engines.measure import measure
+from vitrail.engines.store import Agreement, Load, Measured, Speed, machine
+from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.protocols import place_labels
+from vitrail.settings import check_integer
+from vitrail.weights.answers import SeveralLabels
+from vitrail.weights.parts import Parts, read_parts
+
+_TOO_SLOW = 4  # times as slow as the fastest in float32: nobody would take it, and its answers would take hours
+_BATCH = 64
+
+
+class Compared(NamedTuple):
+    """Answers of ways to the same images."""
+
+    data: str
+    decisions: dict[Way, np.ndarray]
+    """Answers, as `Answer.decide` gives them; the first way's are those that others are compared with."""
+    truth: np.ndarray | None
+    """Right answers, if the data has the bundle's classes."""
+
+    def agreement(self, way: Way) -> Agreement:
+        """How many answers of a way are those of the first one."""
+        first = next(iter(self.decisions.values()))
+        return Agreement(self.data, len(first), int((self.decisions[way] == first).all(axis=1).sum()))
+
+    def right(self, way: Way) -> np.ndarray:
+        """Which answers of a way are right."""
+        return (self.decisions[way] == self.truth).all(axis=1)
+
+
+def bench(
+    path: str, data: str | None = None, *, split: str | None = None, threads: int | None = None
+) -> dict[str, Any]:
+    """Speed, start, memory, size and answers of each engine in each precision, as `bench --json` prints them. Without
+    data, answers to embedded images are compared."""
+    parts = read_parts(path, weights=False)
+    parts.check_classifies()
+    dataset = open_data("fashion-40" if data is None else data)
+    chosen = dataset.for_evaluation(split)
+    threads = cores() if threads is None else check_integer("threads", threads, low=1, high=4096)
+    load = Load(batch_for(parts.config), threads, 1)
+    ways, refused = find_usable(path, every_way())
+    measured, speeds = Measured.read(path), measure(path, ways, load)
+    measured.keep_speeds(load, {**speeds, **{way: None for way, reason in refused.items() if reason.lasts}})
+    fastest = min(speed.image for way, speed in speeds.items() if way.precision == PRECISIONS[0])
+    slow = [way for way in ways[1:] if speeds[way].image > _TOO_SLOW * fastest]
+    compared = _compare(path, parts, [way for way in ways if way not in slow], chosen, dataset.name, dataset.labels)
+    if data is not None:
+        measured.keep_agreements({way: compared.agreement(way) for way in compared.decisions})
+    return {
+        "bundle": path,
+        "machine": machine(),
+        "load": load._asdict(),
+        "data": compared.data,
+        "ways": [_row(way, speeds[way], compared) for way in ways],
+        "left_out": [{**way._asdict(), "reason": reason.text} for way, reason in refused.items()],
+        "notes": [*dataset.notes, *(f"answers of {way} are not compared: it is too slow here" for way in slow)],
+    }
+
+
+def _compare(path: str, parts: Parts, ways: list[Way], split: Split, name: str, labels: tuple[str, ...]) -> Compared:
+    """The answers of all ways to a split; each image is decoded once."""
+    loader = Loader(split, parts.preprocess, batch=_BATCH, shuffle=False, workers=2)
+    meter, found = Meter(len(split), "images"), {way: [] for way in ways}
+    with contextlib.ExitStack() as stack:
+        runs = {
+            way: stack.enter_context(ENGINES[way.engine].open(path, None, way.precision).running(None)) for way in ways
+        }
+        for batch in loader.epoch():
+            for way, run in runs.items():
+                found[way].append(parts.answer.decide(run(batch.pixels.numpy()).logits))
+            meter(sum(map(len, found[ways[0]])))
+    decisions = {way: np.concatenate(rows) for way, rows in found.items()}
+    return Compared(name, decisions, _truth(parts, split.labels, labels))
+
+
+def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray | None:
+    """The labels as the bundle would answer them; None if it has other classes."""
+    try:
+        place, _ = match_labels(parts.labels, parts.config.classes, names)
+    except ValueError:
+        return None
+    several = isinstance(parts.answer, SeveralLabels)
+    if labels.ndim > 1 and not several:
+        return None
+    return place_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)
+
+
+def _row(way: Way, speed: Speed, compared: Compared) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **way._asdict(),
+        "images_per_second": 1 / speed.image,
+        "start_seconds": speed.start,
+        "memory": speed.memory,
+        "size": speed.size,
+    }
+    if way not in compared.decisions:
+        return row
+    _, images, same = compared.agreement(way)
+    row |= {"images": images, "same": same, "changed_interval": list(wilson(images - same, images))}
+    if compared.truth is not None:
+        first, right = (compared.right(one) for one in (next(iter(compared.decisions)), way))
+        paired = Paired.of(first, right)
+        row |= {
+            "accuracy": float(right.mean()),
+            "accuracy_interval": list(wilson(int(right.sum()), images)),
+            "only_float32": paired.one,
+            "only_this": paired.other,
+            "p_value": paired.p_value,
+        }
+    return row

@@ -1,0 +1,173 @@
+"""How many tokens a model may merge in which layer: a search on images, which need no labels.
+
+What counts are the model's own answers without merging. The search is greedy: it merges more where the probabilities
+move least for the multiply-accumulates that it saves, as long as the share of changed answers is within a tolerance.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.configs.base import ModelConfig
+from vitrail.configs.vit import ViTConfig
+from vitrail.console import say_nothing
+from vitrail.errors import UsageError
+from vitrail.evaluation.metrics import wilson
+from vitrail.images.preprocess import ImageLike
+from vitrail.models.create import build
+from vitrail.models.look import evaluating
+from vitrail.models.vit import ViT
+from vitrail.settings import check_share
+from vitrail.weights.bundle import Bundle
+
+_BATCH = 16
+_STEPS = 12  # to merge all patches
+_FAST = 8  # attention with a multiple of so many tokens is up to a fifth faster on CPUs with AVX2
+_MATCH = 0.05  # of a layer's time: what finding similar tokens takes besides its product
+
+
+class Price(NamedTuple):
+    """What a setting of `merge` saves, and what it changes."""
+
+    merge: tuple[int, ...]
+    macs: int
+    """Multiply-accumulates for one image."""
+    changed: int
+    """Images with another answer than without merging."""
+    count: int
+    """Number of images."""
+    distance: float
+    """How far the probabilities move, mean over images: half of the sum over classes, from 0 to 1."""
+
+    @property
+    def share(self) -> float:
+        """Share of changed answers."""
+        return self.changed / self.count
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields in JSON types, with the share of changed answers and its 95 % interval (Wilson)."""
+        interval = list(wilson(self.changed, self.count))
+        return {**self._asdict(), "merge": list(self.merge), "share": self.share, "interval": interval}
+
+
+class Judge:
+    """Compares a bundle's model with and without merging on images, which are preprocessed once."""
+
+    def __init__(self, bundle: Bundle, images: Sequence[ImageLike] | np.ndarray) -> None:
+        check_can_merge(bundle.model.config)
+        bundle.parts.check_one_class("Merging")
+        if not len(images):
+            raise UsageError("Images to search on must be at least one, got none.")
+        self.model, self._preprocess = cast(ViT, bundle.model).with_merge(0), bundle.preprocess
+        self._pixels = np.stack([bundle.preprocess.crop(image) for image in images])
+        self.count = len(self._pixels)
+        self._expected = self._probabilities(self.model)
+
+    def price(self, merge: Sequence[int]) -> Price:
+        """What this setting saves and changes."""
+        model = self.model.with_merge(merge)
+        found = self._probabilities(model)
+        moved = (found - self._expected).abs().sum(dim=1).div(2).mean()
+        changed = int((found.argmax(1) != self._expected.argmax(1)).sum())
+        return Price(tuple(merge), spent(model.config), changed, self.count, float(moved))
+
+    def answers(self, merge: Sequence[int]) -> np.ndarray:
+        """The class that each image gets with this setting."""
+        return self._probabilities(self.model.with_merge(merge)).argmax(dim=1).cpu().numpy()
+
+    @torch.inference_mode()
+    def _probabilities(self, model: ViT) -> Tensor:
+        weight = next(model.parameters())
+        with evaluating(model):
+            logits = [
+                model(self._preprocess.scale(torch.from_numpy(piece).to(weight.device)).to(weight.dtype))
+                for piece in np.array_split(self._pixels, -(-self.count // _BATCH))
+            ]
+        return torch.cat(logits).double().softmax(dim=1)
+
+
+def check_can_merge(config: ModelConfig) -> None:
+    """Refuse a model that cannot merge tokens."""
+    if not config.can_merge:
+        raise UsageError(
+            "Merging must have a ViT or hybrid with global attention, LayerNorm and positions that are added once,"
+            f" got {config.name or config.family}."
+        )
+
+
+def spent(config: ViTConfig) -> int:
+    """Multiply-accumulates of a forward pass. `config.macs` also counts what the last block spares."""
+    with torch.device("meta"):
+        model = build(config).eval()
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model(torch.empty(1, config.channels, *config.resolution, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+def find_merge(
+    bundle: Bundle,
+    images: Sequence[ImageLike] | np.ndarray,
+    tolerance: float = 0.02,
+    *,
+    tell: Callable[[str], None] = say_nothing,
+) -> list[Price]:
+    """The settings of `merge` that the search went through: the first merges nothing, each saves more than the one
+    before, and the last is what was found: of those tried, it saves most with a share of changed answers of at most
+    `tolerance`. `tell` is told about each."""
+    check_share("tolerance", tolerance, 1)
+    judge = Judge(bundle, images)
+    config = judge.model.config
+    curve = [Price((0,) * config.depth, spent(config), 0, judge.count, 0.0)]
+    # Each layer's next step, cheapest first; its price may be that of an earlier round.
+    steps = [(0.0, layer, -1, curve[0]) for layer in range(config.depth)]
+    while steps:
+        _, layer, tried_at, step = heapq.heappop(steps)
+        if tried_at == len(curve) and step.share <= tolerance:
+            curve.append(step)
+            tell(_spoken(step, curve[0]))
+        elif tried_at == len(curve):
+            continue  # this layer merges no more
+        if (raised := _raise(config, curve[-1].merge, layer)) is None:
+            continue
+        step = judge.price(raised)
+        if (saved := _saved(config, curve[-1], step, layer)) > 0:
+            heapq.heappush(steps, ((step.distance - curve[-1].distance) / saved, layer, len(curve), step))
+    return curve
+
+
+def _raise(config: ViTConfig, counts: Sequence[int], layer: int) -> tuple[int, ...] | None:
+    """The counts with one step more in a layer, so that the sequences have fast lengths; None if the layer cannot
+    merge more."""
+    multiple = _FAST if config.patches >= _FAST * _STEPS else 1
+    least = max(config.patches // _STEPS, 1)
+    tokens, found = config.tokens, []
+    for number, count in enumerate(counts):
+        after = tokens - count
+        if number == layer:
+            after = (after - least) // multiple * multiple
+            if tokens - after > (tokens - config.prefix) // 2:
+                return None
+        elif count:
+            after = min(-(-after // multiple) * multiple, tokens)
+        found.append(tokens - after)
+        tokens = after
+    return tuple(found)
+
+
+def _saved(config: ViTConfig, before: Price, after: Price, layer: int) -> float:
+    """Multiply-accumulates saved, less the time of a match where there was none before."""
+    matches = _MATCH * config.macs / config.depth if not before.merge[layer] else 0
+    return before.macs - after.macs - matches
+
+
+def _spoken(step: Price, plain: Price) -> str:
+    low, high = wilson(step.changed, step.count)
+    return (
+        f"merge {list(step.merge)}: {plain.macs / step.macs:.2f}x fewer multiply-accumulates, {step.changed} of"
+        f" {step.count} answers changed ({step.share:.1%}, interval {low:.1%} to {high:.1%})"
+    )

@@ -1,0 +1,38 @@
+"""The machine that a lab runs on: what times, and the last bits of results, depend on."""
+
+import functools
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail import __version__
+
+
+def machine() -> dict[str, Any]:
+    """What times depend on."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "features": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "vitrail": __version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+@functools.cache
+def here() -> str:
+    """This machine in a few words, noted with every result: a lab may go on on another one."""
+    return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"

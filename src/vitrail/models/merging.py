@@ -1,0 +1,121 @@
+"""Token merging: similar patches become one token in front of a layer (the idea of arXiv 2210.09461).
+
+Half of the patches are sources, the others targets, like the squares of a chessboard. The sources that resemble a
+target most join it: the token of a group is the mean of its patches, and its size, their number, enters attention as
+log(size), so that the group gets the attention that as many equal tokens would get.
+
+Shapes: B images, T tokens of which the first are [CLS] and registers, S sources and C targets, R of the sources merged,
+M = T - R tokens afterwards, D width. Indices count through the rows of a whole batch (B * T): selecting rows of one
+matrix is three times as fast as gathering along a dimension.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.settings import Pair
+
+
+class Match(NamedTuple):
+    """Which tokens stay and which join another."""
+
+    stays_BM: Tensor
+    """The row, before merging, of each token afterwards."""
+    joins_BR: Tensor
+    """The row, before merging, of each token that joins another."""
+    into_BR: Tensor
+    """The row, afterwards, of the token that it joins."""
+
+
+def match(x_BTD: Tensor, prefix: int, count: int, board_N: Tensor | None = None) -> Match:
+    """Find the `count` sources that resemble a target most, by the cosine. [CLS] and registers, the `prefix`, never
+    take part. Afterwards the targets follow the prefix, and then the sources that stay.
+
+    `board_N` is the `chessboard` of all patches. Where some have been merged or dropped, every second token is a
+    source.
+    """
+    batch, tokens, _ = x_BTD.shape
+    patches = tokens - prefix
+    if board_N is None or len(board_N) != patches:
+        places = torch.arange(patches, device=x_BTD.device)
+        board_N = torch.cat([places[0::2], places[1::2]])
+    sources = patches // 2
+    unit_BND = F.normalize(x_BTD[:, prefix:], dim=-1).index_select(1, board_N)
+    targets_BCD, sources_BSD = unit_BND.split([patches - sources, sources], dim=1)
+    scores_BSC = sources_BSD @ targets_BCD.transpose(1, 2)
+    order_BS = scores_BSC.amax(dim=-1).topk(sources, dim=1).indices
+
+    image_B1 = torch.arange(batch, device=x_BTD.device)[:, None]
+    best = scores_BSC.flatten(0, 1).index_select(0, (order_BS[:, :count] + image_B1 * sources).flatten())
+    into_BR = best.argmax(dim=-1).view(batch, count)  # of all sources it would take as long as the product
+    places_T = torch.cat([torch.arange(prefix, device=x_BTD.device), board_N + prefix])
+    always_T, source_S = places_T.split([tokens - sources, sources])
+    place_BS = source_S.index_select(0, order_BS.flatten()).view_as(order_BS)
+    stays_BM = torch.cat([always_T.expand(batch, -1), place_BS[:, count:]], dim=1)
+    before, after = image_B1 * tokens, image_B1 * (tokens - count)
+    return Match(stays_BM + before, place_BS[:, :count] + before, into_BR + prefix + after)
+
+
+def chessboard(grid: Pair) -> Tensor:
+    """The patches of one colour of a chessboard, which are targets, and then those of the other: all neighbours of a
+    source are targets. If the number of patches is odd, one more is a target."""
+    rows, columns = (torch.arange(side, device="cpu") for side in grid)
+    return ((rows[:, None] + columns) % 2).flatten().argsort(stable=True)
+
+
+class Groups(NamedTuple):
+    """The tokens of a sequence that has been merged, once or more."""
+
+    size_BM: Tensor
+    """How many of the original tokens each one is."""
+    matches: tuple[Match, ...]
+    """Each merge, in order."""
+
+    @property
+    def bias(self) -> Tensor:
+        """log(size), to add to the logits of attention (B, 1, 1, M): a form with which the fused kernel stays on."""
+        return self.size_BM.log()[:, None, None]
+
+    def home(self) -> Tensor:
+        """The row of (B * M) that each original token belongs to, (B, T)."""
+        first, *others = (_moves(found) for found in self.matches)
+        home = first
+        for moves in others:
+            home = moves.flatten().index_select(0, home.flatten()).view_as(home)
+        return home
+
+
+def merge(x_BTD: Tensor, groups: Groups | None, found: Match) -> tuple[Tensor, Groups]:
+    """The tokens (B, M, D) after a match, each the mean of its group, and the groups."""
+    if groups is None:
+        size_BT, matches = x_BTD.new_ones(x_BTD.shape[:2]), ()
+    else:
+        (size_BT, matches), x_BTD = groups, x_BTD * groups.size_BM[..., None]
+    size_BM = _add(size_BT, found)
+    return _add(x_BTD, found) / size_BM[..., None], Groups(size_BM, (*matches, found))
+
+
+def spread(x_BMD: Tensor, groups: Groups | None) -> Tensor:
+    """Every original token with the value of the token that it belongs to (B, T, D)."""
+    if groups is None:
+        return x_BMD
+    home_BT = groups.home()
+    return x_BMD.flatten(0, 1).index_select(0, home_BT.flatten()).unflatten(0, home_BT.shape)
+
+
+def _add(x: Tensor, found: Match) -> Tensor:
+    """What stays, plus what joins it: (B, M) of (B, T), or (B, M, D) of (B, T, D)."""
+    rows = x.flatten(0, 1)
+    stays, joins = (rows.index_select(0, index.flatten()) for index in (found.stays_BM, found.joins_BR))
+    return stays.index_add(0, found.into_BR.flatten(), joins).unflatten(0, found.stays_BM.shape)
+
+
+def _moves(found: Match) -> Tensor:
+    """The row, afterwards, of each token before a match (B, T)."""
+    after = torch.arange(found.stays_BM.numel(), device=found.stays_BM.device)
+    tokens = found.stays_BM.shape[1] + found.joins_BR.shape[1]
+    moves = after.new_zeros(found.stays_BM.shape[0] * tokens)
+    moves = moves.scatter(0, found.stays_BM.flatten(), after)
+    return moves.scatter(0, found.joins_BR.flatten(), found.into_BR.flatten()).view(-1, tokens)

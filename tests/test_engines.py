@@ -1,0 +1,457 @@
+"""Engines and precisions: what each has, what `auto` takes and why, what is kept, and `vitrail bench`."""
+
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+import vitrail
+from test_bundle import FIXTURE, make
+from vitrail.answers.paired import wilson
+from vitrail.configs.engines import ENGINES, PRECISIONS
+from vitrail.engines import choose, measure, store
+from vitrail.engines.base import Way, batch_for
+from vitrail.engines.choose import Wish, choose_way, every_way
+from vitrail.engines.openvino import OpenvinoEngine
+from vitrail.engines.proof import answer, sample
+from vitrail.engines.store import Agreement, Load, Measured, Speed
+from vitrail.errors import MissingError, UsageError, VitrailError
+from vitrail.lab.exact import redraw
+
+EXACT = [Way(name, "float32") for name in ("torch", "onnx", "openvino")]
+INT8 = Way("onnx", "int8")
+LOAD = Load(32, 2, 1)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A bundle with the files of all engines, made once."""
+    folder = tmp_path_factory.mktemp("bundles") / "pico"
+    shutil.copytree(FIXTURE, folder)
+    for engine in ("onnx", "openvino"):
+        for precision in ENGINES[engine].precisions:
+            if not (engine == "openvino" and precision == "bfloat16"):
+                ENGINES[engine].prepare(folder, precision)
+    return folder
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The speed of each way, images/s, instead of a measurement; and every measurement that was asked for."""
+    asked = []
+    speeds = {Way("torch", "float32"): 10, Way("torch", "bfloat16"): 2, Way("onnx", "float32"): 30, INT8: 20}
+
+    def fake(path, ways, load):
+        asked.append((ways, load))
+        return {way: Speed(1 / speeds.get(way, 20), 3.0 if way.engine == "torch" else 0.5, 10**8, 1) for way in ways}
+
+    monkeypatch.setattr(measure, "measure", fake)
+    return speeds, asked
+
+
+def pick(path, engine="auto", precision="float32", tolerance=0.02, **more):
+    return choose_way(Wish(engine, precision, tolerance), str(path), load=LOAD, **more)
+
+
+def test_every_engine_begins_with_float32_and_states_what_it_has():
+    assert [*ENGINES] == ["torch", "onnx", "openvino"]
+    assert {name: ENGINES[name].precisions for name in ENGINES} == {
+        "torch": ("float32", "bfloat16"),
+        "onnx": ("float32", "int8"),
+        "openvino": ("float32", "bfloat16"),
+    }
+    assert {way.precision for way in every_way()} == set(PRECISIONS)
+
+
+def test_all_ways_answer_alike_and_float32_is_exact(made):
+    pixels = sample(vitrail.load(made).preprocess, 40)
+    outputs = {way: answer(ENGINES[way.engine].open(made, None, way.precision), pixels) for way in [*EXACT, INT8]}
+    exact = outputs[EXACT[0]]
+    for way in EXACT[1:]:
+        np.testing.assert_allclose(outputs[way].logits, exact.logits, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(outputs[way].features, exact.features, rtol=0, atol=1e-5)
+    gap = np.abs(outputs[INT8].logits - exact.logits).max()
+    assert 1e-4 < gap < 0.1  # 8 bits, and really so
+    reduced = answer(ENGINES["torch"].open(made, None, "bfloat16"), pixels)
+    assert 1e-4 < np.abs(reduced.logits - exact.logits).max() < 0.1
+    assert reduced.logits.dtype == np.float32
+
+
+def test_threads_that_call_openvino_at_the_same_time_get_their_own_answers(made):
+    engine = OpenvinoEngine.open(made)
+    pixels = sample(engine.parts.preprocess, 40)
+    expected = answer(engine, pixels).logits
+    from vitrail.data.prefetch import prefetch
+
+    with engine.running(1, 3) as run:
+        jobs = (lambda at=at: run(pixels[at : at + 1]).logits.copy() for at in range(40))
+        found = np.concatenate(list(prefetch(jobs, 3, ahead=6)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_proof_of_int8_says_what_changed(made):
+    proof = json.loads((made.with_name("pico.onnx-int8") / "proof.json").read_text())
+    assert (proof["precision"], proof["pictures"], proof["format"]) == ("int8", 40, 3)
+    assert proof["same_answers"] >= 38
+    assert proof["max_logit_difference"] > proof["mean_logit_difference"] > 1e-4
+    assert set(proof["versions"]) == {"vitrail", "torch", "onnxruntime"}
+    (name,) = proof["files"]
+    assert (name, len(proof["files"][name])) == ("model.onnx", 64)
+    sizes = [(made.with_name(f"pico.{kind}") / "model.onnx").stat().st_size for kind in ("onnx", "onnx-int8")]
+    assert sizes[1] < sizes[0] + 10_000  # so small a model has more graph than weights
+
+
+@pytest.mark.slow
+def test_deit_in_int8_is_a_third_of_the_size(shared, tmp_path):
+    from vitrail.weights.convert import Told, convert
+
+    told, images = Told(None, None, (), None), [np.zeros((32, 32, 3), np.uint8)]
+    source = str(shared / "deit-ti16" / "model.safetensors")
+    convert(source, tmp_path / "deit", "vitrail", told=told, verifies=False, images=images)
+    sizes = []
+    for precision in ("float32", "int8"):
+        folder = ENGINES["onnx"].prepare(tmp_path / "deit", precision)
+        sizes.append((folder / "model.onnx").stat().st_size)
+    assert 3 < sizes[0] / sizes[1] < 4
+
+
+@pytest.mark.slow
+def test_openvino_pads_before_pooling_as_torch_does(tmp_path):
+    """ONNX Runtime fuses the two wrongly; the graph prevents it, and OpenVINO must not fall into the same trap."""
+    model = redraw(vitrail.create("BiT-R50x1", base=32, layers=(1,), resolution=32, classes=5), std=0.05)
+    eye = vitrail.Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "bit")
+    pixels = sample(eye, 8)
+    torchs, openvinos = (answer(ENGINES[name].open(tmp_path / "bit"), pixels).logits for name in ("torch", "openvino"))
+    assert np.abs(torchs).max() > 0.1
+    np.testing.assert_allclose(openvinos, torchs, rtol=0, atol=1e-5)
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--precision", "int4"],
+            "Precision must be float32, bfloat16, int8 or auto, got 'int4'. Did you mean 'int8'?",
+        ),
+        (["--precision", "int8"], "Precision must be one that engine torch has (float32, bfloat16), got 'int8'."),
+        (
+            ["--engine", "onnx", "--precision", "bfloat16"],
+            "Precision must be one that engine onnx has (float32, int8), got 'bfloat16'.",
+        ),
+        (["--precision", "auto", "--tolerance", "2"], "Tolerance must be a number from 0 to 1, got 2.0."),
+        (
+            ["--engine", "openvin"],
+            "Engine must be torch, onnx, openvino or auto, got 'openvin'. Did you mean 'openvino'?",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_exist_is_one_line(call, made, tmp_path, words, message):
+    for command in (["predict", made, __file__], ["evaluate", made, "digits"]):
+        done = call(*command, *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"vitrail: {message}")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_precision_that_this_cpu_lacks_is_one_line(made, monkeypatch):
+    import openvino
+
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "INT8"])
+    with pytest.raises(UsageError, match=r"that OpenVINO has on this CPU \(float32\), got 'bfloat16', which this CPU"):
+        OpenvinoEngine.open(made, None, "bfloat16")
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "BF16"])
+    OpenvinoEngine.check("bfloat16")
+
+
+def test_an_engine_that_is_not_installed_is_one_line(made, call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    done = call("predict", made, __file__, "--engine", "openvino")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Engine openvino needs the 'openvino' extra (openvino is missing)." in done.stderr
+    with pytest.raises(MissingError):
+        vitrail.Classifier(made, engine="openvino")
+
+
+def test_protocols_on_features_have_one_engine(call, made):
+    done = call("evaluate", made, "digits", "--protocol", "knn", "--engine", "onnx")
+    assert done.returncode == 2
+    assert done.stderr == "vitrail: Engine and precision must come with protocol classify, got knn.\n"
+
+
+# What is measured and kept
+
+
+def test_auto_counts_the_start_and_keeps_what_it_measured(made, measured, capsys):
+    speeds, asked = measured
+    assert pick(made, images=[0] * 10) == Way("onnx", "float32")
+    assert capsys.readouterr().err == (
+        "auto: onnx float32 30.0 images/s after 0.5 s (openvino float32 20.0 images/s after 0.5 s,"
+        " torch float32 10.0 images/s after 3.0 s)\n"
+    )
+    assert asked == [(EXACT, LOAD)]
+    speeds[EXACT[0]] = 40
+    assert pick(made) == Way("onnx", "float32")
+    assert len(asked) == 1
+    pick(made, threads=1)  # a load that is given counts
+    assert len(asked) == 1
+    choose_way(Wish("auto"), str(made), threads=3)
+    assert asked[-1] == (EXACT, Load(batch_for(vitrail.load(made).parts.config), 3, 1))
+    assert pick(made, images=[0] * 10, device="cuda") == Way("torch", "float32")
+    assert len(asked) == 2
+    assert choose_way(Wish("auto", "auto"), vitrail.load(made)) == Way("torch", "float32")
+    assert len(asked) == 2
+
+
+def test_a_fast_engine_that_starts_slowly_is_for_many_images(made, measured):
+    speeds, _ = measured
+    speeds[EXACT[0]] = 60
+    assert [pick(made, images=[0] * count) for count in (10, 1000)] == [EXACT[1], EXACT[0]]
+    assert pick(made) == EXACT[0]
+
+
+def test_measurements_of_other_versions_flags_and_bundles_are_not_read(made, measured, monkeypatch, tmp_path):
+    _, asked = measured
+    pick(made)
+    for name, value in (("_version", lambda package: "99"), ("machine", lambda: "another processor")):
+        monkeypatch.setattr(store, name, value)
+        pick(made)
+    assert len(asked) == 3
+    pick(made)
+    assert len(asked) == 3
+    vitrail.save(make(), tmp_path / "other")
+    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, {}))
+    pick(tmp_path / "other")
+    assert len(asked) == 4
+
+
+def test_flags_and_versions_name_the_machine(monkeypatch):
+    assert "torch 2." in store.machine()
+    assert "openvino 20" in store.machine()
+    monkeypatch.setattr(
+        store.Path, "read_text", lambda *_, **__: "model name : A\nflags : fpu avx2\nflags : fpu avx2\n"
+    )
+    one = store.machine()
+    monkeypatch.setattr(store.Path, "read_text", lambda *_, **__: "model name : A\nflags : fpu avx2 avx512_vnni\n")
+    assert one.startswith("A (")
+    assert one != store.machine()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"broken', "[]", '{"%s": 3}', '{"%s": {"speeds": {"%s": {"onnx float32": {"x": 1}}}}}']
+)
+def test_a_damaged_file_of_measurements_holds_nothing(made, measured, content):
+    _, asked = measured
+    pick(made)
+    path = Measured.read(made)._path
+    path.write_text(content.replace("%s", store.machine(), 1).replace("%s", str(LOAD)))
+    assert pick(made) == EXACT[1]
+    assert len(asked) == 2
+    assert Measured.read(made).speeds(LOAD)[EXACT[1]].image == pytest.approx(1 / 30)
+
+
+def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, measured, home, capsys):
+    _, asked = measured
+    home.write_text("no folder")
+    for count in (1, 2):
+        assert pick(made) == EXACT[1]
+        said = capsys.readouterr().err.splitlines()
+        assert len(asked) == count
+        assert said[0].startswith(
+            "note: measurements cannot be kept, so they are made again next time: Output must be in"
+        )
+        assert len(said) == 2
+
+
+def test_auto_goes_on_with_what_is_installed(made, measured, monkeypatch, capsys):
+    _, asked = measured
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert pick(made) == EXACT[1]
+    assert capsys.readouterr().err.startswith("auto: openvino left out: not installed\nauto: onnx float32 30.0")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert pick(made) == EXACT[0]
+    assert len(asked) == 1  # torch alone was among those measured
+    with pytest.raises(
+        UsageError, match=r"an engine has on this machine, got 'int8' for torch, onnx, openvino\. Use float32"
+    ):
+        pick(made, precision="int8")
+
+
+def test_auto_leaves_out_an_engine_whose_file_cannot_be_made(made, measured, monkeypatch, capsys, tmp_path):
+    def fail(*_):
+        raise VitrailError("Writing failed (No space left on device).")
+
+    monkeypatch.setattr(OpenvinoEngine, "prepare", fail)
+    assert pick(made) == EXACT[1]
+    assert "auto: openvino float32 left out: Writing failed (No space left on device).\n" in capsys.readouterr().err
+    assert Measured.read(made).speeds(LOAD).keys() == {*EXACT[:2]}  # it may work the next time
+
+
+# Precisions
+
+
+def test_auto_alone_stays_in_float32(made, measured):
+    speeds, asked = measured
+    speeds[INT8] = 1000
+    assert pick(made).precision == "float32"
+    assert {way.precision for ways, _ in asked for way in ways} == {"float32"}
+
+
+def test_precision_auto_takes_the_fastest_within_the_tolerance(made, measured, capsys):
+    speeds, _ = measured
+    speeds[INT8] = 60
+    kept = Measured.read(made)
+    kept.keep_agreements({INT8: Agreement("photos", 200, 195)})
+    assert pick(made, precision="auto", tolerance=0.025) == INT8
+    low, high = wilson(5, 200)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("auto: onnx int8 60.0 images/s after 0.5 s (onnx float32 30.0 images/s")
+    assert said.endswith(f"; 5 of 200 answers differ from float32 on photos ({low:.1%} to {high:.1%})")
+    assert pick(made, precision="auto", tolerance=0.02) == EXACT[1]
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("auto: onnx float32 30.0 images/s")
+    assert "; onnx int8: 5 of 200 answers differ from float32 on photos (1.1% to 5.7%), more than 0.02" in said
+    assert pick(made, "onnx", "auto", 0.025) == INT8
+
+
+def test_answers_are_compared_on_the_given_images_once(made, measured, capsys, monkeypatch):
+    speeds, _ = measured
+    speeds[INT8] = 60
+    images = [np.random.default_rng(index).integers(0, 256, (9, 9), dtype=np.uint8) for index in range(5)]
+    assert pick(made, precision="auto", images=[*images, b"none"], tolerance=1) == INT8
+    assert "of 5 answers differ from float32 on given images (" in capsys.readouterr().err
+    assert Measured.read(made).agreements()[INT8].images == 5
+    monkeypatch.setattr(choose, "_decide", None)  # it is not asked again
+    assert pick(made, precision="auto", tolerance=1) == INT8
+
+
+def test_without_images_answers_to_embedded_ones_are_compared(made, measured, capsys):
+    speeds, _ = measured
+    speeds[INT8] = 60
+    pick(made, precision="auto", tolerance=1)
+    assert "of 40 answers differ from float32 on embedded images (" in capsys.readouterr().err
+
+
+def test_a_precision_that_is_slower_here_is_said_to_be(made, measured, capsys):
+    assert pick(made, "torch", "bfloat16") == Way("torch", "bfloat16")
+    assert capsys.readouterr().err == (
+        "note: torch bfloat16 takes 5.0 times as long as float32 on this machine (measured)\n"
+    )
+    assert pick(made, "onnx", "float32") == EXACT[1]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_without_classes_has_no_answers_to_compare(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, {}))
+    model = vitrail.create("ViT-Pico/2", classes=0)
+    vitrail.save(
+        vitrail.Bundle(model=model, preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))),
+        tmp_path / "x",
+    )
+    with pytest.raises(UsageError, match="Bundle must have a model that predicts classes"):
+        pick(tmp_path / "x", precision="auto")
+
+
+@pytest.mark.parametrize("way", [*EXACT, INT8], ids=str)
+def test_evaluate_and_predict_run_any_way(way, made, call, tmp_path):
+    names = dict(zip("012", vitrail.load(made).labels, strict=False))
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    labels = np.array([names[str(index % 3)] for index in range(12)])
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    flags = ["--engine", way.engine, "--precision", way.precision]
+    Measured.read(made).keep_speeds(
+        Load(64, 1, 1), dict.fromkeys([way, Way(way.engine, "float32")], Speed(0.1, 0.1, 1, 1))
+    )
+    done = call("evaluate", made, tmp_path / "data.npz", *flags, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    scores = json.loads(done.stdout)
+    assert scores["count"] == 12
+    if way.precision == "float32":
+        expected = vitrail.evaluate(made, tmp_path / "data.npz").scores
+        assert scores["confusion"] == expected["confusion"]
+        assert scores["negative_log_likelihood"] == pytest.approx(expected["negative_log_likelihood"], abs=1e-5)
+    (found,) = vitrail.Classifier(made, **way._asdict()).predict(images[:1])
+    (exact,) = vitrail.Classifier(made).predict(images[:1])
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in exact], abs=0.02)
+
+
+# vitrail bench
+
+
+def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkeypatch, tmp_path):
+    monkeypatch.setattr("vitrail.evaluation.bench.measure", measure.measure)
+    monkeypatch.setattr("vitrail.evaluation.bench.cores", lambda: 2)
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    labels = np.array([vitrail.load(made).labels[index % 3] for index in range(30)])
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    done = call("bench", made, "--data", tmp_path / "data.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rows = {Way(row["engine"], row["precision"]): row for row in found["ways"]}
+    usable = {way for way in every_way() if way != Way("openvino", "bfloat16")}
+    assert usable <= rows.keys() | {Way(one["engine"], one["precision"]) for one in found["left_out"]}
+    exact = rows[EXACT[0]]
+    assert (exact["images_per_second"], exact["same"], exact["images"], exact["p_value"]) == (10, 30, 30, 1.0)
+    expected = vitrail.evaluate(made, tmp_path / "data.npz")
+    assert (exact["accuracy"], exact["accuracy_interval"]) == (expected.accuracy, list(expected.accuracy_interval))
+    assert all(rows[way]["same"] == 30 for way in EXACT)
+    assert "same" not in rows[Way("torch", "bfloat16")]
+    assert "note: answers of torch bfloat16 are not compared: it is too slow here" in done.stderr
+    _, asked = measured
+    before = len(asked)
+    assert pick(made, precision="auto") == EXACT[1]
+    assert len(asked) == before
+    kept = Measured.read(made).agreements()[INT8]
+    assert (kept.data, kept.images) == (found["data"], 30)
+
+    table = call("bench", made).stdout.splitlines()
+    assert table[0].split() == [
+        "engine",
+        "precision",
+        "images/s",
+        "start",
+        "s",
+        "memory",
+        "MB",
+        "size",
+        "MB",
+        "same",
+        "answers",
+    ]
+    assert table[1].split()[:3] == ["torch", "float32", "10.0"]
+    assert "answers to fashion-40" in table[-2]
+
+
+def test_bench_refuses_what_it_cannot_measure(call, made, tmp_path):
+    for words, message in (
+        ([made, "--data", "nowhere"], "nowhere"),
+        ([tmp_path / "none"], "Bundle must be a folder that exists"),
+        ([made, "--threads", "0"], "Threads must be an integer from 1"),
+    ):
+        done = call("bench", *words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_a_real_measurement_is_plausible(made):
+    found = measure.measure(str(made), [*EXACT, INT8], Load(8, 2, 1))
+    assert all(speed.image < 0.1 < speed.start < 60 for speed in found.values())
+    assert found[EXACT[0]].start > found[EXACT[1]].start
+    assert found[EXACT[0]].memory > 1.3 * found[EXACT[1]].memory > 10**7
+    assert found[EXACT[1]].size == sum(
+        file.stat().st_size for file in os.scandir(made.with_name("pico.onnx")) if file.is_file()
+    )
