@@ -10,6 +10,7 @@ of multiply-accumulates, of which vitrail spares a part (`encode` in models/vit.
 """
 
 import argparse
+import contextlib
 import math
 import statistics
 import sys
@@ -23,8 +24,10 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torchvision_vit
+from vitrail import Bundle, Preprocess, save
+from vitrail.configs.engines import ENGINES
 from vitrail.configs.zoo import find
-from vitrail.engines.base import need
+from vitrail.engines.base import Way, need
 from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 
@@ -61,11 +64,9 @@ def engines(size):
     return config, made
 
 
-def runtimes(model, batch):
+def runtimes(model, batch, f32=False):
     """ONNX Runtime and OpenVINO on the exported model; they are given two threads as torch is."""
-    import openvino
-
-    onnxruntime = need("onnxruntime", "onnx")
+    openvino, onnxruntime = need("openvino", "openvino"), need("onnxruntime", "onnx")
     made = {}
     images = torch.randn(batch, 3, 224, 224)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -87,10 +88,102 @@ def runtimes(model, batch):
         compiled = openvino.compile_model(
             openvino.Core().read_model(path),
             "CPU",
-            {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"},
+            {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+            | ({"INFERENCE_PRECISION_HINT": "f32"} if f32 else {}),
         )
         made["openvino"] = lambda images: compiled(images.numpy())[0]
     return made
+
+
+def reduced_peers(model, path, folder, threads):
+    """What others do in reduced precision: ONNX Runtime's plain int8, OpenVINO as it comes, and autocast where the CPU
+    multiplies faster in bfloat16."""
+    openvino, onnxruntime = need("openvino", "openvino"), need("onnxruntime", "onnx")
+    tools = need("onnxruntime.quantization", "onnx")
+    tools.quantize_dynamic(path, folder / "plain.onnx", op_types_to_quantize=["MatMul", "Gemm"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(folder / "plain.onnx", options, providers=["CPUExecutionProvider"])
+    compiled = openvino.compile_model(path, "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"})
+    made = {
+        "onnxruntime int8": lambda images: session.run(["logits"], {"pixel_values": images.numpy()})[0],
+        "openvino default": lambda images: compiled(images.numpy())["logits"],
+    }
+    if has_bfloat16():
+        peer, rename, run = timm_vit(model.config)
+        peer.load_state_dict(rename(model.state_dict()))
+        peer.eval()
+
+        def cast(images):
+            with torch.autocast("cpu", torch.bfloat16):
+                return run(images).float()
+
+        made["timm bfloat16"] = cast
+    return made
+
+
+def has_bfloat16():
+    """Whether a matrix product is faster in bfloat16 than in float32, by measurement."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left = torch.randn(256, 256).to(dtype)
+        left @ left
+        start = time.perf_counter()
+        for _ in range(5):
+            left @ left
+        seconds[dtype] = time.perf_counter() - start
+    return seconds[torch.bfloat16] < seconds[torch.float32]
+
+
+def our_ways(path, threads):
+    """Our engines in each precision that this CPU has, with preprocessed bytes in and logits out."""
+    ways = [Way(name, "float32") for name in ENGINES] + [Way("onnx", "int8")]
+    if has_bfloat16():
+        ways.append(Way("torch", "bfloat16"))
+    return {f"vitrail {way}": ENGINES[way.engine].open(path, None, way.precision).running(threads) for way in ways}
+
+
+def race_ways(sizes, rounds, threads):
+    """The table of engines and precisions: ours beside what peers reach at their best."""
+    print(
+        "| model | batch | in float32: ours | best peer | ratio | reduced: ours | best peer | ratio |\n"
+        + "|---" * 8
+        + "|"
+    )
+    for size in sizes:
+        config, eager = engines(size)
+        eager.pop("vit-pytorch")
+        with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+            folder = Path(place)
+            save(Bundle(model=eager["vitrail"], preprocess=Preprocess()), folder / "bundle")
+            ours = {
+                name: stack.enter_context(running) for name, running in our_ways(folder / "bundle", threads).items()
+            }
+            path = folder / "bundle.onnx" / "model.onnx"
+            reduced = reduced_peers(eager["vitrail"], path, folder, threads)
+            for batch in BATCHES[size]:
+                pixels = torch.randint(0, 256, (batch, 224, 224, 3), dtype=torch.uint8).numpy()
+                images = torch.from_numpy(Preprocess().scale_array(pixels))
+                with torch.inference_mode(False), torch.no_grad():
+                    exact = {name: run for name, run in eager.items() if name != "vitrail"}
+                    exact |= runtimes(eager["vitrail"], batch, f32=True)
+                runs = {name: partial(run, pixels) for name, run in ours.items()}
+                runs |= {name: partial(run, images) for name, run in (exact | reduced).items()}
+                seconds = race(runs, rounds)
+                cells = []
+                for mine, theirs in (
+                    ([name for name in ours if name.endswith("float32")], exact),
+                    ([name for name in ours if not name.endswith("float32")], reduced),
+                ):
+                    best, peer = (
+                        min(names, key=lambda name: statistics.median(seconds[name])) for names in (mine, theirs)
+                    )
+                    cells += [
+                        f"{batch / statistics.median(seconds[name]):.1f} {name.removeprefix('vitrail ')}"
+                        for name in (best, peer)
+                    ]
+                    cells.append(f"{ratio(seconds[best], seconds[peer]):.2f}x")
+                print(f"| {config.name} | {batch} | {' | '.join(cells)} |", flush=True)
 
 
 def gemm_peak():
@@ -127,7 +220,7 @@ def race_vits(sizes, rounds):
         for batch in BATCHES[size]:
             images = torch.randn(batch, 3, 224, 224)
             with torch.inference_mode(False), torch.no_grad():
-                made = eager | runtimes(eager["vitrail"], batch)
+                made = eager | runtimes(eager["vitrail"], batch, f32=True)
             logits = {name: torch.as_tensor(run(images)) for name, run in made.items() if name != "vit-pytorch"}
             gap = max((answer - logits["vitrail"]).abs().max().item() for answer in logits.values())
             product, macs = gemm_peak()
@@ -167,6 +260,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--ways", nargs="*", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -178,6 +272,8 @@ def main():
     with torch.no_grad():
         if arguments.models:
             race_vits(arguments.models, arguments.rounds)
+        if arguments.ways:
+            race_ways(arguments.ways, arguments.rounds, arguments.threads)
         if arguments.families:
             race_families(arguments.families, arguments.rounds)
 

@@ -32,7 +32,7 @@ from peers import huggingface_vit, load_peer, timm_vit
 from vitrail import Bundle, Classifier, Preprocess, create, save
 from vitrail.data.sources import open_data
 from vitrail.engines.base import cores
-from vitrail.engines.cache import ready
+from vitrail.engines.runtime import OnnxEngine
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 BATCH = 16
@@ -81,7 +81,6 @@ class Work:
         self.model.load_state_dict(load_file(SHARED / "deit-ti16" / "model.safetensors"))
         self.bundle = folder / "deit"
         save(Bundle(model=self.model, preprocess=Preprocess()), self.bundle)
-        ready(self.bundle)
         self.timm, _, _ = timm_vit(self.model.config)
         self.timm.load_state_dict(self.model.state_dict())
         self.timm.eval()
@@ -101,6 +100,8 @@ class Work:
         ours = [sys.executable, "-m", "vitrail", "predict", str(self.bundle), "--json", "--engine"]
         return {
             "vitrail, onnx": [*ours, "onnx"],
+            "vitrail, onnx int8": [*ours, "onnx", "--precision", "int8"],
+            "vitrail, openvino": [*ours, "openvino"],
             "vitrail, torch": [*ours, "torch"],
             "timm": [sys.executable, "-c", TIMM, str(SHARED)],
             "transformers": [sys.executable, "-W", "ignore", "-c", TRANSFORMERS, str(self.folder / "huggingface")],
@@ -109,12 +110,14 @@ class Work:
 
     def engines(self):
         """Name -> function from paths to class numbers."""
+        ways = {"onnx": ("onnx", "float32"), "torch": ("torch", "float32")}
+        ways |= {"openvino": ("openvino", "float32"), "onnx int8": ("onnx", "int8")}
         made = {
-            f"vitrail, {engine}{', jpeg=double' if jpeg == 'double' else ''}": partial(
-                self._ours, Classifier(self.bundle, engine=engine, jpeg=jpeg)
+            f"vitrail, {name}{', jpeg=double' if jpeg == 'double' else ''}": partial(
+                self._ours, Classifier(self.bundle, engine=engine, precision=precision, jpeg=jpeg)
             )
             for jpeg in ("exact", "double")
-            for engine in ("onnx", "torch")
+            for name, (engine, precision) in ways.items()
         }
         return made | {
             "timm loop": partial(self._loop, batch=1),
@@ -215,7 +218,7 @@ def main():
     print(f"torch {torch.__version__}, {cores()} threads, {chosen.rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         work = Work(Path(folder))
-        proof = json.loads((ready(work.bundle) / "proof.json").read_text())
+        proof = json.loads((OnnxEngine.prepare(work.bundle, "float32") / "proof.json").read_text())
         print(f"largest logit difference of ONNX Runtime: {proof['max_logit_difference']:.1e}")
         if "cold" in chosen.parts:
             cold(work, photos[0], chosen.rounds)

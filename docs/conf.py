@@ -32,6 +32,7 @@ GUIDE = [
     "evaluate",
     "runs",
     "predict",
+    "engines",
     "merging",
     "inspect",
     "explain",

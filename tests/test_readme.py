@@ -33,6 +33,7 @@ IN_ORDER = (
     "evaluate",
     "runs",
     "predict",
+    "engines",
     "merging",
     "python",
     "inspect",
@@ -45,6 +46,8 @@ IN_ORDER = (
 CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))
 # Blocks that no test runs, by the reason that stands in a comment above them.
 NOT_RUN = {
+    "faces": ["needs DeiT's weights and the faces, which are not ours to give"],
+    "engines": ["measures for a minute"],
     "lab": ["takes minutes to hours", "takes a minute"],
     "python": ["needs DeiT's weights and photos, with which tests/test_surface.py runs it"],
     "weights": ["fetches from outside; tests/test_remote.py does the same with a server on this machine"],

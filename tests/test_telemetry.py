@@ -30,10 +30,14 @@ def left_behind(home, script):
     return [path.name for path in home.rglob("*") if path.is_file()]
 
 
-def test_nothing_is_left_in_the_users_home(tmp_path):
-    assert left_behind(tmp_path / "ours", OURS) == []
-    if not left_behind(tmp_path / "plain", PLAIN):
-        pytest.skip("this build of onnxruntime leaves nothing behind by itself, so the test shows nothing")
+@pytest.mark.parametrize(("package", "extra"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
+def test_nothing_is_left_in_the_users_home(package, extra, tmp_path):
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    ours = OURS.replace("'onnxruntime', 'onnx'", f"{package!r}, {extra!r}")
+    assert left_behind(tmp_path / "ours", ours) == []
+    if not left_behind(tmp_path / "plain", f"import {package}"):
+        pytest.skip(f"this build of {package} leaves nothing behind by itself, so the test shows nothing")
 
 
 def test_child_processes_inherit_the_switches_and_the_users_own_choice_stays(tmp_path):

@@ -69,7 +69,7 @@ class Classifier:
         self.threads = threads
         way = Way(engine, precision)
         if "auto" in way:
-            way = choose_way(Wish(*way, tolerance), bundle, device=device)
+            way = choose_way(Wish(*way, tolerance), bundle, threads=threads, device=device)
         self._engine = ENGINES[way.engine].open(bundle, device, way.precision)
         self._decoding = Lock()
         self.parts = parts = self._engine.parts

@@ -724,19 +724,43 @@ def export(
         str, arg(metavar="P", help=f"Precision: {', '.join(PRECISIONS)}, where the target has it.")
     ] = "float32",
     batch: Annotated[str, arg(metavar="N|any", help="Number of images that the model takes at a time.")] = "any",
+    merge: Annotated[
+        str | None,
+        arg(metavar="R|auto", help="Merge so many tokens in front of each layer (ViT); auto searches, on --data."),
+    ] = None,
+    data: Annotated[
+        str | None, arg(metavar="DATA", help="With --merge: images whose answers are compared; no labels are needed.")
+    ] = None,
+    tolerance: Annotated[
+        float, arg(metavar="T", help="With --merge auto: largest share of answers that may change.")
+    ] = 0.02,
     force: Annotated[bool, arg(help="Overwrite OUT if vitrail wrote it.")] = False,
     json: Json = False,
 ) -> None:
     """Write a model in the format of another runtime, with labels, preprocessing, the proof that it answers as torch
     does, and a README whose program runs it without vitrail."""
-    from vitrail.engines.targets.base import export as write
-
-    proof = write(bundle, output, to, precision=precision, batch=batch, force=force)
+    proof = _export(bundle, output, to, merge, data, tolerance, precision=precision, batch=batch, force=force)
     if json:
         return print_json(proof)
     same = f"{proof['same_answers']} of {proof['pictures']} answers as torch's"
-    rows = [["model", next(name for name in proof["files"])], ["to", f"{to}, {output}"]]
+    rows = [["model", ", ".join(proof["files"])], ["to", f"{to}, {output}"]]
     return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
+
+
+def _export(
+    bundle: str, output: Path, to: str, merge: str | None, data: str | None, tolerance: float, **how: Any
+) -> dict[str, Any]:
+    from vitrail.engines.targets.base import check_export, export
+
+    check_export(output, to, **how)
+    if merge is None:
+        if data is not None:
+            raise UsageError(f"Data must be given with --merge, got {data!r} without it.")
+        return export(bundle, output, to, **how)
+    from vitrail.evaluation.merged import merged_bundle
+
+    with merged_bundle(bundle, merge, data, tolerance) as (merged, about):
+        return export(merged, output, to, **how, about={"merging": about})
 
 
 def bench(

@@ -102,7 +102,7 @@ class Recipe(Settings):
     """Train only the head."""
     head: Literal["zero", "probe"] = "zero"
     """In fine-tuning, a head for new classes starts at zero, or (probe) from least squares on the frozen model's
-    features."""
+    features; an embedding of faces at random, or (probe) as their whitening within people."""
     least_steps: int = 0
     """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made; 20 steps are
     enough if they make 5 epochs."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import numpy as np
 
 from vitrail.configs.base import ModelConfig
+from vitrail.configs.bundle import check_folder
 from vitrail.errors import UsageError
 from vitrail.telemetry import need as import_extra
 from vitrail.weights.parts import Parts, read_parts
@@ -74,8 +75,6 @@ class Engine(abc.ABC):
     @classmethod
     def prepare(cls, path: str | Path, precision: str) -> Path:
         """Make what the engine needs besides the bundle, if it does not exist. Returns the folder that it reads."""
-        from vitrail.configs.bundle import check_folder
-
         return check_folder(path)
 
     @classmethod

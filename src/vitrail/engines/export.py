@@ -87,7 +87,8 @@ def _translate(model: AnyModel) -> Any:
     """The model as an ONNX program."""
     config = model.config
     example = torch.zeros(2, config.channels, *config.resolution, device=next(model.parameters()).device)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    for talker in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(talker).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
 """Weights and activations of 8 bits: ONNX Runtime's dynamic quantisation of an ONNX file.
 
-Products with weights are computed with integers; attention itself, normalisation and the first projection stay in
-float32. Weights have one scale for each output and 7 bits: with 8, products of CPUs without VNNI overflow. Activations
-have one scale for each call, so an answer may depend on the other images of its batch.
+Products with weights are computed with integers; attention itself, convolutions, normalisation and a ViT's first
+projection stay in float32. Weights have one scale for each output and 7 bits: with 8, products of CPUs without VNNI
+overflow. Activations have one scale for each call, so an answer may depend on the other images of its batch.
 """
 
 import logging

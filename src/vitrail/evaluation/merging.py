@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.configs.base import ModelConfig
 from vitrail.configs.vit import ViTConfig
 from vitrail.console import say_nothing
 from vitrail.errors import UsageError
@@ -58,12 +59,7 @@ class Judge:
     """Compares a bundle's model with and without merging on images, which are preprocessed once."""
 
     def __init__(self, bundle: Bundle, images: Sequence[ImageLike] | np.ndarray) -> None:
-        config = bundle.model.config
-        if not config.can_merge:
-            raise UsageError(
-                "Merging must have a ViT or hybrid with global attention, LayerNorm and positions that are added once,"
-                f" got {config.name or config.family}."
-            )
+        check_can_merge(bundle.model.config)
         bundle.parts.check_one_class("Merging")
         if not len(images):
             raise UsageError("Images to search on must be at least one, got none.")
@@ -93,6 +89,15 @@ class Judge:
                 for piece in np.array_split(self._pixels, -(-self.count // _BATCH))
             ]
         return torch.cat(logits).double().softmax(dim=1)
+
+
+def check_can_merge(config: ModelConfig) -> None:
+    """Refuse a model that cannot merge tokens."""
+    if not config.can_merge:
+        raise UsageError(
+            "Merging must have a ViT or hybrid with global attention, LayerNorm and positions that are added once,"
+            f" got {config.name or config.family}."
+        )
 
 
 def spent(config: ViTConfig) -> int:

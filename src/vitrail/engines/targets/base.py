@@ -5,16 +5,18 @@ target is one class and one line of `TARGETS` in `configs.engines`.
 """
 
 import abc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import TARGETS
-from vitrail.engines.base import Engine, Source, need
+from vitrail.engines.base import Engine, Source, Way, need
 from vitrail.engines.cache import FORMAT, PROOF
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.make import describe, open_source
 from vitrail.engines.proof import answer, sample_for
+from vitrail.engines.store import Measured
 from vitrail.engines.targets.readme import write_readme
 from vitrail.errors import UsageError
 from vitrail.settings import check_integer
@@ -36,6 +38,8 @@ class Target(abc.ABC):
     """One target."""
 
     name: ClassVar[str]
+    engine: ClassVar[str]
+    """The engine that runs the same file; what `vitrail bench` found of it is added to the proof."""
     precisions: ClassVar[tuple[str, ...]]
     packages: ClassVar[tuple[str, ...]]
     """What is needed to write it and to run it for its proof."""
@@ -70,12 +74,18 @@ class Target(abc.ABC):
         """An engine that runs what was written."""
 
 
-def export(path: str, output: Path, to: str, *, precision: str, batch: str, force: bool = False) -> dict[str, Any]:
-    """Write a bundle in the format of a target, and prove it. Returns the proof."""
-    TARGETS.check(to)
-    target, order = TARGETS[to], Order(precision, _parse_batch(batch))
-    target.check(precision)
-    check_output(output, force=force)
+def export(
+    path: str,
+    output: Path,
+    to: str,
+    *,
+    precision: str = "float32",
+    batch: str = "any",
+    force: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write a bundle in the format of a target, and prove it. Returns the proof, in which `about` is noted, too."""
+    target, order = check_export(output, to, precision=precision, batch=batch, force=force)
     source = open_source(check_folder(path))
     parts = source.bundle.parts
     pixels = sample_for(parts.config, parts.preprocess)
@@ -90,13 +100,25 @@ def export(path: str, output: Path, to: str, *, precision: str, batch: str, forc
             "files": {file.relative_to(folder).as_posix(): checksum(file) for file in written},
             "batch": batch,
             **describe(source, target.packages, found, expected, precision),
+            **(about or {}),
         }
+        if (known := Measured.read(path).agreements().get(Way(target.engine, precision))) is not None:
+            proof["measured"] = known._asdict()
         write_json(folder / PROOF, proof)
         write_json(folder / PREPROCESS, parts.preprocess.to_json())
         if parts.config.classes:
             write_labels(folder / LABELS, parts)
         write_readme(folder, parts, target, model.relative_to(folder).as_posix(), order.batch or 1, proof)
     return proof
+
+
+def check_export(output: Path, to: str, *, precision: str, batch: str, force: bool) -> tuple[type[Target], Order]:
+    """The target of this name and what it is to write. Refuses what cannot be written."""
+    TARGETS.check(to)
+    target, order = TARGETS[to], Order(precision, _parse_batch(batch))
+    target.check(precision)
+    check_output(output, force=force)
+    return target, order
 
 
 def write_labels(path: Path, parts: Parts) -> None:

@@ -23,6 +23,10 @@ class Answers(Panel):
         super().__init__(name, context)
         self.predictions: dict[int, list[dict[str, Any]]] = {}
 
+    @property
+    def notice(self) -> str:
+        return "notice" if self.why_absent() is None else ""
+
     def why_absent(self) -> str | None:
         return self.context.why_no_prediction()
 

@@ -1,0 +1,63 @@
+"""`vitrail export --merge`: a bundle that merges tokens, as many as are given or as a search on images finds."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+from vitrail.configs.bundle import check_folder
+from vitrail.console import say
+from vitrail.data.sources import open_data
+from vitrail.engines.cache import fingerprint
+from vitrail.errors import UsageError
+from vitrail.evaluation.merging import Judge, check_can_merge, find_merge
+from vitrail.models.vit import ViT
+from vitrail.weights.bundle import load, save
+
+_IMAGES = 500  # of DATA, at most: the search runs the model on each of them some forty times
+
+
+@contextlib.contextmanager
+def merged_bundle(
+    path: str, merge: str, data: str | None, tolerance: float, *, split: str | None = None
+) -> Generator[tuple[str, dict[str, Any]]]:
+    """A copy of a bundle that merges tokens, for as long as the context lasts, and what merging saves and changes.
+
+    `merge` is auto, a number for every layer, or one for each, separated by commas. For auto, DATA must be given;
+    otherwise the changed answers are counted where it is.
+    """
+    counts, images = None if merge == "auto" else _parse(merge), None
+    bundle = load(path)
+    check_can_merge(bundle.model.config)
+    if data is not None:
+        images = open_data(data).for_evaluation(split).spread(_IMAGES).images
+    about: dict[str, Any] = {"bundle": fingerprint(check_folder(path)), "data": data}
+    if counts is None:
+        if images is None:
+            raise UsageError("Merge auto must have images to search on, got none. Give --data DATA.")
+        say(f"searching what to merge on {len(images):,} images")
+        curve = find_merge(bundle, images, tolerance, tell=say)
+        counts = curve[-1].merge
+        about |= {"tolerance": tolerance, "curve": [price.to_json() for price in curve]}
+        if not any(counts):
+            raise UsageError(
+                f"Tolerance must be one that some merging meets, got {tolerance:g}: every step that was tried changes"
+                f" more of the {len(images):,} answers."
+            )
+    model = cast(ViT, bundle.model).with_merge(counts[0] if len(counts) == 1 else counts)
+    if images is not None and "curve" not in about:
+        about["curve"] = [Judge(bundle, images).price(model.config.merge).to_json()]
+    about["merge"] = list(model.config.merge)
+    with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:
+        folder = Path(aside, "bundle")
+        save(dataclasses.replace(bundle, model=model, provenance={**bundle.provenance, "merge": about}), folder)
+        yield str(folder), about
+
+
+def _parse(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdecimal() for part in parts):
+        raise UsageError(f"Merge must be auto, a number, or one for each layer such as 0,0,16,0, got {text!r}.")
+    return tuple(int(part) for part in parts)
