@@ -78,9 +78,7 @@ def test_a_run_of_version_0_1_goes_on_to_the_weights_of_one_that_was_never_kille
         # The first half ran on another machine: not the same bits, but far nearer than the second half moved them.
         way = float((tensor - half[f"average/model.{name}"]).abs().max())
         apart = (ours[name] - tensor).abs()
-        if name.endswith(
-            "attn.qkv.bias"
-        ):  # softmax cancels that of keys: its gradient is rounding, which AdamW enlarges
+        if name.endswith("attn.qkv.bias"):  # of keys its gradient is rounding, which AdamW enlarges
             apart[len(apart) // 3 : 2 * len(apart) // 3] = 0
         assert float(apart.max()) <= 1e-3 + 0.02 * way, name
 
