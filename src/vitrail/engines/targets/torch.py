@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Self
@@ -41,16 +42,7 @@ class TorchTarget(Target):
         bake_(model)
         size = (order.batch or 2, model.config.channels, *model.config.resolution)
         shapes = None if order.batch else {"pixel_values": {0: torch.export.Dim("batch")}}
-        try:
-            with torch.no_grad():
-                program = torch.export.export(
-                    Exported(model).eval(), (torch.zeros(size),), dynamic_shapes=shapes, strict=False
-                )
-        except Exception as error:  # whatever the exporter meets
-            raise UsageError(
-                f"Target torch must have a model that can be exported, got family {model.config.family}, which"
-                f" torch.export cannot ({first_line(error)})."
-            ) from None
+        program = _trace(Exported(model).eval(), torch.zeros(size), shapes, model.config.family)
         texts = {f"{name}.txt": text for name, text in metadata(source).items()}
         content = io.BytesIO()  # torch ends the process if the disk is full
         torch.export.save(program, content, extra_files=texts)
@@ -60,6 +52,19 @@ class TorchTarget(Target):
     @classmethod
     def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
         return _Program(model, parts)
+
+
+def _trace(model: Exported, images: torch.Tensor, shapes: Any, family: str) -> Any:
+    """The program of a model. torch warns of an LSTM's flat weights, which the proof shows to be harmless."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # whatever the exporter meets
+        raise UsageError(
+            f"Target torch must have a model that can be exported, got family {family}, which torch.export cannot"
+            f" ({first_line(error)})."
+        ) from None
 
 
 class _Program(Engine):
