@@ -416,6 +416,9 @@ def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkey
     assert len(asked) == before
     kept = Measured.read(made).agreements()[INT8]
     assert (kept.data, kept.images) == (found["data"], 30)
+    assert kept.right_in_float32 == round(30 * expected.accuracy)
+    assert call("export", made, tmp_path / "out", "--to", "onnx", "--precision", "int8").returncode == 0
+    assert json.loads((tmp_path / "out" / "proof.json").read_text())["measured"] == kept._asdict()
 
     table = call("bench", made).stdout.splitlines()
     assert table[0].split() == [

@@ -13,7 +13,7 @@ from vitrail.configs.vit import ViTConfig
 from vitrail.configs.zoo import find
 from vitrail.data.sources import open_data
 from vitrail.engines.base import need
-from vitrail.engines.export import export
+from vitrail.engines.runtime import OnnxEngine
 from vitrail.errors import UsageError
 from vitrail.evaluation.merging import Judge, Price, _raise, find_merge, spent
 from vitrail.evaluation.metrics import wilson
@@ -239,9 +239,9 @@ def test_a_bundle_keeps_it_and_other_libraries_are_refused(tmp_path):
 @pytest.mark.parametrize("pool", ["cls", "gap"])
 def test_onnx_runtime_gives_torchs_logits_at_every_batch(pool, tmp_path):
     model = redraw(vitrail.create("ViT-Nano/7", merge=[3, 4, 0, 3], pool=pool, classes=5), std=0.1)
-    export(bundle_of(model, tmp_path / "one"), tmp_path / "onnx", "key")
+    folder = OnnxEngine.prepare(bundle_of(model, tmp_path / "one"), "float32")
     runtime = need("onnxruntime", "onnx")
-    session = runtime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     pictures = torch.randn(7, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model.eval()(pictures).numpy()

@@ -78,8 +78,6 @@ def choose_way(
     speeds = _speeds(str(bundle), measured, load, ways)
     if "auto" not in wish[:2]:
         way = Way(wish.engine, wish.precision)
-        if way not in speeds:
-            ENGINES[way.engine].prepare(bundle, way.precision)  # says why it cannot be run
         _warn(way, speeds)
         return way
     speeds = {way: speed for way, speed in speeds.items() if wish.precision in ("auto", way.precision)}
@@ -114,7 +112,8 @@ def _speeds(path: str, measured: Measured, load: Load, ways: list[Way]) -> dict[
         usable, refused = find_usable(path, installed)
         for way, reason in refused.items():
             say(f"auto: {way} left out: {reason.text}")
-        known = {way: None for way, reason in refused.items() if reason.lasts} | measure(path, usable, load)
+        known = {way: None for way, reason in refused.items() if reason.lasts}
+        known |= measure(path, usable, load) if usable else {}
         measured.keep_speeds(load, known)
     return {way: speed for way in installed if (speed := known.get(way)) is not None}
 
@@ -160,8 +159,8 @@ def _is_installed(engine: str) -> bool:
 
 def _warn(way: Way, speeds: dict[Way, Speed]) -> None:
     """Say so if a reduced precision, which somebody asked for, is slower than float32 on this machine."""
-    exact = speeds.get(Way(way.engine, _EXACT))
-    if exact is not None and (slower := speeds[way].image / exact.image) > 1:
+    exact, own = speeds.get(Way(way.engine, _EXACT)), speeds.get(way)
+    if exact is not None and own is not None and (slower := own.image / exact.image) > 1:
         say(f"note: {way} takes {slower:.1f} times as long as {_EXACT} on this machine (measured)")
 
 

@@ -56,6 +56,9 @@ class Agreement(NamedTuple):
     data: str
     images: int
     same: int
+    right: int | None = None
+    """Right answers, where they are known."""
+    right_in_float32: int | None = None
 
     @property
     def changed(self) -> float:

@@ -36,8 +36,10 @@ class Compared(NamedTuple):
 
     def agreement(self, way: Way) -> Agreement:
         """How many answers of a way are those of the first one."""
-        first = next(iter(self.decisions.values()))
-        return Agreement(self.data, len(first), int((self.decisions[way] == first).all(axis=1).sum()))
+        exact, first = next(iter(self.decisions.items()))
+        same = int((self.decisions[way] == first).all(axis=1).sum())
+        rights = () if self.truth is None else (int(self.right(one).sum()) for one in (way, exact))
+        return Agreement(self.data, len(first), same, *rights)
 
     def right(self, way: Way) -> np.ndarray:
         """Which answers of a way are right."""
@@ -112,7 +114,7 @@ def _row(way: Way, speed: Speed, compared: Compared) -> dict[str, Any]:
     }
     if way not in compared.decisions:
         return row
-    _, images, same = compared.agreement(way)
+    _, images, same, *_ = compared.agreement(way)
     row |= {"images": images, "same": same, "changed_interval": list(wilson(images - same, images))}
     if compared.truth is not None:
         first, right = (compared.right(one) for one in (next(iter(compared.decisions)), way))

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import TARGETS
-from vitrail.engines.base import Engine, Source, need
+from vitrail.engines.base import Engine, Source, Way, need
 from vitrail.engines.cache import FORMAT, PROOF
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.make import describe, open_source
 from vitrail.engines.proof import answer, sample_for
+from vitrail.engines.store import Measured
 from vitrail.engines.targets.readme import write_readme
 from vitrail.errors import UsageError
 from vitrail.settings import check_integer
@@ -37,6 +38,8 @@ class Target(abc.ABC):
     """One target."""
 
     name: ClassVar[str]
+    engine: ClassVar[str]
+    """The engine that runs the same file; what `vitrail bench` found of it is added to the proof."""
     precisions: ClassVar[tuple[str, ...]]
     packages: ClassVar[tuple[str, ...]]
     """What is needed to write it and to run it for its proof."""
@@ -99,6 +102,8 @@ def export(
             **describe(source, target.packages, found, expected, precision),
             **(about or {}),
         }
+        if (known := Measured.read(path).agreements().get(Way(target.engine, precision))) is not None:
+            proof["measured"] = known._asdict()
         write_json(folder / PROOF, proof)
         write_json(folder / PREPROCESS, parts.preprocess.to_json())
         if parts.config.classes:

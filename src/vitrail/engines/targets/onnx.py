@@ -12,7 +12,7 @@ from vitrail.weights.parts import Parts
 class OnnxTarget(Target):
     """model.onnx, with preprocessing and labels in its metadata."""
 
-    name = "onnx"
+    name = engine = "onnx"
     precisions = OnnxEngine.precisions
     packages = ("onnxruntime", "onnx")
     extra = "onnx"

@@ -11,7 +11,7 @@ from vitrail.weights.parts import Parts
 class OpenvinoTarget(Target):
     """model.xml and model.bin, with preprocessing and labels in their metadata (rt_info)."""
 
-    name = "openvino"
+    name = engine = "openvino"
     precisions = ("float32",)
     packages = ("openvino", "onnx")
     extra = "openvino"

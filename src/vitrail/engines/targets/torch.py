@@ -23,7 +23,7 @@ class TorchTarget(Target):
     """model.pt2. Reading such a file may run code of whoever wrote it, so vitrail reads only what it has just written,
     for the proof."""
 
-    name = "torch"
+    name = engine = "torch"
     precisions = ("float32",)
     packages = ("torch",)
     extra = "torch"
