@@ -333,3 +333,28 @@ def test_a_wrong_merge_is_one_line(options, words, tmp_path, call):
     assert refused.returncode == 2
     assert words in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_never_touches_the_bundle(bundle, tmp_path, call):
+    for place in (bundle, bundle / "out", bundle.parent):
+        refused = call("export", bundle, place, "--to", "onnx", "--force")
+        assert refused.returncode == 2
+        assert "utput must" in refused.stderr
+    other = tmp_path / "other"
+    shutil.copytree(FIXTURE, other)
+    refused = call("export", bundle, other, "--to", "onnx", "--force")
+    assert "new or an earlier export" in refused.stderr
+    assert (other / "model.safetensors").exists()
+    assert (bundle / "model.safetensors").exists()
+
+
+def test_an_export_beside_the_bundle_is_not_taken_for_the_engines_file(tmp_path, call):
+    bundle = tmp_path / "pico"
+    shutil.copytree(FIXTURE, bundle)
+    options = ("--to", "onnx", "--precision", "int8", "--batch", "2")
+    assert call("export", bundle, tmp_path / "pico.onnx", *options).returncode == 0
+    assert json.loads((tmp_path / "pico.onnx" / "proof.json").read_text())["pictures"] == 40
+    from vitrail.configs.engines import ENGINES
+
+    folder = ENGINES["onnx"].prepare(bundle, "float32")
+    assert json.loads((folder / "proof.json").read_text())["precision"] == "float32"

@@ -752,7 +752,7 @@ def _export(
 ) -> dict[str, Any]:
     from vitrail.engines.targets.base import check_export, export
 
-    check_export(output, to, **how)
+    check_export(bundle, output, to, **how)
     if merge is None:
         if data is not None:
             raise UsageError(f"Data must be given with --merge, got {data!r} without it.")

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 
 from vitrail.console import say
-from vitrail.errors import MissingError
+from vitrail.errors import MissingError, first_line
 
 # ONNX Runtime (from 1.29 on) writes a device id and a database into the user's home as soon as it is imported, and
 # looks up its maker's host some seconds later. Its function `disable_telemetry_events` comes too late; this does not.
@@ -52,3 +52,5 @@ def need(package: str, *, extra: str, subject: str) -> ModuleType:
             f"{subject} needs the {extra!r} extra ({package.partition('.')[0]} is missing). Run, in the folder of"
             f' vitrail: pip install ".[{extra}]".'
         ) from None
+    except Exception as error:  # it is there, but its libraries are not, or not for this machine
+        raise MissingError(f"{subject} needs {package}, which cannot be imported ({first_line(error)}).") from None

@@ -35,7 +35,7 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     state of the bundle."""
     bundle, kind = check_folder(path), engine.kinds[precision]
     key, places = fingerprint(bundle), _places(path, kind)
-    if (found := _intact(places, key)) is not None:
+    if (found := _intact(places, key, kind)) is not None:
         return found
     from vitrail.engines.make import make
 
@@ -52,17 +52,17 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
         if not is_held:
             say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
-        if (found := _intact(places, key)) is not None:
+        if (found := _intact(places, key, kind)) is not None:
             return found
         if os.path.lexists(place):
-            say(f"{place} {_flaw(place, key)} and is made again")
+            say(f"{place} {_flaw(place, key, kind)} and is made again")
         make(bundle, place, engine, precision)
     return place
 
 
 def kept(bundle: Path, kind: str) -> Path | None:
     """The folder with the bundle's file of a kind, verified, if there is one."""
-    return _intact(_places(bundle, kind), fingerprint(bundle))
+    return _intact(_places(bundle, kind), fingerprint(bundle), kind)
 
 
 def _places(path: str | Path, kind: str) -> list[Path]:
@@ -74,17 +74,19 @@ def _places(path: str | Path, kind: str) -> list[Path]:
     return places
 
 
-def _intact(places: list[Path], key: str) -> Path | None:
-    return next((place for place in places if not _flaw(place, key)), None)
+def _intact(places: list[Path], key: str, kind: str) -> Path | None:
+    return next((place for place in places if not _flaw(place, key, kind)), None)
 
 
-def _flaw(folder: Path, key: str) -> str:
+def _flaw(folder: Path, key: str, kind: str) -> str:
     """The reason why the folder cannot be used; empty if it can."""
     try:
         verify(folder, (PROOF,))
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
+        if proof.get("kind") != kind:  # an export, or the file of another precision
+            return "is no file of this engine"
         if not proof["files"]:
             return "is damaged"
         verify(folder, proof["files"])

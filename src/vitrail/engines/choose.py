@@ -165,7 +165,7 @@ def _warn(way: Way, speeds: dict[Way, Speed]) -> None:
 
 
 class _Answers:
-    """How many answers of a way are those of float32: as kept (`vitrail bench` measures it on any data), otherwise on
+    """How many answers of a way are those of float32: as `vitrail bench --data` found it, otherwise on
     some of the given images, without any on embedded ones."""
 
     def __init__(self, path: str, parts: Parts, measured: Measured, images: "Sequence[ImageLike] | np.ndarray") -> None:
@@ -178,9 +178,8 @@ class _Answers:
             return found
         pixels, name = self._pixels()
         one, other = (_decide(self._path, self._parts, each, pixels) for each in (way, exact))
-        found = Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
-        self._measured.keep_agreements({way: found})
-        return found
+        # Not kept: it tells about these images, and the next ones are others.
+        return Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
 
     def _pixels(self) -> tuple[np.ndarray, str]:
         chosen, preprocess = self._images[:: max(len(self._images) // _COMPARED, 1)][:_COMPARED], self._parts.preprocess

@@ -26,7 +26,7 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str) -> 
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
         found = answer(engine(folder, parts, precision), pixels)
         proof = {"files": files, **describe(source, engine.packages, found, expected, precision)}
-        write_json(folder / PROOF, {"format": FORMAT, **proof})
+        write_json(folder / PROOF, {"format": FORMAT, "kind": engine.kinds[precision], **proof})
     say(
         f"checked on {proof['pictures']} images: {proof['same_answers']} answers as torch's, largest logit difference"
         f" {proof['max_logit_difference']:.1e}"

@@ -66,14 +66,15 @@ def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
 def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
     """Seconds of a new process to its first answer, because this one may have loaded everything already; and the bytes
     that it holds at most."""
-    words = [sys.executable, "-c", _FIRST, path, *way, str(load.batch), str(load.callers * load.threads)]
+    words = [sys.executable, "-P", "-c", _FIRST, path, *way, str(load.batch), str(load.callers * load.threads)]
     start = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline() if process.stdout else ""
         seconds = time.perf_counter() - start
         memory, said = process.communicate()
     if process.returncode or not line:
-        raise VitrailError(f"{way} did not start in a process of its own ({said.strip().splitlines()[-1:]}).")
+        last = said.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+        raise VitrailError(f"{way} did not start in a process of its own ({last}).")
     return seconds, int(memory)
 
 

@@ -54,13 +54,13 @@ def sample_for(config: ModelConfig, preprocess: Preprocess) -> np.ndarray:
 
 
 def answer(engine: Engine, pixels: np.ndarray, batch: int | None = None) -> Outputs:
-    """Outputs for all images: in batches of the given size, as many as fill such ones; or of all kinds of sizes."""
+    """Outputs for all images: in batches of the given size, filled up with the same ones; or of all kinds of sizes."""
+    count = len(pixels) if batch is None or len(pixels) < batch else len(pixels) // batch * batch
     if batch is not None:
-        count = max(len(pixels) // batch, 1) * batch
-        pixels = np.resize(pixels, (count, *pixels.shape[1:]))
+        pixels = np.resize(pixels, (-(-count // batch) * batch, *pixels.shape[1:]))
     with engine.running(None) as run:
         parts = [run(piece) for piece in _pieces(pixels, batch)]
-    return Outputs(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    return Outputs(*(np.concatenate(part)[:count] for part in zip(*parts, strict=True)))
 
 
 def _pieces(pixels: np.ndarray, batch: int | None) -> Iterator[np.ndarray]:

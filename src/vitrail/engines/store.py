@@ -6,6 +6,7 @@ answers to a machine. What another machine or version measured stays in the file
 
 import hashlib
 import json
+import math
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +46,11 @@ class Speed(NamedTuple):
     size: int
     """Bytes on disk that it reads."""
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether these can have been measured."""
+        return all(_is_number(value) for value in self) and self.image > 0 and min(self) >= 0
+
     def seconds(self, images: float) -> float:
         """Seconds for a number of images; for infinitely many, those of one."""
         return self.image if images == float("inf") else self.start + images * self.image
@@ -59,6 +65,11 @@ class Agreement(NamedTuple):
     right: int | None = None
     """Right answers, where they are known."""
     right_in_float32: int | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether these can have been counted."""
+        return type(self.images) is type(self.same) is int and 0 <= self.same <= self.images > 0
 
     @property
     def changed(self) -> float:
@@ -125,10 +136,16 @@ def _parsed(found: object, kind: Any) -> dict[Way, Any]:
     for name, row in found.items() if isinstance(found, dict) else ():
         engine, _, precision = name.partition(" ")
         try:
-            rows[Way(engine, precision)] = None if row is None else kind(**row)
+            parsed = None if row is None else kind(**row)
         except TypeError:
             continue
+        if parsed is None or parsed.is_valid:
+            rows[Way(engine, precision)] = parsed
     return rows
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def machine() -> str:

@@ -58,6 +58,6 @@ def merged_bundle(
 
 def _parse(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdecimal() for part in parts):
+    if not all(part.strip().isascii() and part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise UsageError(f"Merge must be auto, a number, or one for each layer such as 0,0,16,0, got {text!r}.")
     return tuple(int(part) for part in parts)

@@ -97,12 +97,12 @@ def path_key(path: str) -> str:
 
 def _from_json(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise DamagedError(path=path, cause=f"is no JSON document ({error})") from None
-    if not isinstance(document, dict):
+    if not isinstance(document, tuple):
         raise DamagedError(path=path, cause="must be a JSON object of five points for each file")
-    return document.items()
+    return document
 
 
 def _from_csv(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:

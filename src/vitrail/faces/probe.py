@@ -42,12 +42,14 @@ def whiten_within(features_nD: np.ndarray, people_n: np.ndarray, width: int, see
     means_KD = sums_KD / count_K[:, None]
     within_nD = centred_nD - means_KD[number_n]
     covariance = within_nD.T @ within_nD / len(within_nD)
-    sphere = max(np.trace(covariance) / len(covariance), 1e-12) * np.eye(len(covariance))
+    least = max(1e-6 * float(np.square(features_nD).mean()), 1e-12)  # what does not vary within people is not noise
+    sphere = max(np.trace(covariance) / len(covariance), least) * np.eye(len(covariance))
     variances, axes = np.linalg.eigh((1 - SHRINKAGE) * covariance + SHRINKAGE * sphere)
     matrix = axes / np.sqrt(variances)
     # The whole basis: where there are fewer people than features, the others complete it.
-    _, _, people_DD = np.linalg.svd(means_KD @ matrix, full_matrices=True)
-    matrix = matrix @ people_DD.T[:, :width]
+    white_KD = means_KD @ matrix
+    _, people_DD = np.linalg.eigh(white_KD.T @ white_KD)
+    matrix = matrix @ people_DD[:, ::-1][:, :width]
     if width > matrix.shape[1]:
         drawn = np.random.default_rng(seed).normal(size=(width, matrix.shape[1]))
         matrix = matrix @ np.linalg.qr(drawn)[0].T

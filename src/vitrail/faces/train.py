@@ -56,6 +56,8 @@ def train_faces(
         raise UsageError(f"Faces must be learned by a new model or from a bundle, got {'both' if model else 'none'}.")
     if OBJECTIVES[recipe.objective].output != "features":
         raise UsageError(f"Faces must have an objective that learns an embedding (margin), got {recipe.objective}.")
+    if source is None:
+        recipe = recipe.replace(head="zero")  # without weights there are no features to begin with
     dataset, held_out, notes = split_people(
         data, people=people, test=test, validation=recipe.holdout, seed=options.seed
     )

@@ -20,10 +20,11 @@ from vitrail.engines.store import Measured
 from vitrail.engines.targets.readme import write_readme
 from vitrail.errors import UsageError
 from vitrail.settings import check_integer
-from vitrail.storage import atomic_folder, check_output, checksum, write_json, write_text
+from vitrail.storage import MANIFEST, atomic_folder, check_output, checksum, write_json, write_text
 from vitrail.weights.parts import Parts
 
 LABELS, PREPROCESS = "labels.txt", "preprocess.json"
+_DIGITS = 9  # of a number of images
 
 
 class Order(NamedTuple):
@@ -85,7 +86,7 @@ def export(
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write a bundle in the format of a target, and prove it. Returns the proof, in which `about` is noted, too."""
-    target, order = check_export(output, to, precision=precision, batch=batch, force=force)
+    target, order = check_export(path, output, to, precision=precision, batch=batch, force=force)
     source = open_source(check_folder(path))
     parts = source.bundle.parts
     pixels = sample_for(parts.config, parts.preprocess)
@@ -112,12 +113,19 @@ def export(
     return proof
 
 
-def check_export(output: Path, to: str, *, precision: str, batch: str, force: bool) -> tuple[type[Target], Order]:
+def check_export(
+    path: str, output: Path, to: str, *, precision: str, batch: str, force: bool
+) -> tuple[type[Target], Order]:
     """The target of this name and what it is to write. Refuses what cannot be written."""
     TARGETS.check(to)
     target, order = TARGETS[to], Order(precision, _parse_batch(batch))
     target.check(precision)
     check_output(output, force=force)
+    bundle, place = check_folder(path).resolve(), output.resolve()
+    if place == bundle or bundle in place.parents or place in bundle.parents:
+        raise UsageError(f"Output must be outside the bundle, got {str(output)!r}. Choose another path.")
+    if (output / MANIFEST).exists() and not (output / PROOF).exists():
+        raise UsageError(f"Output must be new or an earlier export, got {str(output)!r}. Choose another path.")
     return target, order
 
 
@@ -130,6 +138,6 @@ def write_labels(path: Path, parts: Parts) -> None:
 def _parse_batch(text: str) -> int | None:
     if text == "any":
         return None
-    if not text.isascii() or not text.isdecimal():
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
         raise UsageError(f"Batch must be a number of images or any, got {text!r}.")
     return check_integer("batch", int(text), low=1, high=4096)

@@ -24,24 +24,25 @@ class TritonTarget(OnnxTarget):
     @classmethod
     def write(cls, source: Source, folder: Path, order: Order) -> Path:
         config = source.bundle.model.config
-        name = re.sub(r"[^A-Za-z0-9]+", "-", config.name or config.family).strip("-").lower()
+        name = re.sub(r"[^A-Za-z0-9]+", "-", config.name or config.family).strip("-").lower() or config.family
         place = folder / name / "1"
         place.mkdir(parents=True)
         write_onnx(source, place, order.precision, order.batch)
         if config.classes:
             write_labels(folder / name / LABELS, source.bundle.parts)
-        (folder / name / "config.pbtxt").write_text(_settings(name, place / MODEL, order.batch), encoding="utf-8")
+        settings = _settings(name, place / MODEL, order.batch, has_labels=config.classes > 0)
+        (folder / name / "config.pbtxt").write_text(settings, encoding="utf-8")
         return place / MODEL
 
 
-def _settings(name: str, path: Path, batch: int | None) -> str:
+def _settings(name: str, path: Path, batch: int | None, *, has_labels: bool) -> str:
     """The content of config.pbtxt. Where any batch is taken, its dimension is not listed."""
     graph = need("onnx", "onnx").load(path, load_external_data=False).graph
     lines = [f'name: "{name}"', 'backend: "onnxruntime"', f"max_batch_size: {0 if batch else _LARGEST_BATCH}"]
     for side, ports in (("input", graph.input), ("output", graph.output)):
         for port in ports:
             sizes = [dim.dim_value for dim in port.type.tensor_type.shape.dim][0 if batch else 1 :]
-            labels = f' label_filename: "{LABELS}"' if port.name == "logits" else ""
+            labels = f' label_filename: "{LABELS}"' if port.name == "logits" and has_labels else ""
             lines.append(
                 f'{side} {{ name: "{port.name}" data_type: TYPE_FP32 dims: [ {", ".join(map(str, sizes))} ]{labels} }}'
             )
