@@ -236,7 +236,7 @@ def test_a_bundle_keeps_it_and_other_libraries_are_refused(tmp_path):
         convert(str(path), tmp_path / "other", to="timm", images=[np.zeros((28, 28), np.uint8)])
 
 
-@pytest.mark.parametrize("pool", ["cls", "gap"])
+@pytest.mark.parametrize("pool", ["cls", pytest.param("gap", marks=pytest.mark.slow)])
 def test_onnx_runtime_gives_torchs_logits_at_every_batch(pool, tmp_path):
     model = redraw(vitrail.create("ViT-Nano/7", merge=[3, 4, 0, 3], pool=pool, classes=5), std=0.1)
     folder = OnnxEngine.prepare(bundle_of(model, tmp_path / "one"), "float32")
