@@ -16,6 +16,7 @@ from PIL import Image
 import vitrail
 from test_bundle import FIXTURE
 from test_export import MODELS
+from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import ENGINES, TARGETS
 from vitrail.engines.base import need
 from vitrail.engines.cache import fingerprint
