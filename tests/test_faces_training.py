@@ -409,11 +409,16 @@ def test_an_embedding_on_the_weights_of_a_bundle(tmp_path):
     assert any(change.startswith("an embedding of 512 in place of the head") for change in changes)
     assert "the embedding begins with the frozen model's features, whitened within people" in changes
     before = train_faces(root, tmp_path / "before", recipe.replace(steps=0), Options(workers=0), **known)
+    _, norm = before.bundle.model.head.parts
+    assert (norm.running_var - 1).abs().max() > 0.1  # as it is at random
+    torch.testing.assert_close(norm.weight**2, norm.running_var + norm.eps)  # what is whitened stays so
     at_random = train_faces(root, tmp_path / "random", recipe.replace(head="zero"), Options(workers=0), **known)
     assert before.scores["eer"] <= made.scores["eer"] + 0.1 <= at_random.scores["eer"] + 0.2
     again = {**known, "source": tmp_path / "run" / "bundle"}
     more = train_faces(root, tmp_path / "more", recipe, Options(workers=0), **again)
     assert "its embedding of 512 stays" in more.bundle.provenance["finetuned_from"]["changes"]
+    with pytest.raises(UsageError, match=r"Pool must stay gap for this bundle, got 'cls'"):
+        train_faces(root, tmp_path / "no", change_recipe(recipe, ["model.pool=cls"]), Options(workers=0), **again)
     kept = train_faces(root, tmp_path / "cls", change_recipe(recipe, ["model.pool=cls"]), Options(workers=0), **known)
     assert (config.pool, kept.bundle.model.config.pool) == ("gap", "cls")
     with pytest.raises(UsageError, match=r"must be gap, or cls if it has that, got 'map'"):

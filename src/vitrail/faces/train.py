@@ -113,6 +113,9 @@ def _from_bundle(
         raise UsageError(f"Pool of a bundle's model must be gap, or cls if it has that, got {pool!r}.")
     new_head = functools.partial(_new_embedding, reads_patches=pool == "gap")
     model, preprocess, notes = adapt_with(loaded, new_head, channels, recipe.replace(model=settings), size)
+    made = model.config.to_document().get("pool", pool)
+    if "pool" in recipe.model and made != pool:
+        raise UsageError(f"Pool must stay {made} for this bundle, got {pool!r}.")
     learned, damaged = {}, {}
     if recipe.head == "probe" and given.is_new:
         is_fitted = not loaded.model.config.embedding
