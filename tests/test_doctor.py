@@ -387,3 +387,7 @@ def test_people_are_strangers_across_splits(tmp_path):
     (tmp_path / "train.txt").write_text("ann\nbem\n")
     done = run(*known)
     assert (done.returncode, "got 'bem'" in done.stderr, "ben" in done.stderr) == (2, True, True)
+    for too_few in ("", "ann\n", "ann\nben\ncho\ndee\neva\nfay\n"):  # nobody to train on, or one to be tested
+        (tmp_path / "train.txt").write_text(too_few)
+        done = run(*known)
+        assert (done.returncode, "People must name at least 2" in done.stderr) == (2, True)

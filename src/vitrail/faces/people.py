@@ -28,7 +28,7 @@ def open_people(data: str | Path) -> tuple[Dataset, Split]:
     if len(parts) > 1:
         raise UsageError(
             f"Faces must be folders of people without splits (root/<person>/*), got splits {', '.join(dataset.splits)}"
-            f" in {str(data)!r}. People are split, not images: use --people."
+            f" in {str(data)!r}. People are split, not images: put all into one folder."
         )
     return dataset, parts[0]
 
@@ -104,7 +104,13 @@ def split_people(
 def name_splits(data: str | Path, people: str | Path) -> Dataset:
     """DATA with its own labels: the people of the file as train, all others as test."""
     dataset, every = open_people(data)
-    is_own = np.isin(every.labels, [dataset.labels.index(name) for name in read_people(people, dataset.labels)])
+    own = read_people(people, dataset.labels)
+    if len(own) < _FEWEST or len(dataset.labels) - len(own) == 1:
+        raise UsageError(
+            f"People must name at least {_FEWEST} to train on and leave none or {_FEWEST} for the test, got"
+            f" {len(own)} of {len(dataset.labels)} in {str(people)!r}."
+        )
+    is_own = np.isin(every.labels, [dataset.labels.index(name) for name in own])
     rows = {"train": np.flatnonzero(is_own), "test": np.flatnonzero(~is_own)}
     return dataclasses.replace(
         dataset, splits={name: every.take(indices, name) for name, indices in rows.items() if len(indices)}
