@@ -182,7 +182,8 @@ def make(bundle, place, engine, precision):
     time.sleep(0.5)
     with atomic_folder(place, force=True) as folder:
         (folder / MODEL).touch()
-        proof = {"format": cache.FORMAT, "bundle": cache.fingerprint(bundle), "files": [MODEL]}
+        key = cache.fingerprint(bundle)
+        proof = {"format": cache.FORMAT, "kind": "onnx", "bundle": key, "files": [MODEL]}
         write_json(folder / cache.PROOF, proof)
 sys.modules["vitrail.engines.make"] = types.SimpleNamespace(make=make)
 print(cache.ready(sys.argv[1], OnnxEngine, "float32"))

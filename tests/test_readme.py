@@ -48,6 +48,7 @@ CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))
 NOT_RUN = {
     "faces": ["needs DeiT's weights and the faces, which are not ours to give"],
     "engines": ["measures for a minute"],
+    "merging": ["searches for half a minute"],
     "lab": ["takes minutes to hours", "takes a minute"],
     "python": ["needs DeiT's weights and photos, with which tests/test_surface.py runs it"],
     "weights": ["fetches from outside; tests/test_remote.py does the same with a server on this machine"],
