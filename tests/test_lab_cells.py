@@ -59,7 +59,7 @@ def test_learning_rates_of_tasks_without_a_number_of_images_are_tried_on_the_tas
     assert {cell.settings["count"] for cell in usual} == {100}
 
 
-def test_a_rate_at_the_end_of_the_range_is_checked_beyond_it(tmp_path):
+def test_a_rate_beyond_the_end_of_the_range_is_taken_where_it_is_clearly_better(tmp_path):
     results, cell = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
 
     def put(one, share):
@@ -69,16 +69,24 @@ def test_a_rate_at_the_end_of_the_range_is_checked_beyond_it(tmp_path):
     for trial, share in zip(results.trials(cell), (0.5, 0.6, 0.7), strict=True):
         assert results.beyond(cell) is None
         put(trial, share)
-    beyond = results.beyond(cell)
-    assert beyond.settings == results.trials(cell)[2].settings | {"learning_rate": 1e-2}
-    assert not results.is_cut_off(cell)  # nobody knows yet
-    for share, is_cut_off in ((0.6, False), (0.72, False), (0.74, True)):  # 2 standard errors are 2.9 points
-        put(beyond, share)
+    first = results.beyond(cell)
+    assert first.settings == results.trials(cell)[2].settings | {"learning_rate": 1e-2}
+    for share, rate in ((0.6, 3e-3), (0.72, 3e-3), (0.74, 1e-2)):  # 2 standard errors are 2.9 points
+        put(first, share)
+        assert results.rate(cell) == rate
+        assert not results.is_cut_off(cell)
+    second = results.beyond(cell)
+    assert second.settings == first.settings | {"learning_rate": 3e-2}
+    for share, rate, is_cut_off in ((0.75, 1e-2, False), (0.78, 3e-2, True)):
+        put(second, share)
+        assert (results.rate(cell), results.beyond(cell)) == (rate, None)
         assert results.is_cut_off(cell) is is_cut_off
         assert results.is_cut_off(Cell("m:look", {}, of=(cell,))) is is_cut_off
     put(results.trials(cell)[1], 0.8)
-    assert results.beyond(cell) is None
+    assert (results.rate(cell), results.beyond(cell)) == (1e-3, None)
     assert not results.is_cut_off(cell)
+    put(results.trials(cell)[0], 0.9)
+    assert results.beyond(cell).settings["learning_rate"] == 1e-4
 
 
 def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():

@@ -300,10 +300,13 @@ def test_mixer_is_judged_only_between_the_ends(tmp_path):
 
 
 def cut(filled, cell):
-    """Let the rate beyond those that were tried be better by 20 points."""
+    """Let each rate beyond the usual ones be better than the one before, up to the outermost."""
     for trial, share in zip(filled.results.trials(cell), (0.5, 0.5, 0.6), strict=True):
         filled.put(trial, **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
-    filled.put(filled.results.beyond(cell), validation_accuracy=0.8)
+    for share in (0.8, 0.97):
+        filled.put(
+            filled.results.beyond(cell), **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share
+        )
 
 
 def test_transfer_is_doubted_where_rates_were_cut_off_and_knows_its_test_images(tmp_path):
@@ -321,7 +324,7 @@ def test_transfer_is_doubted_where_rates_were_cut_off_and_knows_its_test_images(
                     if not filled.results.has(trial):
                         filled.put(trial, fewshot=0.5, finetuned=0.5, validation_accuracy=0.5)
                 share = 0.5 + 0.3 * (key[2] == 300) + 0.001 * seed + 1e-5 * number
-                filled.put(filled.results.resolve(cell), fewshot=share, finetuned=share, validation_accuracy=0.6)
+                filled.put(filled.results.resolve(cell), fewshot=share, finetuned=share, validation_accuracy=0.97)
         question.read(filled.results)
         verdict = next(question.verdicts())
         assert verdict.state(LEVEL) == ("cannot tell" if is_cut else "supported")

@@ -28,10 +28,12 @@ from vitrail.lab.machine import machine
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.results import Results, needs_rate
+from vitrail.lab.training import BEYOND
 from vitrail.settings import check_integer
 from vitrail.storage import check_output, locked, read_json, write_json
 
 _SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
+Stage = tuple[str, Callable[[], Iterable[Cell | None]]]
 
 
 def compare(
@@ -177,17 +179,18 @@ def _run(
     backend: str,
     tell: Say,
 ) -> None:
-    """Learning rates first and whether their range was wide enough, then what is trained with them, then what looks at
-    trained models, then what must not be disturbed, one at a time."""
+    """Learning rates first, beyond the usual ones where that is better; then what is trained with them, what looks at
+    trained models, and, one at a time, what must not be disturbed."""
     trained, looking = _trained(cells), [cell for cell in cells if not needs_rate(cell)]
-    stages: dict[str, Callable[[], Iterable[Cell | None]]] = {
-        "learning rates": lambda: (trial for cell in trained for trial in results.trials(cell)),
-        "rates beyond": lambda: map(results.beyond, trained),
-        "training": lambda: trained,
-        "measuring": lambda: (cell for cell in looking if not cell.alone),
-        "timing": lambda: (cell for cell in looking if cell.alone),
-    }
-    for stage, some in stages.items():
+    beyond: Stage = ("rates beyond", lambda: map(results.beyond, trained))
+    stages: list[Stage] = [
+        ("learning rates", lambda: (trial for cell in trained for trial in results.trials(cell))),
+        *[beyond] * max(map(len, BEYOND.values())),
+        ("training", lambda: trained),
+        ("measuring", lambda: (cell for cell in looking if not cell.alone)),
+        ("timing", lambda: (cell for cell in looking if cell.alone)),
+    ]
+    for stage, some in stages:
         wanted = [resolved for cell in some() if cell is not None and (resolved := results.resolve(cell)) is not None]
         at_once = 1 if stage == "timing" else jobs
         gone = _gone(output, results, looking)

@@ -5,6 +5,7 @@ A worker that dies loses its cell alone: what the others finished is kept, and t
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +35,9 @@ def run_cells(folder: Path, cells: Sequence[Cell], *, jobs: int, backend: str) -
         for attempt in range(_ATTEMPTS):
             calls = [joblib.delayed(run_cell)(str(folder), cell.to_json()) for cell in left.values()]
             try:
-                with joblib.parallel_config(backend, n_jobs=jobs):
+                with joblib.parallel_config(backend, n_jobs=jobs), warnings.catch_warnings():
+                    # loky replaces a process whose memory has grown; no cell is lost
+                    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
                     for record in joblib.Parallel(return_as="generator_unordered", pre_dispatch="2*n_jobs")(calls):
                         del left[record["key"]]
                         yield record

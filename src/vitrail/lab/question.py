@@ -112,8 +112,8 @@ class Verdict:
 
     @property
     def doubt(self) -> Literal["unsteady", "cut-off"] | None:
-        """Why a number does not decide even if its interval excludes zero: one half of the seeds says otherwise, or a
-        learning rate beyond those that were tried is better."""
+        """Why a number does not decide even if its interval excludes zero: one half of the seeds says otherwise, or the
+        best learning rate of a model may lie beyond those that were tried."""
         if self.deciding is None:
             return None
         if not self.deciding.is_steady:

@@ -66,28 +66,45 @@ class Results:
         return [cell.changed(learning_rate=rate, seed=0, **usual) for rate in RATES]
 
     def rate(self, cell: Cell) -> float | None:
-        """The chosen learning rate; None while a trial is missing."""
-        found = [self._validation_accuracy(trial) for trial in self.trials(cell)]
-        scores = [one for one in found if one is not None]
-        return RATES[int(np.argmax(scores))] if len(scores) == len(RATES) else None
+        """The chosen learning rate; None while a trial at a usual one is missing."""
+        return self._choose(cell)[0]
 
     def beyond(self, cell: Cell) -> Cell | None:
-        """If the chosen learning rate is at an end of the usual ones, the trial at the next rate outside, which tells
-        whether their range was wide enough; else None."""
-        rate = self.rate(cell) if needs_rate(cell) else None
-        return None if rate is None or rate not in BEYOND else self.trials(cell)[0].changed(learning_rate=BEYOND[rate])
+        """The next trial outside the range tried so far, if the best rate is at its end; else None."""
+        return self._choose(cell)[1]
+
+    def _choose(self, cell: Cell) -> tuple[float | None, Cell | None]:
+        """The chosen learning rate, and the trial that could still change it.
+
+        The best of the usual rates is chosen. If that is the smallest or the largest of them, the rates beyond that end
+        are tried in turn; each is chosen instead if it is better by more than two standard errors.
+        """
+        trials = self.trials(cell)
+        found = [self._validation_accuracy(trial) for trial in trials]
+        scores = [one for one in found if one is not None]
+        if not trials or len(scores) < len(trials):
+            return None, None
+        score, rate = max(scores), RATES[int(np.argmax(scores))]
+        for further in BEYOND.get(rate, ()):
+            trial = trials[0].changed(learning_rate=further)
+            reached = self._validation_accuracy(trial)
+            if reached is None:
+                return rate, trial
+            if not self._is_better(reached, score):
+                break
+            score, rate = reached, further
+        return rate, None
+
+    def _is_better(self, one: float, other: float) -> bool:
+        """Whether one accuracy on the validation images exceeds another by more than two standard errors."""
+        return one - other > 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / self._validation)
 
     def is_cut_off(self, cell: Cell) -> bool:
-        """Whether the range of learning rates was too narrow for a cell, or for what it looks at: the next one beyond
-        is better on the validation images, by more than two standard errors."""
+        """Whether the learning rates end before the best one for a cell, or for what it looks at: the outermost rate
+        was chosen."""
         if not needs_rate(cell):
             return any(self.is_cut_off(part) for part in cell.of)
-        beyond = self.beyond(cell)
-        found = None if beyond is None else self._validation_accuracy(beyond)
-        if found is None:
-            return False
-        best = max(one for trial in self.trials(cell) if (one := self._validation_accuracy(trial)) is not None)
-        return found - best > 2 * math.sqrt((best * (1 - best) + found * (1 - found)) / self._validation)
+        return self.rate(cell) in {rates[-1] for rates in BEYOND.values()}
 
     def _validation_accuracy(self, trial: Cell) -> float | None:
         record = self._records.get(trial.key(self._fingerprint))

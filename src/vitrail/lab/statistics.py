@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
     halves: tuple[float, ...] = ()
     """The same number from the first half of the seeds, and from the second; empty for one seed."""
     is_cut_off: bool = False
-    """Whether the learning rates that were tried end before the best one of a model behind it."""
+    """Whether the best learning rate of a model behind it may lie beyond those that were tried."""
     bounds: tuple[float, float] = (-math.inf, math.inf)
     """What the truth cannot lie beyond: 0 and 1 of an accuracy."""
     among: tuple["Estimate", ...] = ()

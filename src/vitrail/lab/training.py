@@ -33,8 +33,8 @@ from vitrail.weights.bundle import Bundle, save
 
 BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)
-BEYOND = {RATES[0]: 1e-4, RATES[-1]: 1e-2}
-"""The next rate beyond each end of the usual ones."""
+BEYOND = {RATES[0]: (1e-4, 3e-5), RATES[-1]: (1e-2, 3e-2)}
+"""The rates beyond each end of the usual ones, outward."""
 JUDGED = 2000
 """Training images, at most, whose answers are compared with those of the test images."""
 _LOOKS = 8  # evaluations on validation images, at log-spaced steps
