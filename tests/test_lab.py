@@ -392,7 +392,9 @@ def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     before = results_of(copy)
-    compare("digits", copy, **{**TINY, "sizes": (20, 50, 100)}, jobs=1, tell=lambda _: None)
+    compare("digits", copy, **{**TINY, "sizes": (20, 50, 100)}, jobs=1, command="vitrail compare", tell=lambda _: None)
+    assert json.loads((copy / "plan.json").read_text())["commands"] == ["Python", "vitrail compare"]
+    assert "<pre>Python\nvitrail compare</pre>" in (copy / "index.html").read_text()
     after = results_of(copy)
     assert before.items() <= after.items()
     assert len(after) == len(before) + 2 * 2 + 4  # two models, two seeds, and the floors

@@ -84,11 +84,13 @@ def compare(
             "seeds": seeds,
             "budget": budget,
         }
+        commands = list(dict.fromkeys([*(before or {}).get("commands", ()), command or "Python"]))
         if before is not None and before["request"] == request:
             made = planning.Plan(before["rounds"], before["seconds"], tuple(before["dropped"]))
         else:
             made = planning.make_plan(asked, results, speeds, budget=seconds, jobs=jobs)
-            write_json(output / "plan.json", planning.document(lab, request, speeds, made) | {"smallest": smallest})
+        document = planning.document(lab, request, speeds, made) | {"smallest": smallest, "commands": commands}
+        write_json(output / "plan.json", document)
         for line in made.dropped:
             tell(f"dropped for the budget: {line}")
         cells = [
@@ -97,7 +99,7 @@ def compare(
         _run(output, results, cells, speeds, jobs=jobs, backend=backend, tell=tell)
         for question in asked.values():
             question.read(results)
-        return write_report(output, lab, asked, machines=results.machines(), command=command)
+        return write_report(output, lab, asked, machines=results.machines(), commands=commands)
 
 
 def _check_folder(output: Path) -> None:
@@ -121,13 +123,17 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
         return None
     found = read_json(path)
     keys = {"version", "data", "smallest", "request", "speeds", "rounds", "seconds", "dropped"}
-    if not isinstance(found, dict) or not keys <= found.keys():
+    if not isinstance(found, dict) or not keys <= found.keys() or not _are_texts(found.get("commands", [])):
         raise DamagedError(path=path, cause="is not a plan as written", advice="Choose another --output.")
     if found["version"] != VERSION:
         raise UsageError(
             f"Output must be of this version of the lab ({VERSION}), got {found['version']}. Choose another --output."
         )
     return found
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _take_images(dataset: Dataset, output: Path, before: dict[str, Any] | None) -> Images:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +28,10 @@ word = speak_from(WORDS)
 
 
 def write_report(
-    output: Path, lab: Lab, questions: Mapping[str, Question], *, machines: Mapping[str, int], command: str
+    output: Path, lab: Lab, questions: Mapping[str, Question], *, machines: Mapping[str, int], commands: Sequence[str]
 ) -> dict[str, Any]:
-    """Write the page and the verdicts; returns the latter. `machines` has the number of cells run on each."""
+    """Write the page and the verdicts; returns the latter. `machines` has the number of cells run on each, `commands`
+    every command that the lab has grown by."""
     verdicts = {name: list(question.verdicts()) for name, question in questions.items()}
     trained = {
         f"{name} {one.claim}": one.deciding.p_value
@@ -64,10 +65,11 @@ def write_report(
     )
     listed = f"{counted}{word('about-claims', 'p')}{table(heads, rows)}"
     claims = f'<section id="claims"><h2>{word("claims")}</h2>{listed}</section>'
+    all_commands = escape("\n".join(commands))
     body = (
         f"<nav>{LANGUAGE_BUTTON}</nav>{claims}{scores}{''.join(sections)}"
         f'<section id="protocol"><h2>{word("protocol")}</h2>{_protocol(lab, machines)}'
-        f"<pre>{escape(command or 'Python')}</pre></section>"
+        f"<pre>{all_commands}</pre></section>"
     )
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     title = word("title", data=lab.images.name)
