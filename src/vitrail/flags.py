@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import os
+import re
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hints
 
@@ -13,6 +16,7 @@ from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.configs.options import Options
 from vitrail.configs.recipe import Recipe, adjust_recipe
 from vitrail.data.sources import describe_sources
+from vitrail.errors import UsageError
 from vitrail.settings import Settings
 
 given_words: ContextVar[tuple[str, ...]] = ContextVar("given_words", default=())
@@ -153,3 +157,16 @@ class Group(NamedTuple):
 def given_command() -> str:
     """The running command as the user typed it."""
     return shlex.join(["vitrail", *given_words.get()])
+
+
+def lines_of_stdin() -> Iterator[str]:
+    """The names that - stands for; stdin is read only if they are asked for."""
+    return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
+
+
+def parse_resolution(text: str) -> tuple[int, int]:
+    """Height and width from `384` or `224x384`."""
+    sides = re.fullmatch(r"(\d{1,99})(?:[x,](\d{1,99}))?", text)
+    if not sides:
+        raise UsageError(f"Resolution must be a number such as 384 or height x width such as 224x384, got {text!r}.")
+    return int(sides[1]), int(sides[2] or sides[1])
