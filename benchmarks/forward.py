@@ -11,7 +11,6 @@ of multiply-accumulates, of which vitrail spares a part (`encode` in models/vit.
 
 import argparse
 import contextlib
-import math
 import statistics
 import sys
 import tempfile
@@ -27,7 +26,8 @@ from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torch
 from vitrail import Bundle, Preprocess, save
 from vitrail.configs.engines import ENGINES
 from vitrail.configs.zoo import find
-from vitrail.engines.base import Way, need
+from vitrail.engines.base import need
+from vitrail.engines.choose import every_way, find_usable
 from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 
@@ -109,17 +109,18 @@ def reduced_peers(model, path, folder, threads):
         "onnxruntime int8": lambda images: session.run(["logits"], {"pixel_values": images.numpy()})[0],
         "openvino default": lambda images: compiled(images.numpy())["logits"],
     }
-    if has_bfloat16():
-        peer, rename, run = timm_vit(model.config)
+    for name, make in (("timm", timm_vit), ("transformers", huggingface_vit)) if has_bfloat16() else ():
+        peer, rename, run = make(model.config)
         peer.load_state_dict(rename(model.state_dict()))
         peer.eval()
-
-        def cast(images):
-            with torch.autocast("cpu", torch.bfloat16):
-                return run(images).float()
-
-        made["timm bfloat16"] = cast
+        made[f"{name} bfloat16"] = partial(cast, run)
     return made
+
+
+def cast(run, images):
+    """A forward pass under autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return run(images).float()
 
 
 def has_bfloat16():
@@ -137,16 +138,22 @@ def has_bfloat16():
 
 def our_ways(path, threads):
     """Our engines in each precision that this CPU has, with preprocessed bytes in and logits out."""
-    ways = [Way(name, "float32") for name in ENGINES] + [Way("onnx", "int8")]
-    if has_bfloat16():
-        ways.append(Way("torch", "bfloat16"))
-    return {f"vitrail {way}": ENGINES[way.engine].open(path, None, way.precision).running(threads) for way in ways}
+    return {
+        f"vitrail {way}": ENGINES[way.engine].open(path, None, way.precision).running(threads)
+        for way in usable_ways(path)
+    }
+
+
+def usable_ways(path):
+    """Engines and precisions that this CPU has."""
+    return [way for way in find_usable(str(path), every_way())[0] if way.precision != "bfloat16" or has_bfloat16()]
 
 
 def race_ways(sizes, rounds, threads):
     """The table of engines and precisions: ours beside what peers reach at their best."""
+    gains = []
     print(
-        "| model | batch | in float32: ours | best peer | ratio | reduced: ours | best peer | ratio |\n"
+        "| model | batch | in float32: ours | best peer | ratio | any precision: ours | best peer | ratio |\n"
         + "|---" * 8
         + "|"
     )
@@ -173,7 +180,7 @@ def race_ways(sizes, rounds, threads):
                 cells = []
                 for mine, theirs in (
                     ([name for name in ours if name.endswith("float32")], exact),
-                    ([name for name in ours if not name.endswith("float32")], reduced),
+                    (list(ours), exact | reduced),
                 ):
                     best, peer = (
                         min(names, key=lambda name: statistics.median(seconds[name])) for names in (mine, theirs)
@@ -182,8 +189,11 @@ def race_ways(sizes, rounds, threads):
                         f"{batch / statistics.median(seconds[name]):.1f} {name.removeprefix('vitrail ')}"
                         for name in (best, peer)
                     ]
-                    cells.append(f"{ratio(seconds[best], seconds[peer]):.2f}x")
+                    gains.append(ratio(seconds[best], seconds[peer]))
+                    cells.append(f"{gains[-1]:.2f}x")
                 print(f"| {config.name} | {batch} | {' | '.join(cells)} |", flush=True)
+    for name, some in (("float32", gains[::2]), ("any precision", gains[1::2])):
+        print(f"\n{name}: geometric mean {statistics.geometric_mean(some):.3f}x, least {min(some):.2f}x")
 
 
 def gemm_peak():
@@ -234,7 +244,7 @@ def race_vits(sizes, rounds):
                 f"| {config.name} | {batch} | {ceiling:.1f} | {cells} | {gains[-1]:.2f}x {best} | {gap:.1e} |",
                 flush=True,
             )
-    mean = math.exp(statistics.mean(map(math.log, gains)))
+    mean = statistics.geometric_mean(gains)
     print(f"\ngeometric mean over the best eager peer of each row: {mean:.3f}x\n")
 
 

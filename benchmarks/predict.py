@@ -26,7 +26,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from forward import race, ratio
+from forward import has_bfloat16, race, ratio, usable_ways
 from images import SHARED, PerSample, camera_photos, timm_transform
 from peers import huggingface_vit, load_peer, timm_vit
 from vitrail import Bundle, Classifier, Preprocess, create, save
@@ -81,6 +81,7 @@ class Work:
         self.model.load_state_dict(load_file(SHARED / "deit-ti16" / "model.safetensors"))
         self.bundle = folder / "deit"
         save(Bundle(model=self.model, preprocess=Preprocess()), self.bundle)
+        self.ways = usable_ways(self.bundle)
         self.timm, _, _ = timm_vit(self.model.config)
         self.timm.load_state_dict(self.model.state_dict())
         self.timm.eval()
@@ -97,12 +98,9 @@ class Work:
 
     def commands(self):
         """Name -> command that answers the photos named after it."""
-        ours = [sys.executable, "-m", "vitrail", "predict", str(self.bundle), "--json", "--engine"]
+        ours = [sys.executable, "-m", "vitrail", "predict", str(self.bundle), "--json"]
         return {
-            "vitrail, onnx": [*ours, "onnx"],
-            "vitrail, onnx int8": [*ours, "onnx", "--precision", "int8"],
-            "vitrail, openvino": [*ours, "openvino"],
-            "vitrail, torch": [*ours, "torch"],
+            **{f"vitrail, {way}": [*ours, "--engine", way.engine, "--precision", way.precision] for way in self.ways},
             "timm": [sys.executable, "-c", TIMM, str(SHARED)],
             "transformers": [sys.executable, "-W", "ignore", "-c", TRANSFORMERS, str(self.folder / "huggingface")],
             "(import torch alone)": [sys.executable, "-c", "import torch; print(1)"],
@@ -110,21 +108,22 @@ class Work:
 
     def engines(self):
         """Name -> function from paths to class numbers."""
-        ways = {"onnx": ("onnx", "float32"), "torch": ("torch", "float32")}
-        ways |= {"openvino": ("openvino", "float32"), "onnx int8": ("onnx", "int8")}
         made = {
-            f"vitrail, {name}{', jpeg=double' if jpeg == 'double' else ''}": partial(
-                self._ours, Classifier(self.bundle, engine=engine, precision=precision, jpeg=jpeg)
+            f"vitrail, {way}{', jpeg=double' if jpeg == 'double' else ''}": partial(
+                self._ours, Classifier(self.bundle, **way._asdict(), jpeg=jpeg)
             )
             for jpeg in ("exact", "double")
-            for name, (engine, precision) in ways.items()
+            for way in self.ways
         }
-        return made | {
+        peers = {
             "timm loop": partial(self._loop, batch=1),
             f"timm loop, batch {BATCH}": partial(self._loop, batch=BATCH),
             f"timm, DataLoader of 2 processes, batch {BATCH}": self._loader,
             f"transformers' pipeline, batch {BATCH}": self._pipeline,
         }
+        if has_bfloat16():
+            peers |= {f"{name}, bfloat16": partial(cast, run) for name, run in peers.items()}
+        return made | peers
 
     @staticmethod
     def _ours(classifier, photos):
@@ -152,6 +151,12 @@ class Work:
     def _pipeline(self, photos):
         answers = self.pipeline(photos, batch_size=BATCH, top_k=5)
         return [int(answer[0]["label"].removeprefix("LABEL_")) for answer in answers]
+
+
+def cast(run, photos):
+    """All answers under autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return run(photos)
 
 
 def first_line(command):
