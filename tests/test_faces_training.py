@@ -21,6 +21,7 @@ from vitrail.faces.embed import Aligner
 from vitrail.faces.objective import margin_logits, with_margin
 from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
+from vitrail.faces.tasks import evaluate
 from vitrail.faces.train import train_faces
 
 MARGINS = {
@@ -430,6 +431,15 @@ def test_an_embedding_on_the_weights_of_a_bundle(tmp_path):
             train_faces(root, tmp_path / "no", recipe, Options(), model=model, source=source)
     with pytest.raises(UsageError, match=r"learns an embedding \(margin\), got classify"):
         train_faces(root, tmp_path / "no", recipe.replace(objective="classify"), Options(), source="fashion")
+
+
+def test_the_last_evaluation_of_a_run_is_that_of_its_bundle(tmp_path):
+    root = write_people(tmp_path / "faces", people=6, images=6)
+    recipe = change_recipe(find_recipe("faces"), TINY).replace(steps=1, holdout=0)
+    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), model="FaceViT-Nano", test=0.67, quiet=True)
+    found = evaluate(str(tmp_path / "run" / "bundle"), str(root), without=tmp_path / "run" / "people.txt").report
+    assert made.scores["eer"] == pytest.approx(found["eer"], abs=1e-9)
+    assert made.scores["tar"][0]["threshold"] == pytest.approx(found["tar"][0]["threshold"], abs=1e-5)
 
 
 def test_faces_with_landmarks_are_aligned_and_the_bundle_says_so(tmp_path):

@@ -8,7 +8,8 @@ Shapes: B images, E width of the embedding, K people.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -89,7 +90,7 @@ class Margin(Objective):
             for batch in loader.epoch()
         )
         with torch.inference_mode():
-            embeddings, people = _gather(self.model.eval(), batches, ranks)
+            embeddings, people = _gather(partial(_with_mirror, self.model.eval()), batches, ranks)
         if not ranks.is_first:
             return None
         return judge_pairs(verify(lambda: all_pairs(embeddings), people), int(people.max()) + 1, loader.split.name)
@@ -114,15 +115,20 @@ def judge_pairs(found: Verification, people: int, split: str) -> Judgement:
     )
 
 
+def _with_mirror(model: AnyModel, images_BCHW: Tensor) -> Tensor:
+    """The sum of the embeddings of images and of their mirror images (B, E), as `faces.embed` has it."""
+    return model(images_BCHW) + model(images_BCHW.flip(-1))
+
+
 def _gather(
-    model: AnyModel, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks
+    embed: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks
 ) -> tuple[np.ndarray, np.ndarray]:
     """Unit embeddings (n, E) and the person of each, a number from 0 (n), of the images of all ranks that could be
     read."""
     mine = []
     for images, labels, weights in batches:
         is_read = weights.numpy() > 0
-        embeddings = F.normalize(at_least_single(model(images)), dim=1)
+        embeddings = F.normalize(at_least_single(embed(images)), dim=1)
         mine.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
     parts = [part for some in ranks.gather(mine) for part in some]
     embeddings, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
