@@ -63,7 +63,7 @@ def main():
             times = [
                 timed(lambda at=at: gallery.enroll(f"New {at}", new[at : at + 1], [f"new {at}"]))[1] for at in range(10)
             ]
-            print(f"enroll {1e3 * statistics.median(times):.0f} ms a person")
+            print(f"enroll {1e3 * statistics.median(times):.1f} ms a person")
             _, seconds = timed(lambda: gallery.remove("New 3"))
             print(f"remove {seconds:.2f} s a person: the file is written anew")
 
