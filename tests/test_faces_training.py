@@ -16,6 +16,7 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
+from vitrail.faces import train
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
 from vitrail.faces.embed import Aligner
 from vitrail.faces.objective import margin_logits, with_margin
@@ -366,6 +367,54 @@ def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bit
     assert any(line["event"] == "resume" for line in again.history)
     for name, tensor in whole.bundle.model.state_dict().items():
         assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
+
+
+def test_a_run_that_begins_with_the_whitening_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    root = write_people(tmp_path / "faces", people=8, images=3, size=(28, 28))
+    recipe = change_recipe(find_recipe("faces"), ["steps=6", "batch=9"])
+    options, known = Options(seed=2, workers=0, threads=1), {"source": "fashion", "test": 0.25, "quiet": True}
+    fitted = []
+    monkeypatch.setattr(train, "set_embedding", lambda *given: (fitted.append(1), set_embedding(*given)))
+    whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
+
+    def stop(seen):
+        if seen.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+    again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
+    assert [line["step"] for line in again.history if line["event"] == "resume"] == [2]
+    assert len(fitted) == 2  # what is resumed is in the checkpoint: nothing is whitened again
+    assert again.bundle.provenance["finetuned_from"] == whole.bundle.provenance["finetuned_from"]
+    assert again.scores == whole.scores
+    for name, tensor in whole.bundle.model.state_dict().items():
+        assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
+    # Killed while features were computed: there is no checkpoint, and the run begins anew with the whitening.
+    monkeypatch.setattr(train, "set_embedding", stop_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        train_faces(root, tmp_path / "early", recipe, options, **known)
+    monkeypatch.setattr(train, "set_embedding", set_embedding)
+    early = train_faces(root, tmp_path / "early", recipe, options, resumes=True, **known)
+    assert torch.equal(early.bundle.model.head[0].weight, whole.bundle.model.head[0].weight)
+
+
+def stop_at_once(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["ResNet-Nano", "MLP-Nano", "Mixer-Nano/7"])
+def test_the_recipe_works_for_every_family(name, tmp_path, capsys):
+    """Also for those whose layers are not one sequence of blocks, from the first weights and from a bundle."""
+    root = write_people(tmp_path / "faces", people=6, images=3, size=(28, 28))
+    recipe = change_recipe(find_recipe("faces"), ["steps=2", "batch=6"])
+    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), model=name, test=0.34)
+    tuned = train_faces(root, tmp_path / "tuned", recipe, Options(workers=0), source=made.bundle, test=0.34)
+    assert tuned.steps == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "layer_decay is 1 instead of 0.75" in line]
+    is_ordered = name == "Mixer-Nano/7"
+    assert len(said) == (0 if is_ordered else 2)
+    assert f"layer_decay = {0.75 if is_ordered else 1.0}\n" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_bfloat16_is_near_single_precision_and_resumes_exactly(tmp_path):
