@@ -21,7 +21,7 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align
 from vitrail.faces.commands import FACES
 from vitrail.faces.embed import Aligner, Embedder
-from vitrail.faces.gallery import Gallery
+from vitrail.faces.gallery import Gallery, _digest
 from vitrail.faces.tasks import identify
 from vitrail.weights.bundle import bundle_key
 
@@ -296,7 +296,14 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
 def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
     with sqlite3.connect(gallery) as connection:
         connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")
-        connection.execute("UPDATE template SET vector = ?", (np.ones(1, "<f4").tobytes(),))
+        query, vector = (
+            "SELECT template.id, name, source FROM template JOIN person ON person = person.id",
+            np.ones(1, "<f4"),
+        )
+        for number, name, source in connection.execute(f"{query} WHERE person = person.id").fetchall():
+            digest = _digest(bundle_key("fashion"), name, source, vector)
+            change = "UPDATE template SET vector = ?, digest = ? WHERE id = ?"
+            connection.execute(change, (vector, digest, number))
     connection.close()
     probe = people / "others" / "person-03" / "1.png"
     for name, *words in (
@@ -491,6 +498,25 @@ def test_faces_are_aligned_by_landmarks(call, people, tmp_path):
         own.unlink()
     done = call("faces", "enroll", "fashion", gallery, "Ann", files[1], "--landmarks", marks)
     assert (done.returncode, "got none for" in done.stderr) == (2, True)
+
+
+def test_landmarks_are_pixels_of_the_whole_image_as_it_is_shown(tmp_path):
+    """Also where the bundle decodes photos at a smaller scale, and where EXIF turns them."""
+    bundle = vitrail.load("fashion")
+    fast = dataclasses.replace(bundle, preprocess=bundle.preprocess.replace(jpeg="double"))
+    pattern = np.random.default_rng(0).integers(0, 255, (20, 20), np.uint8)
+    photo = Image.fromarray(pattern).resize((800, 800), Image.Resampling.BICUBIC)
+    points = 4 * TEMPLATE + [150, 90]
+    photo.save(tmp_path / "plain.jpg", quality=95)
+    orientation = Image.Exif()
+    orientation[0x0112] = 6  # to be turned by a quarter, clockwise
+    photo.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=95, exif=orientation)
+    (tmp_path / "marks.json").write_text(json.dumps({name: points.tolist() for name in ("plain.jpg", "turned.jpg")}))
+    expected = Embedder(bundle).embed([np.asarray(align(photo, points))]).vectors[0]
+    for one in (bundle, fast):
+        embedder = Embedder(one, aligner=Aligner(tmp_path / "marks.json"))
+        found = embedder.embed([str(tmp_path / "plain.jpg"), str(tmp_path / "turned.jpg")]).vectors
+        assert (found @ expected).min() > 0.999
 
 
 def test_a_bundle_of_aligned_faces_asks_for_landmarks(call, people, tmp_path):

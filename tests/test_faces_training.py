@@ -205,6 +205,12 @@ def test_five_points_find_their_way_to_the_template():
         assert ((noisy @ other[:, :2].T + other[:, 2] - TEMPLATE) ** 2).sum() > error
     with pytest.raises(UsageError, match="same point"):
         similarity(np.ones((5, 2)))
+    # A face from the side fits; left and right as the person has them, or eyes below the mouth, do not.
+    profile = TEMPLATE * [0.1, 1] + [[0, 0], [0, 0], [15, 0], [0, 0], [0, 0]]
+    assert similarity(profile).shape == (2, 3)
+    for order in ([1, 0, 2, 4, 3], [3, 4, 2, 0, 1]):
+        with pytest.raises(UsageError, match="no face in this order"):
+            similarity(points[order])
 
 
 @pytest.mark.parametrize("size", [1.0, 3.0])
@@ -494,7 +500,7 @@ def test_faces_with_landmarks_are_aligned_and_the_bundle_says_so(tmp_path):
     tuned = train_faces(root, tmp_path / "tuned", recipe.replace(model={}), Options(workers=0), **known)
     assert tuned.bundle.preprocess.crop_fraction == 1.0  # aligned faces are cropped already
     marks.write_text(json.dumps({name: (TEMPLATE + 5000).tolist() for name in names}))
-    with pytest.raises(UsageError, match="Landmarks must be pixels on the face"):
+    with pytest.raises(UsageError, match=r"Landmarks must be pixels on the face.*in the landmarks of 'person-"):
         train_faces(root, tmp_path / "other", recipe, Options(workers=0), **known)
     marks.write_text(json.dumps({name: TEMPLATE.tolist() for name in names[1:]}))
     with pytest.raises(UsageError, match=r"got none for 'person-00/0\.png'"):
