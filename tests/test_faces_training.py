@@ -164,6 +164,25 @@ def test_people_of_two_splits_are_strangers(tmp_path):
     assert other.fingerprint() != dataset.fingerprint()
 
 
+def test_a_person_in_two_spellings_of_unicode_is_one(tmp_path):
+    root = write_people(tmp_path / "faces", people=8, images=2)
+    for folder, form in (("person-00", "NFC"), ("person-01", "NFD")):
+        (root / folder).rename(root / unicodedata.normalize(form, "김한글"))
+    for seed in range(6):  # in no draw on both sides
+        dataset, _, notes = split_people(root, people=None, test=0.4, validation=0, seed=seed)
+        folders = {
+            name: {unicodedata.normalize("NFC", path.split("/")[-2]) for path in split.images}
+            for name, split in dataset.splits.items()
+        }
+        assert not folders["train"] & folders["test"]
+        assert notes == ["people: 4 to train on, 0 held out, 3 for the test; none is in two"]
+        assert "names that are another one in a second spelling of Unicode: 1 of 8" in dataset.notes
+    (tmp_path / "people.txt").write_text("김한글\nperson-02\n", encoding="utf-8")
+    dataset, *_ = split_people(root, people=tmp_path / "people.txt", test=0, validation=0, seed=0)
+    assert dataset.labels == ("person-02", "김한글")
+    assert np.bincount(dataset.splits["train"].labels).tolist() == [2, 4]
+
+
 def test_a_file_may_name_the_people_to_train_on(tmp_path):
     root = write_people(tmp_path / "faces", people=6, images=2)
     file = tmp_path / "people.txt"

@@ -17,7 +17,7 @@ from vitrail.faces.calibrate import Calibration, check_rate, clopper_pearson, th
 from vitrail.faces.embed import Aligner, Embedder, Face
 from vitrail.faces.gallery import TASKS, Gallery, Index, composed, plain_name
 from vitrail.faces.pairs import read_pairs
-from vitrail.faces.people import read_people
+from vitrail.faces.people import merge_spellings, read_people
 from vitrail.faces.verification import Blocks, Verification
 from vitrail.storage import read_document
 
@@ -44,18 +44,16 @@ def open_faces(data: str, split: str | None = None, without: Path | None = None)
     that a file names, one a line."""
     dataset = open_data(data)
     dataset.check_one_label("Faces")
-    chosen = dataset.for_evaluation(split)
+    dataset, chosen = merge_spellings(dataset, dataset.for_evaluation(split))
     if without is not None:
         left_out = [dataset.labels.index(name) for name in read_people(without, dataset.labels)]
         chosen = chosen.take(np.flatnonzero(~np.isin(chosen.labels, left_out)))
         if not len(chosen):
             raise UsageError(f"People must be left over, got everybody of {data!r} in {str(without)!r}.")
-    known, folder_of = np.unique(chosen.labels, return_inverse=True)
+    known, person_of = np.unique(chosen.labels, return_inverse=True)
     names = tuple(chosen.name_of(index) for index in range(len(chosen)))
-    spelled = [composed(dataset.labels[index]) for index in known]
-    people = {name: number for number, name in enumerate(dict.fromkeys(spelled))}
-    person_of = np.array([people[name] for name in spelled])[folder_of]
-    return Faces(data, chosen.name, chosen.images, names, tuple(people), person_of, dataset.root)
+    people = tuple(dataset.labels[index] for index in known)
+    return Faces(data, chosen.name, chosen.images, names, people, person_of, dataset.root)
 
 
 def _aligner(landmarks: Path | None, *roots: str) -> Aligner | None:
