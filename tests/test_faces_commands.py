@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -444,6 +445,33 @@ def test_people_are_left_out(call, people, gallery, tmp_path):
     words = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
     assert call(*words).returncode == 2
     assert json.loads(call(*words, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
+
+
+def test_an_image_under_two_names_is_told(call, people, gallery, tmp_path):
+    """It would be an impostor pair with the score of one person."""
+    shutil.copytree(people / "others", tmp_path / "others")
+    shutil.copy(tmp_path / "others/person-04/2.png", tmp_path / "others/person-05/7.png")
+    done = call("faces", "evaluate", "fashion", tmp_path / "others")
+    assert (done.returncode, done.stderr.count("the same image has two names")) == (0, 1)
+    assert "person-04/2.png' and '" in done.stderr
+    before = gallery.read_bytes()
+    done = call("faces", "calibrate", "fashion", gallery, tmp_path / "others", "--far", "0.1")
+    assert (done.returncode, done.stderr.count("\n"), gallery.read_bytes() == before) == (2, 1, True)
+    assert "DATA must have an image under one name, got the same in" in done.stderr
+
+
+def test_people_that_the_bundle_was_trained_on_are_told(call, people, gallery, tmp_path):
+    bundle = vitrail.load("fashion")
+    known = {"faces": {"alignment": UNALIGNED, "people": 9}, "data": "somewhere/others: 90 training images"}
+    vitrail.save(dataclasses.replace(bundle, provenance={**bundle.provenance, **known}), tmp_path / "face")
+    (tmp_path / "people.txt").write_text("person-03\n")
+    told = "was trained on people of 'somewhere/others'"
+    words = ["faces", "evaluate", tmp_path / "face", people / "others"]
+    assert call(*words).stderr.count(told) == 1
+    assert told not in call(*words, "--without", tmp_path / "people.txt").stderr
+    assert told not in call("faces", "evaluate", tmp_path / "face", people / "known").stderr
+    vitrail.save(dataclasses.replace(bundle, provenance={"faces": "many"}), tmp_path / "odd")
+    assert call("faces", "evaluate", tmp_path / "odd", people / "known").returncode == 0
 
 
 def test_people_are_the_same_in_either_spelling_of_unicode(call, people, gallery, tmp_path):

@@ -97,7 +97,7 @@ def evaluate(
             images=listed.files, names=listed.files, people=tuple(map(str, people)), person_of=person_of
         )
     embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks, faces.root))
-    vectors = embedder.embed(faces.images, meter=Meter(len(faces.images), "images")).vectors
+    vectors, sources = embedder.embed(faces.images, meter=Meter(len(faces.images), "images"))
     blocks: Blocks = partial(verification.all_pairs, vectors)
     if listed is not None:
         blocks = partial(verification.listed_pairs, vectors, listed.one, listed.other)
@@ -120,6 +120,10 @@ def evaluate(
         report |= _listed_accuracy(blocks, faces.person_of, listed.folds) if listed.folds[-1] else {"accuracy": None}
         report |= {"rank1": None, "dir": []}
     report["notes"] = _notes(report)
+    if both := _under_two_names(faces, sources):
+        report["notes"].append(
+            f"the same image has two names: {both[0]!r} and {both[1]!r}; `vitrail doctor` lists all of them"
+        )
     if group_of is not None:
         named = [group_of.get(name) for name in faces.people]
         report["groups"] = verification.by_group(blocks, faces.person_of, named, found, seed=seed)
@@ -139,6 +143,15 @@ def _listed_accuracy(blocks: Blocks, person_of: np.ndarray, folds: np.ndarray) -
     parts = [(block.scores, person_of[block.one] == person_of[block.other]) for block in blocks()]
     scores, truth = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return verification.fold_accuracy(scores, truth, folds)
+
+
+def _under_two_names(faces: Faces, sources: Sequence[str]) -> tuple[str, str] | None:
+    """An image that is there again as somebody else, and that other one."""
+    first: dict[str, int] = {}
+    for at, source in enumerate(sources):
+        if faces.person_of[first.setdefault(source, at)] != faces.person_of[at]:
+            return faces.names[first[source]], faces.names[at]
+    return None
 
 
 def _notes(report: dict[str, Any]) -> list[str]:
@@ -309,6 +322,8 @@ def calibrate(
                 raise UsageError(
                     f"DATA must be of other images than those enrolled, got {file!r} of {sources[source]!r}."
                 )
+        if both := _under_two_names(faces, embedded.sources):
+            raise UsageError(f"DATA must have an image under one name, got the same in {both[0]!r} and {both[1]!r}.")
         scores: dict[str, Callable[[], Iterator[np.ndarray]]] = {
             "verify": lambda: _pair_scores(embedded.vectors, faces.person_of, genuine=False),
             "identify": lambda: _best_scores(embedded.vectors, index),
