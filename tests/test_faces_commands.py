@@ -142,6 +142,8 @@ def test_enroll_calibrate_and_identify(call, people, gallery):
     assert sum(row["accepted"] for row in strangers) == found["identify"]["errors"]
     refused = next(row["file"] for row in strangers if not row["accepted"])
     table = call("faces", "identify", "fashion", gallery, refused).stdout
+    named = call("faces", "identify", "fashion", gallery, probes[1]).stdout
+    assert re.search(r"\d.png  person-01 \(person-01 0\.\d{4}, person-0\d 0\.\d{4}, ", named)
     assert re.search(r"\d.png  unknown \(person-0\d 0\.\d{4}, person-0\d 0\.\d{4}, ", table)
 
     done = call("faces", "enroll", "fashion", gallery, "person-00", probes[0])

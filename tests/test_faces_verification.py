@@ -192,6 +192,18 @@ def test_two_people_have_numbers_without_intervals():
     assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3
 
 
+def test_without_an_error_there_is_no_interval():
+    """Every draw of people has none either: that is no reason to be sure."""
+    who = np.repeat(np.arange(6), 8)
+    report = judge(np.eye(6, dtype=np.float32)[who], who).report()
+    assert (report["eer"], report["eer_interval"], report["resampled"]) == (0, None, 6)
+    assert (report["tar"][0]["tar"], report["tar"][0]["interval"]) == (1, None)
+    found = identify(np.eye(6, dtype=np.float32)[who], who)
+    assert (found["rank1"], found["rank1_interval"]) == (1, None)
+    folds = fold_accuracy(np.array([0.9, 0.1] * 4), np.array([True, False] * 4), np.arange(8) // 2)
+    assert (folds["accuracy"], folds["accuracy_interval"]) == (1, None)
+
+
 def test_a_model_that_is_always_wrong_has_finite_numbers():
     vectors = np.tile(
         np.eye(2, dtype=np.float32), (12, 1)

@@ -359,7 +359,8 @@ def _answer(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"error: {printable(row['error'])}"
     shown = ", ".join(f"{printable(one['name'])} {one['score']:.4f}" for one in row["candidates"])
-    return f"unknown ({shown})" if row["accepted"] is False else shown
+    answer = {True: printable(row["name"] or ""), False: "unknown", None: "-"}[row["accepted"]]
+    return f"{answer} ({shown})"
 
 
 def _print_report(report: dict[str, Any]) -> None:

@@ -156,6 +156,10 @@ def _under_two_names(faces: Faces, sources: Sequence[str]) -> tuple[str, str] | 
 
 def _notes(report: dict[str, Any]) -> list[str]:
     notes = []
+    if report["eer"] == 0:
+        notes.append(
+            f"no error is seen, which does not tell how rare errors are: these are {report['people']:,} people"
+        )
     if lacking := [row["far"] for row in report["tar"] if row["tar"] is None]:
         needed = verification.SUPPORT / max(lacking)
         notes.append(
