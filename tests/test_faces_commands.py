@@ -413,6 +413,18 @@ def test_evaluate_a_list_of_pairs(call, people, tmp_path):
     assert call(*words, "--output", tmp_path / "page").returncode == 0
 
 
+def test_names_are_text_on_the_page(call, people, tmp_path):
+    names = ["<script>alert(1)", "a&b\"'", "<img src=x onerror=alert(1)>"]
+    for name, folder in zip(names, sorted((people / "known").iterdir()), strict=True):
+        shutil.copytree(folder, tmp_path / "people" / name)
+    (tmp_path / "groups.csv").write_text("".join(f'"{name.replace(chr(34), 2 * chr(34))}",<b>all\n' for name in names))
+    words = ["--groups", tmp_path / "groups.csv", "--output", tmp_path / "page", "--show-images"]
+    assert call("faces", "evaluate", "fashion", tmp_path / "people", *words).returncode == 0
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;all" in page
+    assert not any(bad in page for bad in ("<script>alert", "<img src=x", "<b>all"))
+
+
 def test_the_page_in_a_browser(call, people, tmp_path, browser):
     """It fits a phone, speaks two languages, and runs nothing but the switch between them."""
     assert call("faces", "evaluate", "fashion", people / "known", "--output", tmp_path / "page").returncode == 0

@@ -424,7 +424,7 @@ _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _in_use() -> str:
-    return f"another program has been reading it for {PATIENCE:g} seconds"
+    return f"another program has been using it for {PATIENCE:g} seconds"
 
 
 @contextlib.contextmanager
