@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align
 from vitrail.faces.commands import FACES
 from vitrail.faces.embed import Aligner, Embedder
-from vitrail.faces.gallery import Gallery
+from vitrail.faces.gallery import Gallery, _digest
 from vitrail.faces.tasks import identify
 from vitrail.weights.bundle import bundle_key
 
@@ -141,6 +142,8 @@ def test_enroll_calibrate_and_identify(call, people, gallery):
     assert sum(row["accepted"] for row in strangers) == found["identify"]["errors"]
     refused = next(row["file"] for row in strangers if not row["accepted"])
     table = call("faces", "identify", "fashion", gallery, refused).stdout
+    named = call("faces", "identify", "fashion", gallery, probes[1]).stdout
+    assert re.search(r"\d.png  person-01 \(person-01 0\.\d{4}, person-0\d 0\.\d{4}, ", named)
     assert re.search(r"\d.png  unknown \(person-0\d 0\.\d{4}, person-0\d 0\.\d{4}, ", table)
 
     done = call("faces", "enroll", "fashion", gallery, "person-00", probes[0])
@@ -296,7 +299,14 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
 def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
     with sqlite3.connect(gallery) as connection:
         connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")
-        connection.execute("UPDATE template SET vector = ?", (np.ones(1, "<f4").tobytes(),))
+        query, vector = (
+            "SELECT template.id, name, source FROM template JOIN person ON person = person.id",
+            np.ones(1, "<f4"),
+        )
+        for number, name, source in connection.execute(f"{query} WHERE person = person.id").fetchall():
+            digest = _digest(bundle_key("fashion"), name, source, vector)
+            change = "UPDATE template SET vector = ?, digest = ? WHERE id = ?"
+            connection.execute(change, (vector, digest, number))
     connection.close()
     probe = people / "others" / "person-03" / "1.png"
     for name, *words in (
@@ -403,6 +413,18 @@ def test_evaluate_a_list_of_pairs(call, people, tmp_path):
     assert call(*words, "--output", tmp_path / "page").returncode == 0
 
 
+def test_names_are_text_on_the_page(call, people, tmp_path):
+    names = ["<script>alert(1)", "a&b\"'", "<img src=x onerror=alert(1)>"]
+    for name, folder in zip(names, sorted((people / "known").iterdir()), strict=True):
+        shutil.copytree(folder, tmp_path / "people" / name)
+    (tmp_path / "groups.csv").write_text("".join(f'"{name.replace(chr(34), 2 * chr(34))}",<b>all\n' for name in names))
+    words = ["--groups", tmp_path / "groups.csv", "--output", tmp_path / "page", "--show-images"]
+    assert call("faces", "evaluate", "fashion", tmp_path / "people", *words).returncode == 0
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;all" in page
+    assert not any(bad in page for bad in ("<script>alert", "<img src=x", "<b>all"))
+
+
 def test_the_page_in_a_browser(call, people, tmp_path, browser):
     """It fits a phone, speaks two languages, and runs nothing but the switch between them."""
     assert call("faces", "evaluate", "fashion", people / "known", "--output", tmp_path / "page").returncode == 0
@@ -437,6 +459,33 @@ def test_people_are_left_out(call, people, gallery, tmp_path):
     words = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
     assert call(*words).returncode == 2
     assert json.loads(call(*words, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
+
+
+def test_an_image_under_two_names_is_told(call, people, gallery, tmp_path):
+    """It would be an impostor pair with the score of one person."""
+    shutil.copytree(people / "others", tmp_path / "others")
+    shutil.copy(tmp_path / "others/person-04/2.png", tmp_path / "others/person-05/7.png")
+    done = call("faces", "evaluate", "fashion", tmp_path / "others")
+    assert (done.returncode, done.stderr.count("the same image has two names")) == (0, 1)
+    assert "person-04/2.png' and '" in done.stderr
+    before = gallery.read_bytes()
+    done = call("faces", "calibrate", "fashion", gallery, tmp_path / "others", "--far", "0.1")
+    assert (done.returncode, done.stderr.count("\n"), gallery.read_bytes() == before) == (2, 1, True)
+    assert "DATA must have an image under one name, got the same in" in done.stderr
+
+
+def test_people_that_the_bundle_was_trained_on_are_told(call, people, gallery, tmp_path):
+    bundle = vitrail.load("fashion")
+    known = {"faces": {"alignment": UNALIGNED, "people": 9}, "data": "somewhere/others: 90 training images"}
+    vitrail.save(dataclasses.replace(bundle, provenance={**bundle.provenance, **known}), tmp_path / "face")
+    (tmp_path / "people.txt").write_text("person-03\n")
+    told = "was trained on people of 'somewhere/others'"
+    words = ["faces", "evaluate", tmp_path / "face", people / "others"]
+    assert call(*words).stderr.count(told) == 1
+    assert told not in call(*words, "--without", tmp_path / "people.txt").stderr
+    assert told not in call("faces", "evaluate", tmp_path / "face", people / "known").stderr
+    vitrail.save(dataclasses.replace(bundle, provenance={"faces": "many"}), tmp_path / "odd")
+    assert call("faces", "evaluate", tmp_path / "odd", people / "known").returncode == 0
 
 
 def test_people_are_the_same_in_either_spelling_of_unicode(call, people, gallery, tmp_path):
@@ -491,6 +540,25 @@ def test_faces_are_aligned_by_landmarks(call, people, tmp_path):
         own.unlink()
     done = call("faces", "enroll", "fashion", gallery, "Ann", files[1], "--landmarks", marks)
     assert (done.returncode, "got none for" in done.stderr) == (2, True)
+
+
+def test_landmarks_are_pixels_of_the_whole_image_as_it_is_shown(tmp_path):
+    """Also where the bundle decodes photos at a smaller scale, and where EXIF turns them."""
+    bundle = vitrail.load("fashion")
+    fast = dataclasses.replace(bundle, preprocess=bundle.preprocess.replace(jpeg="double"))
+    pattern = np.random.default_rng(0).integers(0, 255, (20, 20), np.uint8)
+    photo = Image.fromarray(pattern).resize((800, 800), Image.Resampling.BICUBIC)
+    points = 4 * TEMPLATE + [150, 90]
+    photo.save(tmp_path / "plain.jpg", quality=95)
+    orientation = Image.Exif()
+    orientation[0x0112] = 6  # to be turned by a quarter, clockwise
+    photo.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=95, exif=orientation)
+    (tmp_path / "marks.json").write_text(json.dumps({name: points.tolist() for name in ("plain.jpg", "turned.jpg")}))
+    expected = Embedder(bundle).embed([np.asarray(align(photo, points))]).vectors[0]
+    for one in (bundle, fast):
+        embedder = Embedder(one, aligner=Aligner(tmp_path / "marks.json"))
+        found = embedder.embed([str(tmp_path / "plain.jpg"), str(tmp_path / "turned.jpg")]).vectors
+        assert (found @ expected).min() > 0.999
 
 
 def test_a_bundle_of_aligned_faces_asks_for_landmarks(call, people, tmp_path):

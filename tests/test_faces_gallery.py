@@ -154,7 +154,16 @@ def change(path, statement):
 
 def forge(path, document=None, **changed):
     document = document or json.dumps(THRESHOLD.to_json() | changed)
-    change(path, f"INSERT INTO calibration VALUES ('identify', '{document}')")
+    digest = module._digest("m" * 64, "identify", document).hex()
+    change(path, f"UPDATE about SET value = '{digest} {document}' WHERE key = 'identify'")
+
+
+def forge_vector(path, vector):
+    with sqlite3.connect(path) as connection:
+        query = "SELECT name, source FROM template JOIN person ON person = person.id WHERE template.id = 1"
+        digest = module._digest("m" * 64, *connection.execute(query).fetchone(), vector)
+        connection.execute("UPDATE template SET vector = ?, digest = ? WHERE id = 1", (vector, digest))
+    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -164,15 +173,20 @@ def forge(path, document=None, **changed):
         (lambda path: path.write_bytes(b""), UsageError, "which is something else"),
         (lambda path: change(path, "PRAGMA application_id = 7"), UsageError, "which is something else"),
         (
-            lambda path: change(path, "PRAGMA user_version = 2"),
+            lambda path: change(path, "PRAGMA user_version = 3"),
             VitrailError,
-            "has format 2; this vitrail reads up to 1",
+            "has format 3; this vitrail reads up to 2",
         ),
+        (lambda path: change(path, "PRAGMA user_version = 1"), VitrailError, "has format 1, in which damage"),
         (damage, DamagedError, "is damaged"),
         (lambda path: change(path, "DELETE FROM about WHERE key = 'width'"), DamagedError, "not state its width"),
-        (lambda path: change(path, "UPDATE template SET vector = x'00'"), DamagedError, "a wrong length"),
-        (lambda path: change(path, f"UPDATE template SET vector = zeroblob({4 * WIDTH})"), DamagedError, "unit vector"),
-        (lambda path: change(path, "UPDATE template SET vector = 'text'"), DamagedError, "a wrong length"),
+        (lambda path: forge_vector(path, b"\0"), DamagedError, "a wrong length"),
+        (lambda path: forge_vector(path, bytes(4 * WIDTH)), DamagedError, "unit vector"),
+        (lambda path: forge_vector(path, "text"), DamagedError, "a wrong length"),
+        (lambda path: change(path, "UPDATE person SET name = 'Ann' WHERE id = 1"), DamagedError, "not as they were"),
+        (lambda path: change(path, "UPDATE template SET person = 2 WHERE id = 1"), DamagedError, "not as they were"),
+        (lambda path: change(path, "DELETE FROM template WHERE id = 1"), DamagedError, "not as they were"),
+        (lambda path: change(path, "DELETE FROM person WHERE id = 1"), DamagedError, "not as they were"),
         (lambda path: change(path, "UPDATE about SET value = 'abc' WHERE key = 'width'"), DamagedError, "width cannot"),
         (lambda path: change(path, "UPDATE about SET value = '0' WHERE key = 'width'"), DamagedError, "width cannot"),
         (lambda path: change(path, "UPDATE about SET value = '1' WHERE key = 'width'"), DamagedError, "wrong length"),
@@ -199,6 +213,55 @@ def test_files_that_are_damaged_or_no_galleries_are_one_line(path, change_it, ki
         read_all(path)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == (2 if kind is UsageError else 1)
+
+
+def answers(path):
+    """All that a program decides by."""
+    with Gallery.open(path, model="m" * 64) as opened, opened.reading():
+        index = opened.index()
+        found = [index.search(probe, 3) for probe in vectors(4, seed=8)]
+        return found, opened.calibration("verify"), opened.calibration("identify")
+
+
+def damages(content, chance):
+    """A flipped bit where there is something; a byte of any value anywhere; an end that is cut off."""
+    used = np.flatnonzero(np.frombuffer(content, np.uint8))
+    for _ in range(300):
+        at = int(chance.choice(used))
+        yield content[:at] + bytes([content[at] ^ 1 << int(chance.integers(8))]) + content[at + 1 :]
+        at = int(chance.integers(len(content)))
+        yield content[:at] + chance.bytes(1) + content[at + 1 :]
+    for end in (*chance.integers(0, len(content), 20), *range(0, len(content), 16384)):
+        yield content[: int(end)]
+
+
+def test_a_damaged_file_is_an_error_or_answers_as_before(path):
+    """Never a wrong name, score or threshold."""
+    make(path)
+    with Gallery.open(path) as opened:
+        opened.calibrate({"verify": THRESHOLD, "identify": THRESHOLD}, opened.changes)
+    before, content, kept, told = answers(path), path.read_bytes(), 0, []
+    for number, damaged in enumerate(damages(content, np.random.default_rng(0))):
+        path.write_bytes(damaged)
+        try:
+            assert answers(path) == before, number
+            kept += 1
+        except VitrailError as error:
+            told.append(str(error))
+        for journal in path.parent.glob(f"{path.name}-*"):
+            journal.unlink()
+    assert 100 < kept < 500  # pages are mostly empty
+    assert not any("\n" in line for line in told)
+
+
+def test_nobody_is_removed_from_a_damaged_file(path):
+    """An embedding that has lost its person would be left in the file, and the answer be that no trace is."""
+    make(path)
+    change(path, "UPDATE template SET person = 2 WHERE id = 1")
+    before = path.read_bytes()
+    with Gallery.open(path) as opened, pytest.raises(DamagedError, match="not as they were written"):
+        opened.remove("Person 0")
+    assert path.read_bytes() == before
 
 
 def test_a_forged_width_or_name_is_damaged_wherever_it_is_met(path):
@@ -351,6 +414,27 @@ except VitrailError as error:
     print(error)
     sys.exit(error.exit_code)
 """
+
+
+def test_a_removal_by_another_program_meanwhile_is_not_taken_for_finished(path, monkeypatch):
+    make(path)
+    empty = Gallery._empty_journal
+
+    def let_another_begin(opened):
+        reason = empty(opened)
+        monkeypatch.setattr(Gallery, "_rewrite", lambda _: "killed")
+        with Gallery.open(path) as other, pytest.raises(VitrailError, match="traces remain"):
+            other.remove("Person 2")
+        return reason
+
+    monkeypatch.setattr(Gallery, "_empty_journal", let_another_begin)
+    with Gallery.open(path) as opened:
+        assert opened.remove("Person 1")
+    monkeypatch.undo()
+    with Gallery.open(path) as opened:
+        assert opened.remove("Person 2") is False  # what is left of that person is removed now
+        with pytest.raises(UsageError, match="got 'Person 2'"):
+            opened.remove("Person 2")
 
 
 def test_a_full_disk_is_said_and_the_same_command_finishes(path):

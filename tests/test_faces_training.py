@@ -16,6 +16,7 @@ from vitrail.configs.options import Options
 from vitrail.configs.recipe import change_recipe, find_recipe
 from vitrail.configs.zoo import find
 from vitrail.errors import UsageError
+from vitrail.faces import train
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
 from vitrail.faces.embed import Aligner
 from vitrail.faces.objective import margin_logits, with_margin
@@ -164,6 +165,25 @@ def test_people_of_two_splits_are_strangers(tmp_path):
     assert other.fingerprint() != dataset.fingerprint()
 
 
+def test_a_person_in_two_spellings_of_unicode_is_one(tmp_path):
+    root = write_people(tmp_path / "faces", people=8, images=2)
+    for folder, form in (("person-00", "NFC"), ("person-01", "NFD")):
+        (root / folder).rename(root / unicodedata.normalize(form, "김한글"))
+    for seed in range(6):  # in no draw on both sides
+        dataset, _, notes = split_people(root, people=None, test=0.4, validation=0, seed=seed)
+        folders = {
+            name: {unicodedata.normalize("NFC", path.split("/")[-2]) for path in split.images}
+            for name, split in dataset.splits.items()
+        }
+        assert not folders["train"] & folders["test"]
+        assert notes == ["people: 4 to train on, 0 held out, 3 for the test; none is in two"]
+        assert "names that are another one in a second spelling of Unicode: 1 of 8" in dataset.notes
+    (tmp_path / "people.txt").write_text("김한글\nperson-02\n", encoding="utf-8")
+    dataset, *_ = split_people(root, people=tmp_path / "people.txt", test=0, validation=0, seed=0)
+    assert dataset.labels == ("person-02", "김한글")
+    assert np.bincount(dataset.splits["train"].labels).tolist() == [2, 4]
+
+
 def test_a_file_may_name_the_people_to_train_on(tmp_path):
     root = write_people(tmp_path / "faces", people=6, images=2)
     file = tmp_path / "people.txt"
@@ -205,6 +225,12 @@ def test_five_points_find_their_way_to_the_template():
         assert ((noisy @ other[:, :2].T + other[:, 2] - TEMPLATE) ** 2).sum() > error
     with pytest.raises(UsageError, match="same point"):
         similarity(np.ones((5, 2)))
+    # A face from the side fits; left and right as the person has them, or eyes below the mouth, do not.
+    profile = TEMPLATE * [0.1, 1] + [[0, 0], [0, 0], [15, 0], [0, 0], [0, 0]]
+    assert similarity(profile).shape == (2, 3)
+    for order in ([1, 0, 2, 4, 3], [3, 4, 2, 0, 1]):
+        with pytest.raises(UsageError, match="no face in this order"):
+            similarity(points[order])
 
 
 @pytest.mark.parametrize("size", [1.0, 3.0])
@@ -369,6 +395,54 @@ def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bit
         assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
 
 
+def test_a_run_that_begins_with_the_whitening_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    root = write_people(tmp_path / "faces", people=8, images=3, size=(28, 28))
+    recipe = change_recipe(find_recipe("faces"), ["steps=6", "batch=9"])
+    options, known = Options(seed=2, workers=0, threads=1), {"source": "fashion", "test": 0.25, "quiet": True}
+    fitted = []
+    monkeypatch.setattr(train, "set_embedding", lambda *given: (fitted.append(1), set_embedding(*given)))
+    whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
+
+    def stop(seen):
+        if seen.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+    again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
+    assert [line["step"] for line in again.history if line["event"] == "resume"] == [2]
+    assert len(fitted) == 2  # what is resumed is in the checkpoint: nothing is whitened again
+    assert again.bundle.provenance["finetuned_from"] == whole.bundle.provenance["finetuned_from"]
+    assert again.scores == whole.scores
+    for name, tensor in whole.bundle.model.state_dict().items():
+        assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
+    # Killed while features were computed: there is no checkpoint, and the run begins anew with the whitening.
+    monkeypatch.setattr(train, "set_embedding", stop_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        train_faces(root, tmp_path / "early", recipe, options, **known)
+    monkeypatch.setattr(train, "set_embedding", set_embedding)
+    early = train_faces(root, tmp_path / "early", recipe, options, resumes=True, **known)
+    assert torch.equal(early.bundle.model.head[0].weight, whole.bundle.model.head[0].weight)
+
+
+def stop_at_once(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["ResNet-Nano", "MLP-Nano", "Mixer-Nano/7"])
+def test_the_recipe_works_for_every_family(name, tmp_path, capsys):
+    """Also for those whose layers are not one sequence of blocks, from the first weights and from a bundle."""
+    root = write_people(tmp_path / "faces", people=6, images=3, size=(28, 28))
+    recipe = change_recipe(find_recipe("faces"), ["steps=2", "batch=6"])
+    made = train_faces(root, tmp_path / "run", recipe, Options(workers=0), model=name, test=0.34)
+    tuned = train_faces(root, tmp_path / "tuned", recipe, Options(workers=0), source=made.bundle, test=0.34)
+    assert tuned.steps == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "layer_decay is 1 instead of 0.75" in line]
+    is_ordered = name == "Mixer-Nano/7"
+    assert len(said) == (0 if is_ordered else 2)
+    assert f"layer_decay = {0.75 if is_ordered else 1.0}\n" in (tmp_path / "run" / "config.toml").read_text()
+
+
 def test_bfloat16_is_near_single_precision_and_resumes_exactly(tmp_path):
     root = write_people(tmp_path / "faces", people=8, images=3)
     hard = ["margin.scale=30", "margin.warmup=0", "margin.angle=0.3", "warmup=0"]
@@ -455,7 +529,7 @@ def test_faces_with_landmarks_are_aligned_and_the_bundle_says_so(tmp_path):
     tuned = train_faces(root, tmp_path / "tuned", recipe.replace(model={}), Options(workers=0), **known)
     assert tuned.bundle.preprocess.crop_fraction == 1.0  # aligned faces are cropped already
     marks.write_text(json.dumps({name: (TEMPLATE + 5000).tolist() for name in names}))
-    with pytest.raises(UsageError, match="Landmarks must be pixels on the face"):
+    with pytest.raises(UsageError, match=r"Landmarks must be pixels on the face.*in the landmarks of 'person-"):
         train_faces(root, tmp_path / "other", recipe, Options(workers=0), **known)
     marks.write_text(json.dumps({name: TEMPLATE.tolist() for name in names[1:]}))
     with pytest.raises(UsageError, match=r"got none for 'person-00/0\.png'"):

@@ -192,6 +192,18 @@ def test_two_people_have_numbers_without_intervals():
     assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3
 
 
+def test_without_an_error_there_is_no_interval():
+    """Every draw of people has none either: that is no reason to be sure."""
+    who = np.repeat(np.arange(6), 8)
+    report = judge(np.eye(6, dtype=np.float32)[who], who).report()
+    assert (report["eer"], report["eer_interval"], report["resampled"]) == (0, None, 6)
+    assert (report["tar"][0]["tar"], report["tar"][0]["interval"]) == (1, None)
+    found = identify(np.eye(6, dtype=np.float32)[who], who)
+    assert (found["rank1"], found["rank1_interval"]) == (1, None)
+    folds = fold_accuracy(np.array([0.9, 0.1] * 4), np.array([True, False] * 4), np.arange(8) // 2)
+    assert (folds["accuracy"], folds["accuracy_interval"]) == (1, None)
+
+
 def test_a_model_that_is_always_wrong_has_finite_numbers():
     vectors = np.tile(
         np.eye(2, dtype=np.float32), (12, 1)
@@ -356,6 +368,14 @@ def test_pairs_are_read_as_lfw_writes_them(tmp_path):
     assert found.people == ("Ann", "Ann", "Ann", "Bo Li", "Bo Li", "Cy")
     path.write_text("1\nAnn 1 2\nAnn 1 Cy 1\n", encoding="utf-8")
     assert len(read_pairs(path, IMAGES).one) == 2
+    # Numbers are numbers, though 10 is before 2 in the order of names.
+    numbered = {"s1": [f"s1/{number}.pgm" for number in (1, 10, 2)], "s2": ["s2/1.pgm"]}
+    path.write_text("1\ns1 2 10\ns1 1 s2 1\n", encoding="utf-8")
+    assert read_pairs(path, numbered).files == ("s1/2.pgm", "s1/10.pgm", "s1/1.pgm", "s2/1.pgm")
+    with pytest.raises(
+        UsageError, match=r"Line 2 .* must name one image, got 2 of 's1': 's1/2\.pgm' or 's1/s1_02\.jpg'"
+    ):
+        read_pairs(path, numbered | {"s1": ["s1/2.pgm", "s1/s1_02.jpg"]})
 
 
 def test_pairs_name_people_in_either_spelling_of_unicode(tmp_path):
@@ -374,7 +394,9 @@ def test_pairs_name_people_in_either_spelling_of_unicode(tmp_path):
         ("10 300\n", DamagedError, "got none"),
         ("many\nAnn 1 2\n", DamagedError, "must begin with the numbers of folds and of pairs, got 'many'"),
         ("1 1\nAnn 1 2\n", DamagedError, "must have 2 x 1 x 1 pairs, as its first line says, got 1"),
-        ("1 1\nAnn 1 2\nAnn 1\n", DamagedError, "Line 3 of .* must be NAME I J or NAME I OTHER J, got 'Ann 1'"),
+        ("1 1\nAnn 1 2\nAnn 1\n", DamagedError, "Line 3 of .* must be NAME I J .* or NAME I OTHER J .*, got 'Ann 1'"),
+        ("1 1\nAnn 1 1\nAnn 1 Cy 1\n", DamagedError, r"must be NAME I J \(two images of a person\).*got 'Ann 1 1'"),
+        ("1 1\nAnn 1 2\nAnn 1 Ann 2\n", DamagedError, r"\(images of two people\), got 'Ann 1 Ann 2'"),
         ("1 1\nAnn 1 2\nAnn 0 Cy 1\n", DamagedError, "got 'Ann 0 Cy 1'"),
         ("1 1\nAnn 1 3\nAnn 1 Cy 1\n", UsageError, r"must name an image that 'Ann' has \(3 files\), got 3"),
         ("1 1\nAnn 1 2\nAnne 1 Cy 1\n", UsageError, "got 'Anne'. Did you mean 'Ann'?"),

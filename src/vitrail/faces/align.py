@@ -27,6 +27,7 @@ SIDE = 112
 """Pixels of an aligned face, in height and width."""
 
 _LEAST = 4  # pixels that the points of a face span
+_LEAST_ALIKE = 0.4  # share of the template that the points explain: a full profile 0.5, left and right exchanged 0.05
 
 
 def similarity(points_52: np.ndarray) -> np.ndarray:
@@ -41,6 +42,11 @@ def similarity(points_52: np.ndarray) -> np.ndarray:
     if not size > 0:
         raise UsageError("Landmarks must be five different points, got the same point five times.")
     factor = np.vdot(source, target) / size
+    if abs(factor) ** 2 * size < _LEAST_ALIKE * np.vdot(target, target).real:
+        raise UsageError(
+            "Landmarks must be left eye, right eye, nose, left and right corner of the mouth, left and right as the"
+            " image shows them, got points that are no face in this order."
+        )
     turn = np.array([[factor.real, -factor.imag], [factor.imag, factor.real]])
     return np.concatenate([turn, (goal - turn @ centre)[:, None]], axis=1)
 

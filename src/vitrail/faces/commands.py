@@ -131,7 +131,7 @@ def evaluate(
     check_folder(bundle)
     from vitrail.faces.tasks import evaluate as judge
 
-    _say_alignment(bundle, landmarks)
+    _say_training(bundle, landmarks, data, without)
     given: dict[str, Any] = {"pairs": pairs, "groups": groups, "without": without, "landmarks": landmarks}
     found = judge(bundle, data, split=split, seed=seed, device=device, **given)
     if output is not None:
@@ -168,7 +168,7 @@ def enroll(
     check_folder(bundle)
     from vitrail.faces.tasks import enroll as run
 
-    _say_alignment(bundle, landmarks)
+    _say_training(bundle, landmarks)
     found = run(bundle, gallery, name, files, landmarks=landmarks, device=device)
     if found["threshold_dropped"]:
         say(f"note: the threshold of identify was for other people: calibrate {gallery} again")
@@ -218,7 +218,7 @@ def verify(
     check_folder(bundle)
     from vitrail.faces.tasks import verify as run
 
-    _say_alignment(bundle, landmarks)
+    _say_training(bundle, landmarks)
     found = run(bundle, one, other, gallery=gallery, landmarks=landmarks, device=device)
     if found["same"] is None:
         _say_no_threshold("verify")
@@ -249,7 +249,7 @@ def identify(
 
     errors, has_told = [], False
     width = max(len(printable(file)) for file in files)
-    _say_alignment(bundle, landmarks)
+    _say_training(bundle, landmarks)
     for row in run(bundle, gallery, files, top_k=top_k, landmarks=landmarks, device=device):
         if "error" in row:
             errors.append(row["error"])
@@ -289,7 +289,7 @@ def calibrate(
     from vitrail.faces.tasks import calibrate as run
 
     tasks = TASKS if task == "both" else (task,)
-    _say_alignment(bundle, landmarks)
+    _say_training(bundle, landmarks, data, without)
     given: dict[str, Any] = {"split": split, "without": without, "landmarks": landmarks}
     found = run(bundle, gallery, data, far, tasks=tasks, device=device, **given)
     if json:
@@ -319,16 +319,25 @@ def _spoken(value: float | None, interval: Sequence[float] | None) -> str:
     return f"{value:.2%}" if interval is None else f"{value:.2%} ({interval[0]:.2%} to {interval[1]:.2%})"
 
 
-def _say_alignment(bundle: str, landmarks: Path | None) -> None:
-    """Say so if faces are not prepared as those that the bundle was trained on."""
+def _say_training(bundle: str, landmarks: Path | None, data: str = "", without: Path | None = None) -> None:
+    """Say so if faces are not prepared as those that the bundle was trained on, or if they may be the same people."""
     from vitrail.faces.align import BY_LANDMARKS, UNALIGNED
     from vitrail.weights.parts import read_parts
 
-    trained_on = read_parts(bundle, weights=False).provenance.get("faces", {})
-    if landmarks is None and trained_on.get("alignment") == BY_LANDMARKS:
+    provenance = read_parts(bundle, weights=False).provenance
+    faces = provenance.get("faces")
+    if not isinstance(faces, dict):
+        return
+    if landmarks is None and faces.get("alignment") == BY_LANDMARKS:
         say("note: this bundle was trained on faces aligned by landmarks; without --landmarks, they look different")
-    if landmarks is not None and trained_on.get("alignment") == UNALIGNED:
+    if landmarks is not None and faces.get("alignment") == UNALIGNED:
         say("note: this bundle was trained on faces that were not aligned; with --landmarks, they look different")
+    trained_on = str(provenance.get("data")).rpartition(":")[0]
+    if data and without is None and Path(trained_on).name == Path(data).name:
+        say(
+            f"note: this bundle was trained on people of {trained_on!r}, whom it tells apart better than strangers:"
+            " leave them out by --without RUN/people.txt"
+        )
 
 
 def _say_no_threshold(task: str) -> None:
@@ -350,7 +359,8 @@ def _answer(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"error: {printable(row['error'])}"
     shown = ", ".join(f"{printable(one['name'])} {one['score']:.4f}" for one in row["candidates"])
-    return f"unknown ({shown})" if row["accepted"] is False else shown
+    answer = {True: printable(row["name"] or ""), False: "unknown", None: "-"}[row["accepted"]]
+    return f"{answer} ({shown})"
 
 
 def _print_report(report: dict[str, Any]) -> None:

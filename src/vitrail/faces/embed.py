@@ -57,7 +57,10 @@ class Aligner:
         points = next((self._points[one] for one in names if one in self._points), None)
         if points is None or not isinstance(image, Image.Image):
             raise UsageError(f"Landmarks must be given for every image, got none for {names[0]!r}.")
-        return align(image, points)
+        try:
+            return align(image, points)
+        except UsageError as error:
+            raise UsageError(f"{error} (in the landmarks of {names[0]!r})") from None
 
 
 class Embedder:
@@ -73,6 +76,9 @@ class Embedder:
         self.name = "a model in memory" if isinstance(bundle, Bundle) else str(bundle)
         self._engine = ENGINES["torch"].open(bundle, device)
         self._engine.parts.check_computable()
+        self._preprocess = self._engine.parts.preprocess
+        if aligner is not None:  # landmarks are pixels of the whole image
+            self._preprocess = self._preprocess.replace(jpeg="exact")
         self._align = aligner
 
     def embed(self, images: Iterable[Face], *, meter: Callable[[int], None] | None = None) -> Embeddings:
@@ -103,7 +109,7 @@ class Embedder:
 
     def _prepare(self, number: int, image: Face) -> tuple[str, np.ndarray, str] | VitrailError:
         """The name of an image, its pixels as the model takes them, and its hash."""
-        preprocess = self._engine.parts.preprocess
+        preprocess = self._preprocess
         try:
             if isinstance(image, np.ndarray):
                 name, content = f"image {number}", image

@@ -2,14 +2,18 @@
 
 person        name
 template      the embedding of one image of a person, and the SHA-256 of that image; no image is kept
-calibration   thresholds, as `calibrate` found them
-about         the model that made the embeddings, the number of changes, and whether traces of a removed person are left
+about         the model that made the embeddings, the numbers of images and of changes, the thresholds as `calibrate`
+              found them, and whether traces of a removed person are left
+
+SQLite notices damage to its own structures, but not to what they hold: one flipped bit would make Ann another person.
+So embeddings and thresholds are kept with a hash of all that must be read together.
 
 The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
 when it returns: `kill -9` and power failures lose nothing that was committed.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -21,25 +25,26 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
+from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.faces.calibrate import Calibration
 from vitrail.faces.verification import unit_means
 
-FORMAT = 1
+FORMAT = 2
 TASKS = ("verify", "identify")
 PATIENCE = 5.0
 """Seconds to wait for other programs."""
 
 _APPLICATION = 0x76747267  # "vtrg", by which `file` and we know a gallery
+_NONE = "none"  # of traces, or a threshold
 _PAGE = 16384  # bytes; in SQLite's 4096, an embedding of 512 numbers would be alone
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
 CREATE TABLE template (
-    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES person, source TEXT UNIQUE NOT NULL, vector BLOB NOT NULL
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES person, source TEXT UNIQUE NOT NULL,
+    vector BLOB NOT NULL, digest BLOB NOT NULL
 );
 CREATE INDEX template_person ON template (person);
-CREATE TABLE calibration (task TEXT PRIMARY KEY, document TEXT NOT NULL);
 """
 
 
@@ -179,11 +184,13 @@ class Gallery:
                 return 0
             self._connection.execute("INSERT OR IGNORE INTO person (name) VALUES (?)", (name,))
             (person,) = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
-            self._connection.executemany(
-                "INSERT INTO template (person, source, vector) VALUES (?, ?, ?)",
-                [(person, source, vectors_ND[row].astype("<f4").tobytes()) for source, row in new.items()],
-            )
-            self._count_change()
+            for source, row in new.items():
+                vector = vectors_ND[row].astype("<f4").tobytes()
+                self._connection.execute(
+                    "INSERT INTO template (person, source, vector, digest) VALUES (?, ?, ?, ?)",
+                    (person, source, vector, _digest(self.model, name, source, vector)),
+                )
+            self._count_change(len(new))
         return len(new)
 
     def remove(self, name: str) -> bool:
@@ -195,15 +202,16 @@ class Gallery:
         """
         name = plain_name(name)
         with self._writing():
+            self._check_entries()  # an entry that has lost its person would stay
             found = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
-            if found is None and self._about("traces") == "none":
+            if found is None and self._about("traces") == _NONE:
                 near = did_you_mean(name, list(self.people()))
                 raise UsageError(f"Name must be one that is enrolled in {str(self.path)!r}, got {name!r}.{near}")
             if found is not None:
-                self._connection.execute("DELETE FROM template WHERE person = ?", found)
+                images = self._connection.execute("DELETE FROM template WHERE person = ?", found).rowcount
                 self._connection.execute("DELETE FROM person WHERE id = ?", found)
-                self._count_change()
-                self._connection.execute("UPDATE about SET value = 'left' WHERE key = 'traces'")
+                self._count_change(-images)
+                self._state("traces", f"left by change {self.changes}")
         if reason := self._rewrite():
             raise VitrailError(
                 f"{name!r} is removed, but traces remain in {str(self.path)!r} ({reason}): make room, or let the other"
@@ -213,10 +221,13 @@ class Gallery:
 
     def calibration(self, task: str) -> Calibration | None:
         """The threshold of `verify` or `identify`, if one was set and is still valid."""
-        with _told(self.path):
-            row = self._connection.execute("SELECT document FROM calibration WHERE task = ?", (task,)).fetchone()
+        if (value := self._about(task)) == _NONE:
+            return None
+        digest, _, document = value.partition(" ")
         try:
-            return None if row is None else Calibration.from_json(json.loads(row[0]))
+            if digest != _digest(self.model, task, document).hex():
+                raise ValueError(value)
+            return Calibration.from_json(json.loads(document))
         except (TypeError, KeyError, ValueError, RecursionError):
             raise DamagedError(path=self.path, cause=f"is damaged: its threshold of {task} cannot be read") from None
 
@@ -231,16 +242,12 @@ class Gallery:
             if self.changes != changes:
                 raise VitrailError(f"{str(self.path)!r} has been changed meanwhile. Calibrate again.")
             for task, one in found.items():
-                values = (task, json.dumps(one.to_json(), sort_keys=True))
-                self._connection.execute("INSERT OR REPLACE INTO calibration VALUES (?, ?)", values)
+                document = json.dumps(one.to_json(), sort_keys=True)
+                self._state(task, f"{_digest(self.model, task, document).hex()} {document}")
 
     def index(self) -> Index:
         """Everybody, to search in. It stays as it is while the gallery changes."""
-        with _told(self.path):
-            query = "SELECT person.id, name, vector FROM template JOIN person ON person = person.id ORDER BY person.id"
-            rows = self._connection.execute(query).fetchall()
-        width = self._number("width")
-        self._check_names(name for _, name, _ in rows)
+        rows, width = self._entries(), self._number("width")
         if any(not isinstance(vector, bytes) or len(vector) != 4 * width for _, _, vector in rows):
             raise DamagedError(path=self.path, cause="is damaged: an embedding has a wrong length")
         people, names = [person for person, _, _ in rows], dict.fromkeys((person, name) for person, name, _ in rows)
@@ -250,6 +257,27 @@ class Gallery:
             raise DamagedError(path=self.path, cause="is damaged: an embedding is not a unit vector")
         _, starts = np.unique(np.array(people, np.int64), return_index=True)
         return Index(tuple(name for _, name in names), unit_means(vectors, starts))
+
+    def _entries(self) -> list[tuple[int, str, bytes]]:
+        """The number and the name of a person, and an embedding, for every image, sorted by person: none is missing,
+        and each is as it was enrolled."""
+        with self.reading():
+            query = "SELECT person.id, name, source, vector, digest FROM template JOIN person ON person = person.id"
+            rows = self._connection.execute(f"{query} ORDER BY person.id").fetchall()
+            model, images = self.model, self._number("images")
+        self._check_names(name for _, name, *_ in rows)
+        if len({source for _, _, source, *_ in rows}) != images or any(
+            digest != _digest(model, name, source, vector) for _, name, source, vector, digest in rows
+        ):
+            raise DamagedError(path=self.path, cause=_CHANGED, advice=_RESTORE)
+        return [(person, name, vector) for person, name, _, vector, _ in rows]
+
+    def _check_entries(self) -> None:
+        """Refuse a file of which a part is not as it was written."""
+        self._entries()
+        (found,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise DamagedError(path=self.path, cause=f"is damaged ({found})", advice=_RESTORE)
 
     def _prepare(self, model: str | None, bundle: str, width: int | None) -> None:
         with _told(self.path):
@@ -270,6 +298,11 @@ class Gallery:
             )
         if version < 1:
             raise DamagedError(path=self.path, cause=f"is damaged: its format is {version}")
+        if version < FORMAT:
+            raise VitrailError(
+                f"{str(self.path)!r} has format {version}, in which damage is not noticed. Enroll its people into a new"
+                " gallery."
+            )
         if model is not None and model != self.model:
             raise UsageError(
                 f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
@@ -291,7 +324,8 @@ class Gallery:
                 return
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
-            about = {"model": model, "bundle": bundle, "width": str(width), "changes": "0", "traces": "none"}
+            about = {"model": model, "bundle": bundle, "width": str(width)}
+            about |= {"images": "0", "changes": "0", "traces": _NONE, **dict.fromkeys(TASKS, _NONE)}
             self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -302,6 +336,10 @@ class Gallery:
         if row is None or not isinstance(row[0], str):
             raise DamagedError(path=self.path, cause=f"is damaged: it does not state its {key}")
         return row[0]
+
+    def _state(self, key: str, value: str) -> None:
+        """Change what `_about` reads, within a transaction."""
+        self._connection.execute("UPDATE about SET value = ? WHERE key = ?", (value, key))
 
     def _number(self, key: str) -> int:
         text = self._about(key)
@@ -314,14 +352,19 @@ class Gallery:
             if not isinstance(name, str) or not name.isprintable():
                 raise DamagedError(path=self.path, cause="is damaged: a name is not printable text")
 
-    def _count_change(self) -> None:
-        """Within a transaction that changes who is enrolled: the threshold of identification depended on them."""
-        self._connection.execute("DELETE FROM calibration WHERE task = 'identify'")
-        self._connection.execute("UPDATE about SET value = value + 1 WHERE key = 'changes'")
+    def _count_change(self, images: int) -> None:
+        """Within a transaction that adds so many images: the threshold of identification depended on who was
+        enrolled."""
+        self._state("identify", _NONE)
+        for key, more in (("changes", 1), ("images", images)):
+            self._state(key, str(self._number(key) + more))
 
     @contextlib.contextmanager
     def reading(self) -> Generator[None]:
         """All that is read in the block is of one moment, whatever other programs write meanwhile."""
+        if self._connection.in_transaction:  # of which it is a part
+            yield
+            return
         with _told(self.path):
             self._connection.execute("BEGIN")
             try:
@@ -345,12 +388,15 @@ class Gallery:
     def _rewrite(self) -> str | None:
         """Write all that the file should hold anew, which takes as much room again, and empty its journal. Returns the
         reason if that is not possible now."""
+        traces = self._about("traces")
         with _told(self.path):
             try:
                 self._connection.execute("VACUUM")
                 if reason := self._empty_journal():
                     return reason
-                self._connection.execute("UPDATE about SET value = 'none' WHERE key = 'traces'")
+                # Unless another program has removed somebody else meanwhile.
+                done = "UPDATE about SET value = ? WHERE key = 'traces' AND value = ?"
+                self._connection.execute(done, (_NONE, traces))
             except sqlite3.OperationalError as error:
                 if (code := error.sqlite_errorcode & 0xFF) not in (*_BUSY, *_NO_ROOM):
                     raise
@@ -362,16 +408,23 @@ class Gallery:
         return _in_use() if busy else None
 
 
+def _digest(*parts: str | bytes) -> bytes:
+    """SHA-256 of several parts: their lengths keep what moves from one to the next from going unnoticed."""
+    some = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    return hashlib.sha256(b"".join([",".join(str(len(part)) for part in some).encode(), b":", *some])).digest()
+
+
 def _are_units(vectors_ND: np.ndarray) -> bool:
     return bool(np.allclose(np.einsum("nd,nd->n", vectors_ND, vectors_ND), 1, atol=1e-3))
 
 
+_CHANGED, _RESTORE = "is damaged: its entries are not as they were written", "Restore it from a copy."
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _in_use() -> str:
-    return f"another program has been reading it for {PATIENCE:g} seconds"
+    return f"another program has been using it for {PATIENCE:g} seconds"
 
 
 @contextlib.contextmanager
@@ -379,6 +432,8 @@ def _told(path: Path) -> Generator[None]:
     """SQLite's errors in our words."""
     try:
         yield
+    except UnicodeDecodeError:  # where a message of SQLite quotes what is damaged
+        raise DamagedError(path=path, cause="is damaged: its text is not UTF-8", advice=_RESTORE) from None
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
@@ -392,7 +447,7 @@ def _told(path: Path) -> Generator[None]:
             raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({error}).") from None
         if code in _NO_ROOM:
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
-        raise DamagedError(path=path, cause=f"is damaged ({error})", advice="Restore it from a copy.") from None
+        raise DamagedError(path=path, cause=f"is damaged ({first_line(error)})", advice=_RESTORE) from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -101,7 +101,7 @@ def _roc(curve: Curve, report: dict[str, Any]) -> str:
         [100 * row["tar"] for row in known],
         0,
         joined=False,
-        bars=[(100 * row["interval"][0], 100 * row["interval"][1]) for row in known if row["interval"] is not None],
+        bars=[(100 * low, 100 * high) for low, high in (row["interval"] or [row["tar"]] * 2 for row in known)],
     )
     lines = [Line("", [float(far) for far in fars], tars), points]
     return chart(lines, word("far-axis", "tspan"), word("tar-axis", "tspan"), log_x=True)

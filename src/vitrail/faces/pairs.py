@@ -4,8 +4,8 @@
     NAME 1 4                the first and the fourth image of a person
     NAME 1 OTHER 2          images of two people
 
-Words are separated by tabs, or by spaces if there is no tab. Image 4 of Ann is the file `Ann_0004.*`; where files have
-other names, the fourth file of her folder by name.
+Words are separated by tabs, or by spaces if there is no tab. Image 4 of Ann is the file `Ann_0004.*` or `4.*`; where
+files have other names, the fourth file of her folder by name.
 """
 
 import re
@@ -78,11 +78,11 @@ def _counts(path: Path, line: str) -> tuple[int, int]:
 
 def _pair(path: Path, number: int, line: str) -> list[tuple[str, int]]:
     match _words(line):
-        case [name, one, other] if _is_index(one) and _is_index(other):
+        case [name, one, other] if _is_index(one) and _is_index(other) and int(one) != int(other):
             return [(name, int(one)), (name, int(other))]
-        case [name, one, second, other] if _is_index(one) and _is_index(other):
+        case [name, one, second, other] if _is_index(one) and _is_index(other) and name != second:
             return [(name, int(one)), (second, int(other))]
-    rule = "must be NAME I J or NAME I OTHER J"
+    rule = "must be NAME I J (two images of a person) or NAME I OTHER J (images of two people)"
     raise DamagedError(f"Line {number} of {str(path)!r} {rule}, got {line.strip()!r}.", path=path)
 
 
@@ -96,13 +96,14 @@ def _file(path: Path, number: int, person: str, index: int, images: Mapping[str,
         near = did_you_mean(person, list(images))
         raise UsageError(f"{where} must name a person of the data, got {person!r}.{near}")
     files = images[person]
-    stems = {composed(Path(file).stem): file for file in files}
-    numbered = {stem: file for stem, file in stems.items() if re.fullmatch(re.escape(person) + r"_\d+", stem)}
-    if numbered:
-        found = next((file for stem, file in numbered.items() if int(stem.rpartition("_")[2]) == index), None)
+    numbers = [re.fullmatch(rf"(?:{re.escape(person)}_)?(\d+)", composed(Path(file).stem)) for file in files]
+    if any(numbers):
+        found = [file for file, match in zip(files, numbers, strict=True) if match and int(match[1]) == index]
     else:
-        found = files[index - 1] if index <= len(files) else None
-    if found is None:
+        found = files[index - 1 : index]
+    if not found:
         has = counted(len(files), "file")
         raise UsageError(f"{where} must name an image that {person!r} has ({has}), got {index}.")
-    return found
+    if len(found) > 1:
+        raise UsageError(f"{where} must name one image, got {index} of {person!r}: {found[0]!r} or {found[1]!r}?")
+    return found[0]

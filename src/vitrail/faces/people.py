@@ -33,6 +33,18 @@ def open_people(data: str | Path) -> tuple[Dataset, Split]:
     return dataset, parts[0]
 
 
+def merge_spellings(dataset: Dataset, split: Split) -> tuple[Dataset, Split]:
+    """The data set with this split alone, where names that differ only in how Unicode spells them are one person, who
+    would else be on both sides of a split."""
+    labels = tuple(sorted({composed(name) for name in dataset.labels}))
+    number = {name: at for at, name in enumerate(labels)}
+    place = np.array([number[composed(name)] for name in dataset.labels])
+    merged, notes = dataclasses.replace(split, labels=place[split.labels]), dataset.notes
+    if twice := len(dataset.labels) - len(labels):
+        notes += (f"names that are another one in a second spelling of Unicode: {twice:,} of {len(dataset.labels):,}",)
+    return dataclasses.replace(dataset, labels=labels, splits={split.name: merged}, notes=notes), merged
+
+
 def read_people(path: str | Path, known: tuple[str, ...]) -> list[str]:
     """Names of people from a file, one a line, as `known` spells them."""
     try:
@@ -76,7 +88,7 @@ def split_people(
     """
     check_share("test", test, 0.9)
     check_share("validation", validation, 0.9)
-    dataset, every = open_people(data)
+    dataset, every = merge_spellings(*open_people(data))
     present = [dataset.labels[index] for index in np.unique(every.labels)]
     if people is not None:
         own = read_people(people, dataset.labels)

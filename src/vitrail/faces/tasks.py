@@ -17,7 +17,7 @@ from vitrail.faces.calibrate import Calibration, check_rate, clopper_pearson, th
 from vitrail.faces.embed import Aligner, Embedder, Face
 from vitrail.faces.gallery import TASKS, Gallery, Index, composed, plain_name
 from vitrail.faces.pairs import read_pairs
-from vitrail.faces.people import read_people
+from vitrail.faces.people import merge_spellings, read_people
 from vitrail.faces.verification import Blocks, Verification
 from vitrail.storage import read_document
 
@@ -44,18 +44,16 @@ def open_faces(data: str, split: str | None = None, without: Path | None = None)
     that a file names, one a line."""
     dataset = open_data(data)
     dataset.check_one_label("Faces")
-    chosen = dataset.for_evaluation(split)
+    dataset, chosen = merge_spellings(dataset, dataset.for_evaluation(split))
     if without is not None:
         left_out = [dataset.labels.index(name) for name in read_people(without, dataset.labels)]
         chosen = chosen.take(np.flatnonzero(~np.isin(chosen.labels, left_out)))
         if not len(chosen):
             raise UsageError(f"People must be left over, got everybody of {data!r} in {str(without)!r}.")
-    known, folder_of = np.unique(chosen.labels, return_inverse=True)
+    known, person_of = np.unique(chosen.labels, return_inverse=True)
     names = tuple(chosen.name_of(index) for index in range(len(chosen)))
-    spelled = [composed(dataset.labels[index]) for index in known]
-    people = {name: number for number, name in enumerate(dict.fromkeys(spelled))}
-    person_of = np.array([people[name] for name in spelled])[folder_of]
-    return Faces(data, chosen.name, chosen.images, names, tuple(people), person_of, dataset.root)
+    people = tuple(dataset.labels[index] for index in known)
+    return Faces(data, chosen.name, chosen.images, names, people, person_of, dataset.root)
 
 
 def _aligner(landmarks: Path | None, *roots: str) -> Aligner | None:
@@ -99,7 +97,7 @@ def evaluate(
             images=listed.files, names=listed.files, people=tuple(map(str, people)), person_of=person_of
         )
     embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks, faces.root))
-    vectors = embedder.embed(faces.images, meter=Meter(len(faces.images), "images")).vectors
+    vectors, sources = embedder.embed(faces.images, meter=Meter(len(faces.images), "images"))
     blocks: Blocks = partial(verification.all_pairs, vectors)
     if listed is not None:
         blocks = partial(verification.listed_pairs, vectors, listed.one, listed.other)
@@ -122,6 +120,10 @@ def evaluate(
         report |= _listed_accuracy(blocks, faces.person_of, listed.folds) if listed.folds[-1] else {"accuracy": None}
         report |= {"rank1": None, "dir": []}
     report["notes"] = _notes(report)
+    if both := _under_two_names(faces, sources):
+        report["notes"].append(
+            f"the same image has two names: {both[0]!r} and {both[1]!r}; `vitrail doctor` lists all of them"
+        )
     if group_of is not None:
         named = [group_of.get(name) for name in faces.people]
         report["groups"] = verification.by_group(blocks, faces.person_of, named, found, seed=seed)
@@ -143,8 +145,21 @@ def _listed_accuracy(blocks: Blocks, person_of: np.ndarray, folds: np.ndarray) -
     return verification.fold_accuracy(scores, truth, folds)
 
 
+def _under_two_names(faces: Faces, sources: Sequence[str]) -> tuple[str, str] | None:
+    """An image that is there again as somebody else, and that other one."""
+    first: dict[str, int] = {}
+    for at, source in enumerate(sources):
+        if faces.person_of[first.setdefault(source, at)] != faces.person_of[at]:
+            return faces.names[first[source]], faces.names[at]
+    return None
+
+
 def _notes(report: dict[str, Any]) -> list[str]:
     notes = []
+    if report["eer"] == 0:
+        notes.append(
+            f"no error is seen, which does not tell how rare errors are: these are {report['people']:,} people"
+        )
     if lacking := [row["far"] for row in report["tar"] if row["tar"] is None]:
         needed = verification.SUPPORT / max(lacking)
         notes.append(
@@ -311,6 +326,8 @@ def calibrate(
                 raise UsageError(
                     f"DATA must be of other images than those enrolled, got {file!r} of {sources[source]!r}."
                 )
+        if both := _under_two_names(faces, embedded.sources):
+            raise UsageError(f"DATA must have an image under one name, got the same in {both[0]!r} and {both[1]!r}.")
         scores: dict[str, Callable[[], Iterator[np.ndarray]]] = {
             "verify": lambda: _pair_scores(embedded.vectors, faces.person_of, genuine=False),
             "identify": lambda: _best_scores(embedded.vectors, index),

@@ -53,7 +53,10 @@ def train_faces(
     """Train an embedding on people who are strangers to those it is tested on (see `split_people`): a model of this
     name from its first weights, or the model of the bundle `source`. Faces are aligned if `landmarks` are given."""
     if (model is None) == (source is None):
-        raise UsageError(f"Faces must be learned by a new model or from a bundle, got {'both' if model else 'none'}.")
+        raise UsageError(
+            "Faces must be learned by a new model (--model NAME) or from a bundle (--from BUNDLE), got"
+            f" {'both' if model else 'none'}."
+        )
     if OBJECTIVES[recipe.objective].output != "features":
         raise UsageError(f"Faces must have an objective that learns an embedding (margin), got {recipe.objective}.")
     if source is None:

@@ -291,9 +291,11 @@ def _resample(count: int, seed: int) -> np.ndarray:
     return np.apply_along_axis(np.bincount, 1, drawn, minlength=count).astype(np.float64)
 
 
-def interval(values: np.ndarray) -> list[float]:
-    """The middle 95 % of resampled values."""
-    return [float(value) for value in np.quantile(values, (0.025, 0.975))]
+def interval(values: np.ndarray) -> list[float] | None:
+    """The middle 95 % of resampled values; None where all are equal: draws of people without an error cannot tell how
+    rare errors are."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return None if low == high else [float(low), float(high)]
 
 
 def fold_accuracy(scores: np.ndarray, is_genuine: np.ndarray, folds: np.ndarray) -> dict[str, Any]:
@@ -311,7 +313,7 @@ def fold_accuracy(scores: np.ndarray, is_genuine: np.ndarray, folds: np.ndarray)
     return {
         "accuracy": float(np.mean(found)),
         "accuracy_std": float(np.std(found)),
-        "accuracy_interval": None if around is None else [max(around[0], 0.0), min(around[1], 1.0)],
+        "accuracy_interval": None if around is None or around[0] == around[1] else np.clip(around, 0, 1).tolist(),
         "accuracy_folds": found,
         "accuracy_threshold": float(np.mean(thresholds)),
     }

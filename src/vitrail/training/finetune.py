@@ -59,15 +59,10 @@ def finetune(
         raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
     loaded = open_bundle(bundle)
     check_head(loaded.model)
-    decays = loaded.model.has_ordered_blocks
-    if not decays:
-        recipe = recipe.replace(layer_decay=1.0)
 
     def initialise(given: Given) -> Initial:
         channels = channels_of(given.dataset.first)
         model, preprocess, notes = adapt(loaded, given.dataset.labels, channels, recipe, resolution)
-        if not decays:
-            notes += ("all layers have the same learning rate: this family is not one sequence of blocks",)
         probe, damaged = None, {}
         if recipe.head == "probe" and given.is_new and not model.head.weight.any():
             probe = learn_head(model, preprocess, given, recipe, damaged, workers=options.workers)

@@ -78,10 +78,7 @@ def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
     """Factor of each parameter's learning rate: 1 for the head, multiplied by `decay` for each block below it."""
     roles = trained.roles()
     if decay != 1 and not trained.has_ordered_blocks:
-        raise UsageError(
-            f"Layer decay must be 1 for models that are not one sequence of blocks, got {decay:g}."
-            " Use --set layer_decay=1."
-        )
+        raise UsageError(f"Layer decay must be 1 for models that are not one sequence of blocks, got {decay:g}.")
     top = max(role.layer for role in roles.values())
     return {name: decay ** (top - role.layer) for name, role in roles.items()}
 

@@ -19,6 +19,7 @@ from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import AnyData, open_data
 from vitrail.errors import UsageError
+from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.pages.notebook import card
 from vitrail.settings import counted
@@ -160,6 +161,7 @@ def run(
         goes_on = ranks.first_does(lambda: folder.goes_on)
 
         initial = initialise(Given(dataset, training, ranks, is_new=not goes_on, tell=tell))
+        recipe, decay_notes = _decay_for(initial.model, recipe)
         cache = None
         if options.cache:
             cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
@@ -207,7 +209,7 @@ def run(
         typed = str(data) if isinstance(data, str | Path) else None
         report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
         with Stop().watching() as stop:
-            for note in (*dataset.notes, *initial.notes, *notes, *changes):
+            for note in (*dataset.notes, *initial.notes, *decay_notes, *notes, *changes):
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)
@@ -272,6 +274,17 @@ def _conclude(
 def _goes_on(trainer: Trainer) -> str:
     where = f"after step {trainer.step} of {trainer.total}"
     return f"going on {where}" if trainer.stopped is None else f"ended {where} by {trainer.stopped}: it does not go on"
+
+
+def _decay_for(model: AnyModel, recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The recipe with the layer decay that the model can have, and a note if that is another one."""
+    if recipe.layer_decay == 1 or model.has_ordered_blocks:
+        return recipe, []
+    note = (
+        f"layer_decay is 1 instead of {recipe.layer_decay:g}: a model of the family {model.config.family} is not one"
+        " sequence of blocks, so all layers have the same learning rate"
+    )
+    return recipe.replace(layer_decay=1.0), [note]
 
 
 def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
