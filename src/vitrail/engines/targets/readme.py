@@ -77,9 +77,9 @@ def _pixels(preprocess: Preprocess) -> list[str]:
         f'ground = Image.new("RGBA", image.size, {(*preprocess.background, 255)})',
         f'image = Image.alpha_composite(ground, image.convert("RGBA")).convert("{mode}")',
         *fitting,
-        f"image = image.resize(size, Image.Resampling.{preprocess.interpolation.upper()})",
         f'canvas = Image.new("{mode}", ({width}, {height}), {preprocess.ground})',
-        f"canvas.paste(image, (-round((size[0] - {width}) / 2), -round((size[1] - {height}) / 2)))",
+        f"canvas.paste(image.resize(size, Image.{preprocess.interpolation.upper()}),"
+        f" (-round((size[0] - {width}) / 2), -round((size[1] - {height}) / 2)))",
         f"pixels = np.asarray(canvas, np.float32).reshape(1, {height}, {width}, {channels}) / 255",
         f"pixels = ((pixels - {mean}) / {std}).transpose(0, 3, 1, 2).astype(np.float32)",
     ]
