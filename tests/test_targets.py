@@ -207,40 +207,43 @@ def test_every_family_exports_to_every_runtime(name, tmp_path, call):
 # Triton
 
 
-def schema():
-    """Triton's message ModelConfig: its own, otherwise the part of it that we write, by the published field names."""
-    try:
-        from tritonclient.grpc.model_config_pb2 import ModelConfig
-    except ImportError:
-        file = descriptor_pb2.FileDescriptorProto(name="part.proto", package="part", syntax="proto3")
-        kinds = file.enum_type.add(name="DataType")
-        for number, name in enumerate(("TYPE_INVALID", "TYPE_FP32")):
-            kinds.value.add(name=name, number=number)
-        texts, numbers, many, single = 9, 3, 3, 1
-        port = [("name", texts, single, ""), ("data_type", 14, single, ".part.DataType"), ("dims", numbers, many, "")]
-        for name, fields in {
-            "ModelInput": port,
-            "ModelOutput": [*port, ("label_filename", texts, single, "")],
-            "ModelDynamicBatching": [],
-            "ModelConfig": [
-                ("name", texts, single, ""),
-                ("backend", texts, single, ""),
-                ("max_batch_size", 5, single, ""),
-                ("input", 11, many, ".part.ModelInput"),
-                ("output", 11, many, ".part.ModelOutput"),
-                ("dynamic_batching", 11, single, ".part.ModelDynamicBatching"),
-            ],
-        }.items():
-            message = file.message_type.add(name=name)
-            for number, (field, kind, label, of) in enumerate(fields, 1):
-                message.field.add(name=field, number=number, type=kind, label=label, type_name=of or None)
-        pool = descriptor_pool.DescriptorPool()
-        pool.Add(file)
-        return message_factory.GetMessageClass(pool.FindMessageTypeByName("part.ModelConfig"))()
-    return ModelConfig()
+def their_schema():
+    """Triton's message ModelConfig. No extra installs its client, which pins protobuf below 7."""
+    messages = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed")
+    return messages.ModelConfig()
 
 
-def test_triton_can_parse_the_repository(bundle, call, tmp_path):
+def part_of_schema():
+    """The part of it that we write, by the published field names."""
+    file = descriptor_pb2.FileDescriptorProto(name="part.proto", package="part", syntax="proto3")
+    kinds = file.enum_type.add(name="DataType")
+    for number, name in enumerate(("TYPE_INVALID", "TYPE_FP32")):
+        kinds.value.add(name=name, number=number)
+    texts, numbers, many, single = 9, 3, 3, 1
+    port = [("name", texts, single, ""), ("data_type", 14, single, ".part.DataType"), ("dims", numbers, many, "")]
+    for name, fields in {
+        "ModelInput": port,
+        "ModelOutput": [*port, ("label_filename", texts, single, "")],
+        "ModelDynamicBatching": [],
+        "ModelConfig": [
+            ("name", texts, single, ""),
+            ("backend", texts, single, ""),
+            ("max_batch_size", 5, single, ""),
+            ("input", 11, many, ".part.ModelInput"),
+            ("output", 11, many, ".part.ModelOutput"),
+            ("dynamic_batching", 11, single, ".part.ModelDynamicBatching"),
+        ],
+    }.items():
+        message = file.message_type.add(name=name)
+        for number, (field, kind, label, of) in enumerate(fields, 1):
+            message.field.add(name=field, number=number, type=kind, label=label, type_name=of or None)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("part.ModelConfig"))()
+
+
+@pytest.mark.parametrize("schema", [their_schema, part_of_schema])
+def test_triton_can_parse_the_repository(schema, bundle, call, tmp_path):
     assert call("export", bundle, tmp_path / "out", "--to", "triton").returncode == 0
     config = text_format.Parse((tmp_path / "out" / "vit-pico-2" / "config.pbtxt").read_text(), schema())
     assert (config.name, config.backend, config.max_batch_size) == ("vit-pico-2", "onnxruntime", 64)
@@ -250,11 +253,6 @@ def test_triton_can_parse_the_repository(bundle, call, tmp_path):
         ("features", [16]),
     ]
     assert [port.label_filename for port in config.output] == ["labels.txt", ""]
-
-
-def test_triton_itself_parses_it(bundle, call, tmp_path):
-    pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
-    assert type(schema()).__module__.startswith("tritonclient")
 
 
 # Wrong use, and disks
