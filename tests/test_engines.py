@@ -22,7 +22,7 @@ from vitrail.engines.openvino import OpenvinoEngine
 from vitrail.engines.proof import answer, sample
 from vitrail.engines.quantise import quantise, round_weights
 from vitrail.engines.runtime import OnnxEngine
-from vitrail.engines.store import Agreement, Load, Measured, Speed, _parsed
+from vitrail.engines.store import Agreement, Load, Measured, Reason, Speed, _parsed
 from vitrail.errors import MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.lab.exact import redraw
 
@@ -308,12 +308,15 @@ def test_a_damaged_file_of_measurements_holds_nothing(made, measured, content):
     assert Measured.read(made).speeds(LOAD)[EXACT[1]].image == pytest.approx(1 / 30)
 
 
-def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, measured, home, capsys):
+def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, measured, home, capsys, monkeypatch):
     _, asked = measured
     home.write_text("no folder")
+    lacking = {Way("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
+    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, lacking))
     for count in (1, 2):
         assert pick(made) == EXACT[1]
-        said = capsys.readouterr().err.splitlines()
+        left_out, *said = capsys.readouterr().err.splitlines()
+        assert left_out == "auto: openvino bfloat16 left out: this CPU has none"
         assert len(asked) == count
         assert said[0].startswith(
             "note: measurements cannot be kept, so they are made again next time: Output must be in"

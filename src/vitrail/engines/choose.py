@@ -114,8 +114,7 @@ def _speeds(path: str, measured: Measured, load: Load, ways: list[Way]) -> dict[
         for way, reason in refused.items():
             say(f"auto: {way} left out: {reason.text}")
         known = measure(path, usable, load) if usable else {}
-        measured.keep_refused(refused)
-        measured.keep_speeds(load, known)
+        measured.keep_speeds(load, known, refused)
     return {way: known[way] for way in possible if way in known}
 
 

@@ -115,18 +115,14 @@ class Measured:
         """The ways that cannot be used under any load, and why."""
         return _parsed(self._find("refused"), Reason)
 
-    def keep_speeds(self, load: Load, speeds: dict[Way, Speed]) -> None:
-        """Keep speeds; if they cannot be written, they will be measured again next time."""
-        self._keep(["speeds", str(load)], speeds)
+    def keep_speeds(self, load: Load, speeds: dict[Way, Speed], refused: dict[Way, Reason] | None = None) -> None:
+        """Keep speeds, and the reasons that last; if they cannot be written, all is measured again next time."""
+        lasting = {way: reason for way, reason in (refused or {}).items() if reason.lasts}
+        self._keep({("speeds", str(load)): speeds, ("refused",): lasting})
 
     def keep_agreements(self, agreements: dict[Way, Agreement]) -> None:
         """Keep answers, in place of earlier ones."""
-        self._keep(["answers"], agreements)
-
-    def keep_refused(self, refused: dict[Way, Reason]) -> None:
-        """Keep the reasons that last."""
-        if lasting := {way: reason for way, reason in refused.items() if reason.lasts}:
-            self._keep(["refused"], lasting)
+        self._keep({("answers",): agreements})
 
     def _find(self, *names: str) -> object:
         found: object = self._known
@@ -134,24 +130,25 @@ class Measured:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def _keep(self, names: list[str], rows: dict[Any, Any]) -> None:
+    def _keep(self, sections: dict[tuple[str, ...], dict[Way, Any]]) -> None:
         try:
             with locked(self._path.with_suffix(".lock"), lambda holder: None):
                 self._known = _read(self._path)  # another process may have measured meanwhile
-                self._add(names, rows)
+                self._add(sections)
                 with atomic_file(self._path, force=True) as file:
                     file.write(json.dumps(self._known, indent=2).encode())
         except VitrailError as error:
-            self._add(names, rows)
+            self._add(sections)
             say(f"note: measurements cannot be kept, so they are made again next time: {error}")
 
-    def _add(self, names: list[str], rows: dict[Any, Any]) -> None:
-        place = self._known
-        for name in (self._machine, *names):
-            if not isinstance(place.get(name), dict):
-                place[name] = {}
-            place = place[name]
-        place |= {str(way): row._asdict() for way, row in rows.items()}
+    def _add(self, sections: dict[tuple[str, ...], dict[Way, Any]]) -> None:
+        for names, rows in sections.items():
+            place = self._known
+            for name in (self._machine, *names):
+                if not isinstance(place.get(name), dict):
+                    place[name] = {}
+                place = place[name]
+            place |= {str(way): row._asdict() for way, row in rows.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
