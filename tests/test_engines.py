@@ -1,11 +1,14 @@
 """Engines and precisions: what each has, what `auto` takes and why, what is kept, and `vitrail bench`."""
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import pytest
 
 import vitrail
@@ -13,12 +16,14 @@ from test_bundle import FIXTURE, make
 from vitrail.answers.paired import wilson
 from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.engines import choose, measure, store
-from vitrail.engines.base import Way, batch_for
+from vitrail.engines.base import Way, batch_for, need
 from vitrail.engines.choose import Wish, choose_way, every_way
 from vitrail.engines.openvino import OpenvinoEngine
 from vitrail.engines.proof import answer, sample
-from vitrail.engines.store import Agreement, Load, Measured, Speed, _parsed
-from vitrail.errors import MissingError, UsageError, VitrailError
+from vitrail.engines.quantise import quantise, round_weights
+from vitrail.engines.runtime import OnnxEngine
+from vitrail.engines.store import Agreement, Load, Measured, Reason, Speed, _parsed
+from vitrail.errors import MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.lab.exact import redraw
 
 EXACT = [Way(name, "float32") for name in ("torch", "onnx", "openvino")]
@@ -100,7 +105,7 @@ def test_threads_that_call_openvino_at_the_same_time_get_their_own_answers(made)
 
 def test_the_proof_of_int8_says_what_changed(made):
     proof = json.loads((made.with_name("pico.onnx-int8") / "proof.json").read_text())
-    assert (proof["precision"], proof["pictures"], proof["format"]) == ("int8", 40, 3)
+    assert (proof["precision"], proof["pictures"], proof["format"]) == ("int8", 40, 4)
     assert proof["same_answers"] >= 38
     assert proof["max_logit_difference"] > proof["mean_logit_difference"] > 1e-4
     assert set(proof["versions"]) == {"vitrail", "torch", "onnxruntime"}
@@ -108,6 +113,46 @@ def test_the_proof_of_int8_says_what_changed(made):
     assert (name, len(proof["files"][name])) == ("model.onnx", 64)
     sizes = [(made.with_name(f"pico.{kind}") / "model.onnx").stat().st_size for kind in ("onnx", "onnx-int8")]
     assert sizes[1] < sizes[0] + 10_000  # so small a model has more graph than weights
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 7, 64])
+def test_weights_of_8_bits_cannot_overflow_16_in_pairs(inputs):
+    """Without VNNI, two products with activations of up to 255 are added in 16 bits."""
+    weights = np.random.default_rng(0).standard_t(3, (inputs, 50)).astype(np.float32)
+    weights[:, 0] = 0
+    weights[:, 1] = 1
+    steps, scales = round_weights(weights)
+    even = np.pad(steps.astype(int), ((0, inputs % 2), (0, 0))).reshape(-1, 2, 50)
+    assert 255 * np.maximum(even, 0).sum(axis=1).max() < 2**15
+    assert 255 * np.minimum(even, 0).sum(axis=1).min() >= -(2**15)
+    assert (np.abs(steps * scales - weights) <= scales * 0.501).all()
+    sevens = np.abs(weights).max(axis=0) / 63
+    assert (scales[1:] <= sevens[1:] * 1.01).all()
+
+
+def test_a_large_token_does_not_take_the_precision_of_others(tmp_path):
+    """After an activation function, each token has a scale of its own."""
+    rng = np.random.default_rng(0)
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weights = rng.normal(size=(16, 8)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])],
+        "mlp",
+        [helper.make_tensor_value_info("x", kind, ["batch", 3, 16])],
+        [helper.make_tensor_value_info("y", kind, ["batch", 3, 8])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "exact.onnx")
+    quantise(tmp_path / "exact.onnx", tmp_path / "model.onnx", is_large=False)
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+    tokens = np.abs(rng.normal(size=(2, 3, 16))).astype(np.float32)
+    tokens[0, 0] *= 1000
+    session = need("onnxruntime", "onnx").InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {"x": tokens})
+    gaps = np.abs(found - tokens @ weights)
+    assert gaps[0, 0].max() > 1
+    assert gaps[1].max() < 0.1  # with one scale for all, an answer of the second image would be off by ten
 
 
 @pytest.mark.slow
@@ -263,12 +308,15 @@ def test_a_damaged_file_of_measurements_holds_nothing(made, measured, content):
     assert Measured.read(made).speeds(LOAD)[EXACT[1]].image == pytest.approx(1 / 30)
 
 
-def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, measured, home, capsys):
+def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, measured, home, capsys, monkeypatch):
     _, asked = measured
     home.write_text("no folder")
+    lacking = {Way("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
+    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, lacking))
     for count in (1, 2):
         assert pick(made) == EXACT[1]
-        said = capsys.readouterr().err.splitlines()
+        left_out, *said = capsys.readouterr().err.splitlines()
+        assert left_out == "auto: openvino bfloat16 left out: this CPU has none"
         assert len(asked) == count
         assert said[0].startswith(
             "note: measurements cannot be kept, so they are made again next time: Output must be in"
@@ -298,6 +346,63 @@ def test_auto_leaves_out_an_engine_whose_file_cannot_be_made(made, measured, mon
     assert pick(made) == EXACT[1]
     assert "auto: openvino float32 left out: Writing failed (No space left on device).\n" in capsys.readouterr().err
     assert Measured.read(made).speeds(LOAD).keys() == {*EXACT[:2]}  # it may work the next time
+
+
+def test_a_way_that_its_proof_refuses_is_made_once(made, measured, monkeypatch, capsys):
+    prepare, tried = OnnxEngine.prepare, []
+
+    def refuse(path, precision):
+        if precision == "float32":
+            return prepare(path, precision)
+        tried.append(precision)
+        raise UnprovedError("The model in int8 predicts 30 of 40 images differently from torch.")
+
+    monkeypatch.setattr(OnnxEngine, "prepare", refuse)
+    for load in (LOAD, LOAD, Load(1, 1, 1)):
+        assert choose_way(Wish("onnx", "auto"), str(made), load=load) == EXACT[1]
+    assert tried == ["int8"]
+    assert capsys.readouterr().err.count("auto: onnx int8 left out: The model in int8 predicts 30 of 40") == 1
+    assert Measured.read(made).refused().keys() == {INT8}
+    monkeypatch.setattr(store, "_version", lambda package: "99")
+    choose_way(Wish("onnx", "auto"), str(made), load=LOAD)
+    assert tried == ["int8", "int8"]
+
+
+def test_processes_that_measure_at_the_same_time_keep_what_both_found(made):
+    found = [Measured.read(made) for _ in range(8)]
+    speed = {EXACT[0]: Speed(0.1, 0.1, 1, 1)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda batch: found[batch].keep_speeds(Load(batch, 1, 1), speed), range(8)))
+    found[0].keep_agreements({INT8: Agreement("photos", 200, 195)})
+    kept = Measured.read(made)
+    assert [kept.speeds(Load(batch, 1, 1)) for batch in range(8)] == [speed] * 8
+    assert kept.agreements()[INT8].same == 195
+
+
+@pytest.mark.parametrize("busy", [range(6, 10), range(8, 99)], ids=["a moment", "from then on"])
+def test_a_machine_that_is_busy_meanwhile_does_not_change_who_wins(busy, monkeypatch, made):
+    """Ways are measured in turn, and the median counts; here, in seconds of a clock that the ways themselves move."""
+    clock, calls = [0.0], []
+    seconds = {EXACT[0]: 0.012, EXACT[1]: 0.010}
+
+    class Busy:
+        parts = vitrail.load(made).parts
+
+        def __init__(self, way):
+            self.way = way
+
+        @contextlib.contextmanager
+        def running(self, threads, callers):
+            def run(pixels):
+                calls.append(self.way)
+                clock[0] += seconds[self.way] * len(pixels) * (4 if len(calls) in busy else 1)
+
+            yield run
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+    found = measure._race({way: Busy(way) for way in seconds}, Load(4, 1, 1))
+    assert found[EXACT[1]] < found[EXACT[0]]
+    assert calls[4:8] == [*seconds] * 2
 
 
 # Precisions

@@ -53,6 +53,10 @@ class DamagedImageError(DamagedError):
     """An image of a data set cannot be read."""
 
 
+class UnprovedError(VitrailError):
+    """A file that was made from a bundle does not answer as the bundle does."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error; its class if it has no message."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -18,7 +18,7 @@ from vitrail.engines.base import FileEngine
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
-FORMAT = 3  # of what engines write: what another version wrote is made anew
+FORMAT = 4  # of what engines write: what another version wrote is made anew
 PROOF = "proof.json"
 
 

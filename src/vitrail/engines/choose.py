@@ -13,8 +13,8 @@ from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.console import say
 from vitrail.engines.base import Way, batch_for, cores
 from vitrail.engines.proof import sample
-from vitrail.engines.store import Agreement, Load, Measured, Speed
-from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean
+from vitrail.engines.store import Agreement, Load, Measured, Reason, Speed
+from vitrail.errors import DamagedError, UnprovedError, UsageError, VitrailError, did_you_mean
 from vitrail.settings import check_share
 from vitrail.weights.parts import Parts, read_parts
 
@@ -105,17 +105,17 @@ def _speeds(path: str, measured: Measured, load: Load, ways: list[Way]) -> dict[
     installed = [way for way in ways if _is_installed(way.engine)]
     if missing := {way.engine for way in ways} - {way.engine for way in installed}:
         say(f"auto: {' and '.join(sorted(missing))} left out: not installed")
+    possible = [way for way in installed if way not in measured.refused()]
     known = measured.speeds(load)
-    if not all(way in known for way in installed):
+    if not all(way in known for way in possible):
         from vitrail.engines.measure import measure
 
-        usable, refused = find_usable(path, installed)
+        usable, refused = find_usable(path, possible)
         for way, reason in refused.items():
             say(f"auto: {way} left out: {reason.text}")
-        known = {way: None for way, reason in refused.items() if reason.lasts}
-        known |= measure(path, usable, load) if usable else {}
-        measured.keep_speeds(load, known)
-    return {way: speed for way in installed if (speed := known.get(way)) is not None}
+        known = measure(path, usable, load) if usable else {}
+        measured.keep_speeds(load, known, refused)
+    return {way: known[way] for way in possible if way in known}
 
 
 def every_way() -> list[Way]:
@@ -123,29 +123,21 @@ def every_way() -> list[Way]:
     return [Way(name, precision) for name in ENGINES for precision in ENGINES[name].precisions]
 
 
-class Reason(NamedTuple):
-    """Why a way cannot be used."""
-
-    text: str
-    lasts: bool
-    """Whether this is so until the machine or what is installed changes."""
-
-
 def find_usable(path: str, ways: list[Way]) -> tuple[list[Way], dict[Way, Reason]]:
     """The ways that can be used here, with their files made, and why the others cannot."""
     usable: list[Way] = []
     refused: dict[Way, Reason] = {}
     for way in ways:
-        lasts = True
+        is_checked = False
         try:
             ENGINES[way.engine].check(way.precision)
-            lasts = False
+            is_checked = True
             ENGINES[way.engine].prepare(path, way.precision)
             usable.append(way)
         except DamagedError:
             raise
-        except VitrailError as error:
-            refused[way] = Reason(str(error), lasts)
+        except VitrailError as error:  # a file that cannot be made may be made the next time, but not proved then
+            refused[way] = Reason(str(error), lasts=not is_checked or isinstance(error, UnprovedError))
     return usable, refused
 
 

@@ -50,5 +50,5 @@ def describe(
         "bundle": source.key,
         "precision": precision,
         "versions": {"vitrail": __version__, **versions},
-        **prove(found, expected, precision),
+        **prove(found, expected, source.bundle.parts.answer, precision),
     }

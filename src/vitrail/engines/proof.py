@@ -8,27 +8,28 @@ import numpy as np
 from vitrail.configs.base import ModelConfig
 from vitrail.data.sources import open_data
 from vitrail.engines.base import Engine, Outputs
-from vitrail.errors import VitrailError
+from vitrail.errors import UnprovedError
 from vitrail.images.preprocess import Preprocess
+from vitrail.weights.answers import Answer
 
 TOLERANCE = 1e-4  # of the largest logit: rounding in another order, and nothing else
 _REDUCED = 0.25  # of the logits' standard deviation, on average: more is no rounding of weights to 8 bits
 _PROOF_MACS = 10**11
 
 
-def prove(found: Outputs, expected: Outputs, precision: str = "float32") -> dict[str, Any]:
+def prove(found: Outputs, expected: Outputs, kind: Answer, precision: str = "float32") -> dict[str, Any]:
     """How an engine's outputs differ from torch's. Raises if that is too much: in float32 more than rounding, or any
     other answer."""
     count = len(expected.logits)
     differences = np.abs(found.logits - expected.logits)
     gap, mean = float(differences.max()), float(differences.mean())
-    same = int((found.logits.argmax(1) == expected.logits.argmax(1)).sum())
+    same = int((kind.decide(found.logits) == kind.decide(expected.logits)).all(axis=1).sum())
     if precision == "float32":
         is_fine = gap <= TOLERANCE * max(float(np.abs(expected.logits).max()), 1.0) and same == count
     else:
         is_fine = mean <= _REDUCED * float(expected.logits.std())
     if not is_fine:
-        raise VitrailError(
+        raise UnprovedError(
             f"The model in {precision} predicts {count - same} of {count} images differently from torch, with logits up"
             f" to {gap:.1e} apart. It is not kept; use {'engine torch' if precision == 'float32' else 'float32'}."
         )

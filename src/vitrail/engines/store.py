@@ -1,7 +1,8 @@
 """What was measured of engines: `measured/FINGERPRINT.json` of the bundle, in the user's cache.
 
 Speeds belong to a machine (processor, its instructions, cores, versions of the engines' packages) and to a load;
-answers to a machine. What another machine or version measured stays in the file and is not read.
+answers, and ways that were refused, to a machine. What another machine or version measured stays in the file and is
+not read.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from vitrail.console import say
 from vitrail.engines.base import Way
 from vitrail.engines.cache import fingerprint
 from vitrail.errors import VitrailError
-from vitrail.storage import atomic_file, read_json, user_folder
+from vitrail.storage import atomic_file, locked, read_json, user_folder
 
 
 class Load(NamedTuple):
@@ -77,6 +78,19 @@ class Agreement(NamedTuple):
         return (self.images - self.same) / self.images
 
 
+class Reason(NamedTuple):
+    """Why a way cannot be used."""
+
+    text: str
+    lasts: bool
+    """Whether this is so as long as bundle, machine and versions are the same."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether this is a reason that lasts."""
+        return isinstance(self.text, str) and self.lasts is True
+
+
 class Measured:
     """The measurements of one bundle on this machine."""
 
@@ -87,28 +101,28 @@ class Measured:
     def read(cls, bundle: str | Path) -> Self:
         """What is kept of a bundle; a file that is missing or damaged holds nothing."""
         path = user_folder() / "measured" / f"{fingerprint(check_folder(bundle))}.json"
-        try:
-            known = read_json(path)
-        except VitrailError:
-            known = {}
-        return cls(path, known if isinstance(known, dict) else {})
+        return cls(path, _read(path))
 
-    def speeds(self, load: Load) -> dict[Way, Speed | None]:
-        """The speeds under a load; None for a way that this machine does not have."""
-        found = self._find("speeds", str(load))
-        return {way: None if row is None else row for way, row in _parsed(found, Speed).items()}
+    def speeds(self, load: Load) -> dict[Way, Speed]:
+        """The speeds under a load."""
+        return _parsed(self._find("speeds", str(load)), Speed)
 
     def agreements(self) -> dict[Way, Agreement]:
         """How many answers of each way were those of float32."""
-        return {way: row for way, row in _parsed(self._find("answers"), Agreement).items() if row is not None}
+        return _parsed(self._find("answers"), Agreement)
 
-    def keep_speeds(self, load: Load, speeds: dict[Way, Speed | None]) -> None:
-        """Keep speeds; if they cannot be written, they will be measured again next time."""
-        self._keep(["speeds", str(load)], speeds)
+    def refused(self) -> dict[Way, Reason]:
+        """The ways that cannot be used under any load, and why."""
+        return _parsed(self._find("refused"), Reason)
+
+    def keep_speeds(self, load: Load, speeds: dict[Way, Speed], refused: dict[Way, Reason] | None = None) -> None:
+        """Keep speeds, and the reasons that last; if they cannot be written, all is measured again next time."""
+        lasting = {way: reason for way, reason in (refused or {}).items() if reason.lasts}
+        self._keep({("speeds", str(load)): speeds, ("refused",): lasting})
 
     def keep_agreements(self, agreements: dict[Way, Agreement]) -> None:
         """Keep answers, in place of earlier ones."""
-        self._keep(["answers"], agreements)
+        self._keep({("answers",): agreements})
 
     def _find(self, *names: str) -> object:
         found: object = self._known
@@ -116,18 +130,34 @@ class Measured:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def _keep(self, names: list[str], rows: dict[Any, Any]) -> None:
-        place = self._known
-        for name in (self._machine, *names):
-            if not isinstance(place.get(name), dict):
-                place[name] = {}
-            place = place[name]
-        place |= {str(way): None if row is None else row._asdict() for way, row in rows.items()}
+    def _keep(self, sections: dict[tuple[str, ...], dict[Way, Any]]) -> None:
         try:
-            with atomic_file(self._path, force=True) as file:
-                file.write(json.dumps(self._known, indent=2).encode())
+            with locked(self._path.with_suffix(".lock"), lambda holder: None):
+                self._known = _read(self._path)  # another process may have measured meanwhile
+                self._add(sections)
+                with atomic_file(self._path, force=True) as file:
+                    file.write(json.dumps(self._known, indent=2).encode())
         except VitrailError as error:
+            self._add(sections)
             say(f"note: measurements cannot be kept, so they are made again next time: {error}")
+
+    def _add(self, sections: dict[tuple[str, ...], dict[Way, Any]]) -> None:
+        for names, rows in sections.items():
+            place = self._known
+            for name in (self._machine, *names):
+                if not isinstance(place.get(name), dict):
+                    place[name] = {}
+                place = place[name]
+            place |= {str(way): row._asdict() for way, row in rows.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The document with all measurements; one that is missing or damaged holds nothing."""
+    try:
+        known = read_json(path)
+    except VitrailError:
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _parsed(found: object, kind: Any) -> dict[Way, Any]:
@@ -136,10 +166,10 @@ def _parsed(found: object, kind: Any) -> dict[Way, Any]:
     for name, row in found.items() if isinstance(found, dict) else ():
         engine, _, precision = name.partition(" ")
         try:
-            parsed = None if row is None else kind(**row)
+            parsed = kind(**row)
         except TypeError:
             continue
-        if parsed is None or parsed.is_valid:
+        if parsed.is_valid:
             rows[Way(engine, precision)] = parsed
     return rows
 

@@ -59,7 +59,7 @@ def bench(
     load = Load(batch_for(parts.config), threads, 1)
     ways, refused = find_usable(path, every_way())
     measured, speeds = Measured.read(path), measure(path, ways, load)
-    measured.keep_speeds(load, {**speeds, **{way: None for way, reason in refused.items() if reason.lasts}})
+    measured.keep_speeds(load, speeds, refused)
     fastest = min(speed.image for way, speed in speeds.items() if way.precision == PRECISIONS[0])
     slow = [way for way in ways[1:] if speeds[way].image > _TOO_SLOW * fastest]
     compared = _compare(path, parts, [way for way in ways if way not in slow], chosen, dataset.name, dataset.labels)

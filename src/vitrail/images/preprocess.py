@@ -83,6 +83,11 @@ class Preprocess(Settings):
             check_integer("background", level, low=0, high=255)
 
     @property
+    def ground(self) -> tuple[int, int, int] | int:
+        """The background as a pixel of the model: a colour, or its grey level."""
+        return self.background if self.channels == 3 else _luminance(self.background)
+
+    @property
     def channels(self) -> int:
         """1 for grey, 3 for colour, otherwise the number of bands."""
         return len(self.mean)
@@ -166,8 +171,7 @@ class Preprocess(Settings):
         image = image.resize((wide, high), resample)
         if left >= 0 and top >= 0:
             return image.crop((left, top, left + width, top + height))
-        fill = self.background if image.mode == "RGB" else _luminance(self.background)
-        canvas = Image.new(image.mode, (width, height), fill)
+        canvas = Image.new(image.mode, (width, height), self.ground)
         canvas.paste(image, (-left, -top))
         return canvas
 

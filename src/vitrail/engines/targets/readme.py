@@ -70,15 +70,16 @@ def _pixels(preprocess: Preprocess) -> list[str]:
     }[preprocess.resize]
     if preprocess.resize != "squash":
         fitting.append("size = [max(int(side * scale + 1e-9), 1) for side in image.size]")
-    grey = int(preprocess.background[0] if len(set(preprocess.background)) == 1 else 255)
-    ground = preprocess.background if channels == 3 else grey
     mean, std = ([float(value) for value in values] for values in (preprocess.mean, preprocess.std))
     return [
-        f'image = ImageOps.exif_transpose(Image.open(sys.argv[1])).convert("{mode}")',
+        "image = ImageOps.exif_transpose(Image.open(sys.argv[1]))",
+        'if image.mode[0] in "IF": sys.exit("Image must have 8 bits per channel. Convert it first.")',
+        f'ground = Image.new("RGBA", image.size, {(*preprocess.background, 255)})',
+        f'image = Image.alpha_composite(ground, image.convert("RGBA")).convert("{mode}")',
         *fitting,
-        f"image = image.resize(size, Image.Resampling.{preprocess.interpolation.upper()})",
-        f'canvas = Image.new("{mode}", ({width}, {height}), {ground})',
-        f"canvas.paste(image, (-round((size[0] - {width}) / 2), -round((size[1] - {height}) / 2)))",
+        f'canvas = Image.new("{mode}", ({width}, {height}), {preprocess.ground})',
+        f"canvas.paste(image.resize(size, Image.{preprocess.interpolation.upper()}),"
+        f" (-round((size[0] - {width}) / 2), -round((size[1] - {height}) / 2)))",
         f"pixels = np.asarray(canvas, np.float32).reshape(1, {height}, {width}, {channels}) / 255",
         f"pixels = ((pixels - {mean}) / {std}).transpose(0, 3, 1, 2).astype(np.float32)",
     ]

@@ -1,0 +1,92 @@
+"""What int8 changes: answers, right answers and CPU time of ONNX Runtime in int8 beside float32, for some bundles.
+
+    vitrail convert $VITRAIL_SHARED/data/deit-ti16/model.safetensors deit
+    .venv/bin/python benchmarks/int8.py $VITRAIL_SHARED/data/imagenet-val-500 deit --batch 4
+    .venv/bin/python benchmarks/int8.py fashion-mnist fashion --batch 64
+
+Times are CPU times of one thread, at batches of 1, 4 and 16 in turn, so that other programs on the machine matter
+little. A bundle whose int8 is refused by its proof gets a row that says so.
+"""
+
+import argparse
+import contextlib
+import statistics
+import time
+
+import numpy as np
+
+from vitrail.answers.paired import Paired, wilson
+from vitrail.configs.engines import ENGINES
+from vitrail.data.loader import Loader
+from vitrail.data.sources import open_data
+from vitrail.errors import UnprovedError
+from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.protocols import place_labels
+from vitrail.weights.parts import read_parts
+
+PRECISIONS = ("float32", "int8")
+BATCHES, ROUNDS = (1, 4, 16), 9
+
+
+def answers(runs, parts, split, batch):
+    """The answers of each precision to all images of a split."""
+    found = {precision: [] for precision in runs}
+    for images in Loader(split, parts.preprocess, batch=batch, shuffle=False, workers=0).epoch():
+        for precision, run in runs.items():
+            found[precision].append(parts.answer.decide(run(images.pixels.numpy()).logits)[:, 0])
+    return {precision: np.concatenate(rows) for precision, rows in found.items()}
+
+
+def times(runs, parts, split):
+    """Milliseconds of CPU time per image, at each batch."""
+    crops = np.stack([parts.preprocess.crop(split.images[i]) for i in range(max(BATCHES))])
+    rounds = {(precision, batch): [] for precision in runs for batch in BATCHES}
+    for _ in range(1 + ROUNDS):  # the first is for warming up
+        for (precision, batch), seconds in rounds.items():
+            start = time.thread_time()
+            for _ in range(max(BATCHES) // batch):
+                runs[precision](crops[:batch])
+            seconds.append((time.thread_time() - start) / max(BATCHES))
+    return {key: 1000 * statistics.median(seconds[1:]) for key, seconds in rounds.items()}
+
+
+def row(path, data, batch):
+    """A row of the table."""
+    parts, dataset = read_parts(path, weights=False), open_data(data)
+    split = dataset.for_evaluation(None)
+    place, _ = match_labels(parts.labels, parts.config.classes, dataset.labels)
+    truth = place_labels(split.labels, place, parts.config.classes, several=False)
+    with contextlib.ExitStack() as stack:
+        try:
+            engines = {precision: ENGINES["onnx"].open(path, None, precision) for precision in PRECISIONS}
+        except UnprovedError as error:
+            return f"| {path} | {parts.config.name} | {error} |"
+        runs = {precision: stack.enter_context(engine.running(1)) for precision, engine in engines.items()}
+        exact, rounded = answers(runs, parts, split, batch).values()
+        spent = times(runs, parts, split)
+    changed, paired = int((exact != rounded).sum()), Paired.of(exact == truth, rounded == truth)
+    low, high = wilson(changed, len(truth))
+    speed = ", ".join(" to ".join(f"{spent[precision, size]:.2f}" for precision in PRECISIONS) for size in BATCHES)
+    return (
+        f"| {path} | {parts.config.name} | {(exact == truth).sum():,} |"
+        f" {(rounded == truth).sum():,} of {len(truth):,} |"
+        f" {changed} ({changed / len(truth):.2%}; {low:.2%} to {high:.2%}) |"
+        f" {paired.other} against {paired.one}, p = {paired.p_value:.2g} | {speed} |"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("bundles", nargs="+")
+    parser.add_argument("--batch", type=int, default=64)
+    options = parser.parse_args()
+    sizes = ", ".join(map(str, BATCHES))
+    print(f"| bundle | model | right, float32 | right, int8 | changed | paired test | ms of both at batch {sizes} |")
+    print("|---|---|---|---|---|---|---|")
+    for path in options.bundles:
+        print(row(path, options.data, options.batch), flush=True)
+
+
+if __name__ == "__main__":
+    main()
