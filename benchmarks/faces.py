@@ -39,14 +39,8 @@ def main():
         with Gallery.open(path, model="made-up", width=asked.width) as gallery:
             # One transaction: a person each, as `enroll` writes them, takes a flush of the disk each.
             with gallery._writing():
-                numbers = range(asked.people)
-                gallery._connection.executemany(
-                    "INSERT INTO person VALUES (?, ?)", ((number, f"Person {number}") for number in numbers)
-                )
-                gallery._connection.executemany(
-                    "INSERT INTO template (person, source, vector) VALUES (?, ?, ?)",
-                    ((number, f"{number:064x}", vectors[number].tobytes()) for number in numbers),
-                )
+                for number in range(asked.people):
+                    gallery._add(f"Person {number}", {f"{number:064x}": vectors[number]})
             gallery._empty_journal()
             index, seconds = timed(gallery.index)
             print(f"file {path.stat().st_size / 1e6:,.0f} MB; read into memory in {seconds:.2f} s")

@@ -19,7 +19,7 @@ import os
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -182,16 +182,20 @@ class Gallery:
             new = {source: row for row, source in enumerate(sources) if source not in known}
             if not new:
                 return 0
-            self._connection.execute("INSERT OR IGNORE INTO person (name) VALUES (?)", (name,))
-            (person,) = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
-            for source, row in new.items():
-                vector = vectors_ND[row].astype("<f4").tobytes()
-                self._connection.execute(
-                    "INSERT INTO template (person, source, vector, digest) VALUES (?, ?, ?, ?)",
-                    (person, source, vector, _digest(self.model, name, source, vector)),
-                )
-            self._count_change(len(new))
+            self._add(name, {source: vectors_ND[row] for source, row in new.items()})
         return len(new)
+
+    def _add(self, name: str, vectors: Mapping[str, np.ndarray]) -> None:
+        """Write images of a person by their hashes, within a transaction."""
+        self._connection.execute("INSERT OR IGNORE INTO person (name) VALUES (?)", (name,))
+        (person,) = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
+        for source, vector_D in vectors.items():
+            vector = vector_D.astype("<f4").tobytes()
+            self._connection.execute(
+                "INSERT INTO template (person, source, vector, digest) VALUES (?, ?, ?, ?)",
+                (person, source, vector, _digest(self.model, name, source, vector)),
+            )
+        self._count_change(len(vectors))
 
     def remove(self, name: str) -> bool:
         """Remove a person and every trace of them from the file and its journal. If a removal was interrupted before
