@@ -370,6 +370,10 @@ def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
     beyond = [one["learning_rate"] for one in trials if one["learning_rate"] not in RATES]
     assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(beyond)
     assert set(beyond) <= {rate for rates in BEYOND.values() for rate in rates}
+    lab = Lab(restore(folder / "images"), ("vit", "resnet"), (20, 100), TINY["seeds"], 256)
+    results = Results(folder / "results.jsonl", lab.images.fingerprint, 20, len(lab.images.validation))
+    cells = [cell for some in Data("data", lab).cells.values() for cell in some]
+    assert all(results.get(cell) is not None and results.beyond(cell) is None for cell in cells)
     bundle = vitrail.load(folder / "cells" / trained[0]["key"])
     images = restore(folder / "images")
     with torch.no_grad():
@@ -398,6 +402,16 @@ def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
     after = results_of(copy)
     assert before.items() <= after.items()
     assert len(after) == len(before) + 2 * 2 + 4  # two models, two seeds, and the floors
+
+
+def test_another_question_leaves_the_report_of_the_first(tiny, quick, tmp_path):
+    folder, found, _ = tiny
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    words = {**TINY, "questions": ("position",), "budget": "1s"}  # its first round is a proof
+    both = compare("digits", copy, **words, jobs=1, tell=lambda _: None)
+    assert {one["id"] for one in found["claims"]} | {"C18", "C21"} <= {one["id"] for one in both["claims"]}
+    assert json.loads((copy / "plan.json").read_text())["rounds"] == {"data": 4, "position": 1}
 
 
 def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick):

@@ -67,16 +67,6 @@ def test_answers_are_judged_by_the_distance_of_their_marks(tmp_path, question):
         assert found == [float(distance <= sees) for distance in DISTANCES]
 
 
-def test_a_model_that_learns_the_task_by_luck_does_not_blur_the_others(tmp_path, question):
-    def share(settings):
-        is_wide = settings["model"].get("layers") == [1, 2, 2]
-        return (0.5, 1.0)[settings["seed"] % 2] if is_wide else {"vit": 0.99}.get(settings["model"]["family"], 0.6)
-
-    assert answer(question, tmp_path, share, count=3000)["C16b"] == "supported"
-    widths = [high - low for low, high in (question.found.estimate((name, 6)).interval() for name in ("vit", "wide"))]
-    assert widths[1] > 10 * widths[0]
-
-
 def test_without_results_nothing_is_said(tmp_path, question):
     assert nothing(question, tmp_path) == {"C16a": "cannot tell", "C16b": "cannot tell"}
 

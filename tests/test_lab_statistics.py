@@ -405,6 +405,6 @@ def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):
         ([("C1", nearly), ("C2", nearly / 10)], ["supported", "supported"]),
     ):
         question.errors = errors
-        found = page.write_report(tmp_path, question.lab, {"claims": question}, machines={}, command="")
+        found = page.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
         assert [one["verdict"] for one in found["claims"]] == wanted
         assert all((one["interval"][0] > 0) == (one["verdict"] == "supported") for one in found["claims"])

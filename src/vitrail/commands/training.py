@@ -1,4 +1,4 @@
-"""Commands that train, what is done before and after it, and the demo."""
+"""Commands about runs: checking data, training, fine-tuning, comparing runs, and the demo."""
 
 import sys
 from collections.abc import Callable

@@ -28,12 +28,10 @@ from vitrail.lab.machine import machine
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.results import Results, needs_rate
-from vitrail.lab.training import BEYOND
 from vitrail.settings import check_integer
 from vitrail.storage import check_output, locked, read_json, write_json
 
 _SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
-Stage = tuple[str, Callable[[], Iterable[Cell | None]]]
 
 
 def compare(
@@ -70,6 +68,7 @@ def compare(
             tell(f"note: {note}")
         lab = _make_lab(images, families, sizes, seeds)
         asked = {name: QUESTIONS[name](name, lab) for name in names}
+        earlier = {name: count for name, count in (before or {}).get("rounds", {}).items() if name in QUESTIONS}
         smallest = lab.sizes[0] if before is None else before["smallest"]
         results = Results(output / "results.jsonl", images.fingerprint, smallest, len(images.validation))
         speeds = dict(before["speeds"]) if before and before.get("machine") == machine() else {}
@@ -90,16 +89,18 @@ def compare(
         else:
             made = planning.make_plan(asked, results, speeds, budget=seconds, jobs=jobs)
         document = planning.document(lab, request, speeds, made) | {"smallest": smallest, "commands": commands}
-        write_json(output / "plan.json", document)
+        write_json(output / "plan.json", document | {"rounds": earlier | made.taken})
         for line in made.dropped:
             tell(f"dropped for the budget: {line}")
         cells = [
             cell for name, question in asked.items() for one in question.rounds()[: made.taken[name]] for cell in one
         ]
         _run(output, results, cells, speeds, jobs=jobs, backend=backend, tell=tell)
-        for question in asked.values():
+        # The report is about every question that this lab was ever asked, and its correction over all of their claims.
+        told = {name: asked.get(name) or QUESTIONS[name](name, lab) for name in QUESTIONS if name in earlier | asked}
+        for question in told.values():
             question.read(results)
-        return write_report(output, lab, asked, machines=results.machines(), commands=commands)
+        return write_report(output, lab, told, machines=results.machines(), commands=commands)
 
 
 def _check_folder(output: Path) -> None:
@@ -188,29 +189,46 @@ def _run(
     """Learning rates first, beyond the usual ones where that is better; then what is trained with them, what looks at
     trained models, and, one at a time, what must not be disturbed."""
     trained, looking = _trained(cells), [cell for cell in cells if not needs_rate(cell)]
-    beyond: Stage = ("rates beyond", lambda: map(results.beyond, trained))
-    stages: list[Stage] = [
-        ("learning rates", lambda: (trial for cell in trained for trial in results.trials(cell))),
-        *[beyond] * max(map(len, BEYOND.values())),
-        ("training", lambda: trained),
-        ("measuring", lambda: (cell for cell in looking if not cell.alone)),
-        ("timing", lambda: (cell for cell in looking if cell.alone)),
-    ]
-    for stage, some in stages:
-        wanted = [resolved for cell in some() if cell is not None and (resolved := results.resolve(cell)) is not None]
-        at_once = 1 if stage == "timing" else jobs
+    stages: dict[str, Callable[[], Iterable[Cell | None]]] = {
+        "learning rates": lambda: (trial for cell in trained for trial in results.trials(cell)),
+        "rates beyond": lambda: map(results.beyond, trained),
+        "training": lambda: trained,
+        "measuring": lambda: (cell for cell in looking if not cell.alone),
+        "timing": lambda: (cell for cell in looking if cell.alone),
+    }
+
+    def left_of(stage: str) -> dict[str, Cell]:
+        wanted = (results.resolve(cell) for cell in stages[stage]() if cell is not None)
         gone = _gone(output, results, looking)
-        left = {key: cell for cell in wanted if (key := cell.key("")) in gone or not results.has(cell)}
-        if not left:
-            continue
-        work = {key: planning.estimate(cell, speeds) for key, cell in left.items()}
-        total, done, began = sum(work.values()), 0.0, time.monotonic()
-        tell(f"{stage}: {len(left)} cells, about {clock(total / at_once)}")
-        for number, record in enumerate(run_cells(output, list(left.values()), jobs=at_once, backend=backend), 1):
-            results.add(record)
-            done += work[Cell.from_json(record["cell"]).key("")]
-            spent = time.monotonic() - began
-            tell(f"  {number}/{len(left)}  {_describe(record)}  {clock(spent / done * (total - done))} left")
+        known = [cell for cell in wanted if cell is not None]
+        return {key: cell for cell in known if (key := cell.key("")) in gone or not results.has(cell)}
+
+    for stage in stages:
+        while left := left_of(stage):  # a rate beyond that is better leads to the next one
+            _run_stage(output, results, stage, left, speeds, jobs=jobs, backend=backend, tell=tell)
+
+
+def _run_stage(
+    output: Path,
+    results: Results,
+    stage: str,
+    left: dict[str, Cell],
+    speeds: dict[str, float],
+    *,
+    jobs: int,
+    backend: str,
+    tell: Say,
+) -> None:
+    """Run cells, told with the time that is left."""
+    at_once = 1 if stage == "timing" else jobs
+    work = {key: planning.estimate(cell, speeds) for key, cell in left.items()}
+    total, done, began = sum(work.values()), 0.0, time.monotonic()
+    tell(f"{stage}: {len(left)} cells, about {clock(total / at_once)}")
+    for number, record in enumerate(run_cells(output, list(left.values()), jobs=at_once, backend=backend), 1):
+        results.add(record)
+        done += work[Cell.from_json(record["cell"]).key("")]
+        spent = time.monotonic() - began
+        tell(f"  {number}/{len(left)}  {_describe(record)}  {clock(spent / done * (total - done))} left")
 
 
 def _trained(cells: Iterable[Cell]) -> list[Cell]:

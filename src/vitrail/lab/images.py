@@ -110,7 +110,10 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
     training = training.take(np.flatnonzero(~held_out), "training")
     fewest = np.bincount(training.labels, minlength=len(dataset.labels)).min()
     if fewest < 2 or not len(test) or not len(validation):
-        raise UsageError("Data to compare on must have at least 4 images of each class.")
+        raise UsageError(
+            "Data to compare on must have at least 4 images of each class, got a class of which"
+            f" {fewest} are left to train on."
+        )
     pixels = dataset.first.in_memory
     side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0
     size, side = (_SIZES[side], side) if side in _SIZES else (_OTHER_SIZE, _OTHER_PIXELS)

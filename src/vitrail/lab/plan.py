@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vitrail.configs.base import read_model
+from vitrail.console import clock
 from vitrail.errors import UsageError
 from vitrail.lab.cell import VERSION, Cell, Outcome
 from vitrail.lab.images import Images
@@ -91,13 +92,13 @@ def make_plan(
             cost, keys = 0.0, set()
             for cell in some[turn]:
                 parts = (*cell.of, cell)
-                for one in (one for part in parts for one in (*results.trials(part), part)):
+                for one in (one for part in parts for one in _steps(results, part)):
                     key = one.key("")
                     if key not in planned and key not in keys and results.get(one) is None:
                         cost += estimate(one, speeds) / (1 if one.alone else jobs)
                     keys.add(key)
             if budget is not None and spent + cost > budget:
-                dropped.append(f"{name}: round {turn + 1} of {len(some)} and what follows ({cost / 60:.0f} min)")
+                dropped.append(f"{name}: round {turn + 1} of {len(some)} and what follows ({clock(cost)})")
                 least = min(least or cost, cost) if not any(taken.values()) else least
                 continue
             taken[name], spent = turn + 1, spent + cost
@@ -105,6 +106,12 @@ def make_plan(
     if not any(taken.values()):
         raise UsageError(f"Budget must be at least {(least or 0) / 60 + 0.5:.0f}m for these questions.")
     return Plan(taken, spent, tuple(dropped))
+
+
+def _steps(results: Results, cell: Cell) -> list[Cell]:
+    """What is run for a cell: trials of its learning rate, as far as they are known now, and the cell."""
+    beyond = results.beyond(cell)
+    return [*results.trials(cell), *([] if beyond is None else [beyond]), cell]
 
 
 def estimate(cell: Cell, speeds: Mapping[str, float]) -> float:

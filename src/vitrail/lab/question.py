@@ -206,14 +206,14 @@ class Accuracies:
         return self._noises[self._alike(name)]
 
     def by_part(self, parts: Mapping[Any, np.ndarray]) -> "Accuracies":
-        """The same variants, each judged on parts of the test images: named (variant, part). Variants that are alike
-        share their seed noise on each part, not over parts: those of one model rise and fall together."""
+        """The same variants, each judged on parts of the test images: named (variant, part). Each part has its own
+        seed noise: those of one model rise and fall together."""
         made = copy.copy(self)
         made.__dict__.pop("_noises", None)
         made.right = {
             (name, part): right[:, chosen] for name, right in self.right.items() for part, chosen in parts.items()
         }
-        made._alike = lambda name: (self._alike(name[0]), name[1])
+        made._alike = lambda name: name[1]
         made.cut_off = {key for key in made.right if key[0] in self.cut_off}
         return made
 

@@ -90,14 +90,10 @@ class Results:
             reached = self._validation_accuracy(trial)
             if reached is None:
                 return rate, trial
-            if not self._is_better(reached, score):
+            if not _is_better(reached, score, self._validation_count(trial)):
                 break
             score, rate = reached, further
         return rate, None
-
-    def _is_better(self, one: float, other: float) -> bool:
-        """Whether one accuracy on the validation images exceeds another by more than two standard errors."""
-        return one - other > 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / self._validation)
 
     def is_cut_off(self, cell: Cell) -> bool:
         """Whether the learning rates end before the best one for a cell, or for what it looks at: the outermost rate
@@ -109,6 +105,10 @@ class Results:
     def _validation_accuracy(self, trial: Cell) -> float | None:
         record = self._records.get(trial.key(self._fingerprint))
         return None if record is None else record["result"]["validation_accuracy"]
+
+    def _validation_count(self, trial: Cell) -> int:
+        """Images behind the accuracy of a trial that was run. Earlier versions did not note it."""
+        return self._records[trial.key(self._fingerprint)]["result"].get("validation_count", self._validation)
 
     def resolve(self, cell: Cell) -> Cell | None:
         """The cell with its learning rate, and those of what it looks at; None while one is not known."""
@@ -156,6 +156,11 @@ class Results:
         """Right answers to the test images (seeds, images) of those cells that were run; None if there are none."""
         found = [record for cell in cells if (record := self.get(cell)) is not None]
         return np.stack([unpack(one["right"], one["count"]) for one in found]) if found else None
+
+
+def _is_better(one: float, other: float, count: int) -> bool:
+    """Whether one accuracy on so many validation images exceeds another by more than two standard errors."""
+    return one - other > 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / count)
 
 
 def needs_rate(cell: Cell) -> bool:

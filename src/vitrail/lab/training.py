@@ -91,6 +91,7 @@ def train(settings: dict[str, Any], images: Images, of: list[Path], folder: Path
         "count": len(right),
         "training_accuracy": float(learned.mean()),
         "validation_accuracy": fitted.curve[-1][1],
+        "validation_count": len(images.validation),
         "curve": fitted.curve,
         "places": fitted.places,
         "loss": fitted.loss,

@@ -66,9 +66,7 @@ class Range(Question):
 
     def read(self, results: Results) -> None:
         far = distances(_TEST)
-        # A model learns this task or does not: some do so under every seed, some under none, some by luck.
-        found = Accuracies(results, self.cells, alike=lambda name: name)
-        self.found = found.by_part({distance: far == distance for distance in DISTANCES})
+        self.found = Accuracies(results, self.cells).by_part({distance: far == distance for distance in DISTANCES})
 
     def verdicts(self) -> Iterator[Verdict]:
         near, far = DISTANCES[0], DISTANCES[-1]

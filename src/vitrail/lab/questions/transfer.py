@@ -180,6 +180,7 @@ def transfer(settings: dict[str, Any], images: Images, _of: list[Path], folder: 
         "fewshot": float(np.mean(shots)),
         "finetuned": float(tuned.mean()),
         "validation_accuracy": fitted.curve[-1][1],
+        "validation_count": len(first.validation),
     }
     return Outcome(result, {"seconds": fitted.seconds[-1][1]})
 
