@@ -104,7 +104,7 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
     assert dict(question.figures()) == {}
     question, filled = fill(tmp_path, proved, {"resnet": 0.5})
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"neighbourhood": question}, machines={}, command="")
+    found = write_report(tmp_path, LAB, {"neighbourhood": question}, machines={}, commands=[])
     assert found["numbers"]["neighbourhood"]["loss"]["mlp pixels"] == [0.0, 0.0, 0.0]
     assert (tmp_path / "figures" / "neighbourhood-pixels.svg").exists()
 
@@ -117,7 +117,7 @@ def test_a_report_of_the_first_rounds_alone_is_written(tmp_path):
         for cell in question.cells["resnet", level][:2]:
             filled.train(cell, 0.9 if not level else 0.5)
     question.read(filled.results)
-    write_report(tmp_path, LAB, {"neighbourhood": question}, machines={}, command="")
+    write_report(tmp_path, LAB, {"neighbourhood": question}, machines={}, commands=[])
     assert [path.name for path in (tmp_path / "figures").iterdir() if "neighbourhood-" in path.name[:14]] == [
         "neighbourhood-patches.svg"
     ]

@@ -127,7 +127,7 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
     assert dict(question.figures()) == {}
     question, filled = fill(tmp_path, proved, {})
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"order": question}, machines={}, command="")
+    found = write_report(tmp_path, LAB, {"order": question}, machines={}, commands=[])
     assert found["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71])
     assert (tmp_path / "figures" / "order-strength.svg").exists()
 

@@ -131,7 +131,7 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
     assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell"}
     question, filled = fill(tmp_path, {}, [(0, 0, 0), (1, 0.1, 0.1), (9, 0.5, 0.5)])
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"position": question}, machines={}, command="")
+    found = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
     assert {one["id"] for one in found["claims"]} == {"C17", "C18", "C19", "C20", "C21", "P1"}
     assert (tmp_path / "figures" / "position-structure.svg").exists()
 
@@ -162,7 +162,7 @@ def test_one_seed_has_no_error_and_is_written_all_the_same(tmp_path):
     for kind in ("none", "learned-1d"):
         filled.train(question.cells[kind, 1240][0], 0.8)
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"position": question}, machines={}, command="")
+    found = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
     value, error = found["numbers"]["position"]["accuracy"]["none 1240"]
     assert (value, error) == (pytest.approx(0.8, abs=0.01), None)
     assert json.loads((tmp_path / "claims.json").read_text()) == found
