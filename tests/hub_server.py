@@ -184,7 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
-        self.close_connection = True
+        # Only an answer without its true length must end with the connection, which the client would else use again.
+        self.close_connection = headers.get("Content_Length") != str(len(body))
 
     def _send(self, status, body, **headers):
         """Send an answer. Faults: ("cut", n) ends the connection after n bytes, ("size", n) states another size,
