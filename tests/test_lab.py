@@ -422,6 +422,7 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
         ({"families": ("swin",)}, "Families must be some of"),
         ({"questions": ("dat",)}, "Did you mean 'data'"),
         ({"budget": "1s"}, "Budget must be at least"),
+        ({"families": ("mlp",), "budget": "1s"}, "Budget must be at least"),
         ({"seeds": 0}, "Seeds must be"),
         ({"backend": "spark"}, "Backend must be loky or dask, or one that is registered with joblib, got 'spark'"),
     ):

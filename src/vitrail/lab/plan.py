@@ -85,6 +85,10 @@ def make_plan(
     planned: set[str] = set()
     rounds = {name: question.rounds() for name, question in questions.items()}
     least = None
+
+    def runs_something() -> bool:
+        return any(some for name, count in taken.items() for some in rounds[name][:count])
+
     for turn in range(max(map(len, rounds.values()), default=0)):
         for name, some in rounds.items():
             if turn >= len(some) or taken[name] < turn:
@@ -99,11 +103,11 @@ def make_plan(
                     keys.add(key)
             if budget is not None and spent + cost > budget:
                 dropped.append(f"{name}: round {turn + 1} of {len(some)} and what follows ({clock(cost)})")
-                least = min(least or cost, cost) if not any(taken.values()) else least
+                least = least if runs_something() else min(least or cost, cost)
                 continue
             taken[name], spent = turn + 1, spent + cost
             planned |= keys
-    if not any(taken.values()):
+    if not runs_something():
         raise UsageError(f"Budget must be at least {(least or 0) / 60 + 0.5:.0f}m for these questions.")
     return Plan(taken, spent, tuple(dropped))
 
