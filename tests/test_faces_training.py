@@ -369,6 +369,16 @@ TINY = [
 ]
 
 
+def stop_at(step):
+    """A callback that interrupts training after a step."""
+
+    def stop(seen):
+        if seen.step == step:
+            raise KeyboardInterrupt
+
+    return stop
+
+
 def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bits(tmp_path):
     root = write_people(tmp_path / "faces", people=12, images=4)
     recipe, options = change_recipe(find_recipe("faces"), TINY), Options(seed=3, workers=0, threads=1)
@@ -383,12 +393,8 @@ def test_training_tells_strangers_apart_and_a_resumed_run_ends_with_the_same_bit
     assert scores[-1] > 0.9, scores
     assert losses[-1] < 0.7 * losses[0], losses
 
-    def stop(seen):
-        if seen.step == 10:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop_at(10), **known)
     again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
     assert any(line["event"] == "resume" for line in again.history)
     for name, tensor in whole.bundle.model.state_dict().items():
@@ -403,12 +409,8 @@ def test_a_run_that_begins_with_the_whitening_resumes_with_the_same_bits(tmp_pat
     monkeypatch.setattr(train, "set_embedding", lambda *given: (fitted.append(1), set_embedding(*given)))
     whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
 
-    def stop(seen):
-        if seen.step == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop_at(3), **known)
     again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
     assert [line["step"] for line in again.history if line["event"] == "resume"] == [2]
     assert len(fitted) == 2  # what is resumed is in the checkpoint: nothing is whitened again
@@ -461,12 +463,8 @@ def test_bfloat16_is_near_single_precision_and_resumes_exactly(tmp_path):
     np.testing.assert_allclose(losses(half), losses(single), rtol=0.02)
     assert {parameter.dtype for parameter in half.bundle.model.parameters()} == {torch.float32}
 
-    def stop(seen):
-        if seen.step == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_faces(root, tmp_path / "cut", recipe, options, callback=stop, **known)
+        train_faces(root, tmp_path / "cut", recipe, options, callback=stop_at(3), **known)
     again = train_faces(root, tmp_path / "cut", recipe, options, resumes=True, **known)
     for name, tensor in half.bundle.model.state_dict().items():
         assert tensor.isfinite().all()
