@@ -20,7 +20,7 @@ from made_up import Filled
 from vitrail.configs import zoo
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.student import t_quantile, t_tail
 from vitrail.lab import compare as lab_room
 from vitrail.lab.cell import Cell, Outcome, pack, unpack
@@ -178,7 +178,8 @@ def test_estimates_combine_as_welch_does():
 
 
 def test_seed_noise_is_pooled():
-    assert pool([[0.1, 0.3], [0.5, 0.5, 0.8]]) == pytest.approx(SeedNoise((0.02 + 0.06) / 3, 3))
+    found = pool([[0.1, 0.3], [0.5, 0.5, 0.8]])
+    assert (found.variance, found.freedom) == (pytest.approx((0.02 + 0.06) / 3), 3)
     assert math.isnan(pool([[0.1]]).variance)
 
 
@@ -438,6 +439,25 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
     one = Dataset("one", ("a",), {"train": Split("train", np.zeros((9, 8, 8, 1), np.uint8), np.zeros(9, np.int64))})
     with pytest.raises(UsageError, match="at least 2 classes"):
         compare(one, tmp_path / "one", **TINY, jobs=1, tell=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rounds", ["data"]),
+        ("rounds", {"data": "4"}),
+        ("speeds", None),
+        ("data", {}),
+        ("commands", "a"),
+        ("seconds", "1"),
+    ],
+)
+def test_a_plan_that_somebody_changed_is_refused(tiny, tmp_path, field, value):
+    folder, _, _ = tiny
+    plan = json.loads((folder / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, field: value}))
+    with pytest.raises(DamagedError, match=r"plan.json' is not a plan as written"):
+        compare("digits", tmp_path, **TINY, jobs=1, tell=lambda _: None)
 
 
 SCRIPT = """

@@ -51,6 +51,8 @@ def test_means_of_one_noise_have_its_degrees_of_freedom_once():
     other = SeedNoise(noise.variance, 2)
     apart = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], other)])
     assert apart.freedom == pytest.approx(4 / (1 / 4 + 1 / 2))  # Welch and Satterthwaite
+    same = SeedNoise(noise.variance, noise.freedom)  # another estimate, by chance of the same value
+    assert sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], same)]).freedom == pytest.approx(8)
     assert math.isnan(sum_of_means([(1.0, [1.0], SeedNoise(math.nan, 0))]).error)
 
 
@@ -136,7 +138,8 @@ def fill_two_sizes(folder):
 def test_sizes_have_their_own_seed_noise(tmp_path):
     found = Accuracies(*fill_two_sizes(tmp_path), alike=lambda key: key[1])
     spread = [found.noise_of(("a", n)) for n in (1, 2)]
-    assert spread == [pytest.approx((0.08**2 / 2, 2)), pytest.approx((0.002**2 / 2, 2))]
+    assert [one.variance for one in spread] == [pytest.approx(0.08**2 / 2), pytest.approx(0.002**2 / 2)]
+    assert [one.freedom for one in spread] == [2, 2]
     across = found.contrast((1.0, ("a", 1)), (-1.0, ("b", 1)), (-1.0, ("a", 2)), (1.0, ("b", 2)))
     assert across.error == pytest.approx(math.sqrt(0.08**2 / 2 + 0.002**2 / 2), rel=1e-6)
     assert across.freedom == pytest.approx(2, rel=0.01)

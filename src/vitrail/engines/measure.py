@@ -21,6 +21,7 @@ from vitrail.engines.store import Load, Speed
 from vitrail.errors import VitrailError
 
 _ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further one begins
+_REST = 0.05  # seconds before a measurement: threads of ONNX Runtime spin for a while after a call
 _HOPELESS = 10  # times slower than the fastest for one image: it is not measured any further
 
 _FIRST = "import sys; from vitrail.engines.measure import answer_first; answer_first(*sys.argv[1:])"
@@ -54,9 +55,9 @@ def _race(engines: dict[Way, Engine], load: Load) -> dict[Way, float]:
 
 
 def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
-    """Seconds per image; of a single image, those of the second call."""
-    if len(pixels) == callers == 1:
-        run(pixels)
+    """Seconds per image, when the threads of other engines have come to rest and an uncounted image is computed."""
+    time.sleep(_REST)
+    run(pixels[:1])
     start = time.perf_counter()
     for _ in prefetch(repeat(partial(run, pixels), callers), callers, ahead=callers):
         pass

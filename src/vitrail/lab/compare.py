@@ -123,8 +123,7 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found = read_json(path)
-    keys = {"version", "data", "smallest", "request", "speeds", "rounds", "seconds", "dropped"}
-    if not isinstance(found, dict) or not keys <= found.keys() or not _are_texts(found.get("commands", [])):
+    if not _is_plan(found):
         raise DamagedError(path=path, cause="is not a plan as written", advice="Choose another --output.")
     if found["version"] != VERSION:
         raise UsageError(
@@ -133,8 +132,19 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
     return found
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+def _is_plan(found: object) -> bool:
+    """Whether a document has the fields of a plan, each of its kind."""
+    kinds = {"version": int, "data": dict, "smallest": int, "request": dict, "seconds": int}
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
+        return False
+    texts, numbers = (found.get("dropped"), found.get("commands", [])), (found.get("speeds"), found.get("rounds"))
+    return (
+        {"name", "fingerprint"} <= found["data"].keys()
+        and all(isinstance(some, list) and all(isinstance(one, str) for one in some) for some in texts)
+        and all(
+            isinstance(some, dict) and all(isinstance(one, int | float) for one in some.values()) for some in numbers
+        )
+    )
 
 
 def _take_images(dataset: Dataset, output: Path, before: dict[str, Any] | None) -> Images:

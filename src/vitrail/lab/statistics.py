@@ -4,6 +4,7 @@ A difference of two accuracies has two sources of noise: other seeds would train
 easier for one of them. Both variances are estimated and added.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -115,8 +116,9 @@ def complement(one: Estimate, most: float = math.inf) -> Estimate:
     return one._replace(value=1 - one.value, halves=halves, bounds=bounds)
 
 
-class SeedNoise(NamedTuple):
-    """Variance of an accuracy over seeds, pooled over many cells."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeedNoise:
+    """Variance of an accuracy over seeds, pooled over many cells. Two of the same value are two estimates."""
 
     variance: float
     freedom: int
