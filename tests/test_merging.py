@@ -81,6 +81,41 @@ def test_the_most_similar_patches_join():
     assert sorted(groups.size_BM[0].tolist()) == [1.0] * 8 + [2.0] * 2
 
 
+def test_what_joins_costs_least_by_the_squares_that_a_group_gains_and_by_what_is_read():
+    """A second merge against a loop over pairs: the gain in squared distances from the mean, by definition."""
+    x, now, groups = merged_twice(counts=(7,))
+    paid = torch.rand(2, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = match(now, 1, 3, None, groups, paid)
+    home = groups.home()
+
+    def squares(image, *tokens):
+        members = torch.cat([x[image][home[image] == 18 * image + token] for token in tokens])
+        return (members - members.mean(0)).square().sum()
+
+    for image in range(2):
+        costs = {}
+        for source, target in itertools.product(range(2, 18, 2), range(1, 18, 2)):  # every second patch after [CLS]
+            means = [x[image][home[image] == 18 * image + token].mean(0) for token in (source, target)]
+            torch.testing.assert_close(means[0], now[image, source])
+            gain = squares(image, source, target) - squares(image, source) - squares(image, target)
+            costs[source, target] = gain * (paid[image, source] + paid[image, target]).sqrt()
+        best = {
+            source: min((cost, target) for (one, target), cost in costs.items() if one == source) for source, _ in costs
+        }
+        chosen = sorted(best, key=lambda source: best[source][0])[:3]
+        assert (found.joins_BR[image] - 18 * image).tolist() == chosen
+        rows = found.into_BR[image] - 15 * image
+        assert (found.stays_BM[image][rows] - 18 * image).tolist() == [best[source][1] for source in chosen]
+
+
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"attention_scale": 1.0}, {"norm_order": "post"}])
+def test_what_the_class_token_reads_is_its_row_of_the_attention(changes):
+    model = small(**changes)
+    z = model.embed(images())
+    block = model.blocks[1]
+    torch.testing.assert_close(block.first_attention(z), block.attention(z, None, None)[:, :, 0].mean(1))
+
+
 @pytest.mark.parametrize("grid", [(4, 6), (3, 5), (7, 7), (1, 6)])
 def test_all_neighbours_of_a_source_are_targets(grid):
     board = chessboard(grid)

@@ -266,9 +266,12 @@ class ViTConfig(PatchedConfig):
         return self._embed_macs + blocks + matches + pool + representation + self._head_macs(d)
 
     def _match_macs(self, before: int, after: int) -> int:
-        """The product that finds which tokens are similar, of every other patch with the rest."""
+        """Finding which tokens are similar, by a product of every other patch with the rest, and what [CLS] reads."""
+        if after == before:
+            return 0
         patches = before - self.prefix
-        return (patches // 2) * (patches - patches // 2) * self.width if after < before else 0
+        read = 2 * self.width**2 + before * self.width * self.heads if self.pool == "cls" else 0
+        return (patches // 2) * (patches - patches // 2) * self.width + read
 
     # Rules
 

@@ -111,6 +111,19 @@ class Attention(nn.Module):
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
+    def first_weights(self, x_BND: Tensor) -> Tensor:
+        """The first token's row of `weights` (B, H, N), without positions, for little work: q (W x) = (W^T q) x needs
+        no keys, and their bias adds the same to all logits."""
+        if not is_plain(self.qkv):
+            return self.weights(x_BND)[:, :, 0]
+        width = x_BND.shape[-1]
+        q_bias = None if self.qkv.bias is None else self.qkv.bias[:width]
+        q_BHK = F.linear(x_BND[:, 0], self.qkv.weight[:width], q_bias).unflatten(-1, (self.heads, -1))
+        keys_HKD = self.qkv.weight[width : 2 * width].unflatten(0, (self.heads, -1))
+        asked_BHD = (q_BHK.transpose(0, 1) @ keys_HKD).transpose(0, 1)
+        scale = q_BHK.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return (asked_BHD @ x_BND.transpose(1, 2) * scale).softmax(dim=-1)
+
     def steps(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> dict[str, Tensor]:
         """Eqs. 5 to 8 one by one, computed separately from the fused kernel."""
         q_BHNK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope)

@@ -1,8 +1,11 @@
 """Token merging: similar patches become one token in front of a layer (the idea of arXiv 2210.09461).
 
-Half of the patches are sources, the others targets, like the squares of a chessboard. The sources that resemble a
-target most join it: the token of a group is the mean of its patches, and its size, their number, enters attention as
+Half of the patches are sources, the others targets, like the squares of a chessboard. The sources whose joining costs
+least join a target: the token of a group is the mean of its patches, and its size, their number, enters attention as
 log(size), so that the group gets the attention that as many equal tokens would get.
+
+The cost is the sum of squared distances that a group gains (Ward's criterion), times the square root of the attention
+that [CLS] pays to the two tokens in the next layer: what the head reads is changed least.
 
 Shapes: B images, T tokens of which the first are [CLS] and registers, S sources and C targets, R of the sources merged,
 M = T - R tokens afterwards, D width. Indices count through the rows of a whole batch (B * T): selecting rows of one
@@ -12,7 +15,6 @@ matrix is three times as fast as gathering along a dimension.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.settings import Pair
@@ -29,12 +31,20 @@ class Match(NamedTuple):
     """The row, afterwards, of the token that it joins."""
 
 
-def match(x_BTD: Tensor, prefix: int, count: int, board_N: Tensor | None = None) -> Match:
-    """Find the `count` sources that resemble a target most, by the cosine. [CLS] and registers, the `prefix`, never
-    take part. Afterwards the targets follow the prefix, and then the sources that stay.
+def match(
+    x_BTD: Tensor,
+    prefix: int,
+    count: int,
+    board_N: Tensor | None = None,
+    groups: "Groups | None" = None,
+    attention_BT: Tensor | None = None,
+) -> Match:
+    """Find the `count` sources whose joining costs least. [CLS] and registers, the `prefix`, never take part.
+    Afterwards the targets follow the prefix, and then the sources that stay.
 
     `board_N` is the `chessboard` of all patches. Where some have been merged or dropped, every second token is a
-    source.
+    source. `groups` are those of earlier merges, and `attention_BT` is what [CLS] pays to each token, if it is what the
+    head reads.
     """
     batch, tokens, _ = x_BTD.shape
     patches = tokens - prefix
@@ -42,14 +52,27 @@ def match(x_BTD: Tensor, prefix: int, count: int, board_N: Tensor | None = None)
         places = torch.arange(patches, device=x_BTD.device)
         board_N = torch.cat([places[0::2], places[1::2]])
     sources = patches // 2
-    unit_BND = F.normalize(x_BTD[:, prefix:], dim=-1).index_select(1, board_N)
-    targets_BCD, sources_BSD = unit_BND.split([patches - sources, sources], dim=1)
-    scores_BSC = sources_BSD @ targets_BCD.transpose(1, 2)
-    order_BS = scores_BSC.amax(dim=-1).topk(sources, dim=1).indices
+
+    def halves(values: Tensor) -> tuple[Tensor, Tensor]:
+        """Of targets (B, 1, C), and of sources (B, S, 1)."""
+        targets, others = values[:, prefix:].index_select(1, board_N).split([patches - sources, sources], dim=1)
+        return targets[:, None], others[:, :, None]
+
+    moved_BND = x_BTD[:, prefix:] - x_BTD[:, prefix:].mean(dim=1, keepdim=True)  # for the products' precision
+    targets_BCD, sources_BSD = moved_BND.index_select(1, board_N).split([patches - sources, sources], dim=1)
+    squares_B1C, squares_BS1 = targets_BCD.square().sum(dim=-1)[:, None], sources_BSD.square().sum(dim=-1)[:, :, None]
+    costs_BSC = (squares_BS1 + squares_B1C - 2 * (sources_BSD @ targets_BCD.transpose(1, 2))).clamp(min=0)
+    if groups is not None:
+        size_B1C, size_BS1 = halves(groups.size_BM)
+        costs_BSC = costs_BSC * (size_BS1 * size_B1C / (size_BS1 + size_B1C))
+    if attention_BT is not None:
+        seen_B1C, seen_BS1 = halves(attention_BT)
+        costs_BSC = costs_BSC * (seen_BS1 + seen_B1C).sqrt()
+    order_BS = costs_BSC.amin(dim=-1).topk(sources, dim=1, largest=False).indices
 
     image_B1 = torch.arange(batch, device=x_BTD.device)[:, None]
-    best = scores_BSC.flatten(0, 1).index_select(0, (order_BS[:, :count] + image_B1 * sources).flatten())
-    into_BR = best.argmax(dim=-1).view(batch, count)  # of all sources it would take as long as the product
+    best = costs_BSC.flatten(0, 1).index_select(0, (order_BS[:, :count] + image_B1 * sources).flatten())
+    into_BR = best.argmin(dim=-1).view(batch, count)  # of all sources it would take as long as the product
     places_T = torch.cat([torch.arange(prefix, device=x_BTD.device), board_N + prefix])
     always_T, source_S = places_T.split([tokens - sources, sources])
     place_BS = source_S.index_select(0, order_BS.flatten()).view_as(order_BS)

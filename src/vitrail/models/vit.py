@@ -83,6 +83,10 @@ class Block(nn.Module):
         """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
         return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
 
+    def first_attention(self, z_BTD: Tensor) -> Tensor:
+        """What the first token pays to each token (B, T), the mean over heads."""
+        return self.attn.first_weights(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
+
     def steps(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
         """Every step of this layer by its name (see `Seen.steps`), computed separately from the fused kernel. After
         each part, `norm1` and `norm2` of the original encoder follow the residual connection."""
@@ -198,7 +202,9 @@ class ViT(Model[ViTConfig]):
             if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
                 z_BTD = z_BTD + added_TD
             if count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix):
-                z_BTD, groups = merge(z_BTD, groups, match(z_BTD, self.config.prefix, count, self.board))
+                read_BT = block.first_attention(z_BTD) if self.config.pool == "cls" else None
+                found = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
+                z_BTD, groups = merge(z_BTD, groups, found)
             rope, bias = self.position.rotation(self), self.bias(layer)
             if seen is not None and seen.wants(layer):
                 self._record_inside(seen, layer, spread(z_BTD, groups), rope, bias)
