@@ -209,18 +209,20 @@ def gemm_peak():
     return lambda: left @ right, size**3
 
 
-def race(runs, rounds):
-    """Seconds of every run in every round, in turn; two rounds of warm-up are not counted. Before each run, the threads
-    of the one before it have come to rest (those of ONNX Runtime spin for a while), and an uncounted call is made."""
+def race(runs, rounds, *, takes_long=False):
+    """Seconds of every run in every round, in turn; the first round is not counted. Before each run, the threads of the
+    one before it have come to rest (those of ONNX Runtime spin for a while), and an uncounted call is made, unless it
+    `takes_long`."""
     seconds = {name: [] for name in runs}
-    for _ in range(rounds + 2):
+    for _ in range(1 + rounds):
         for name, run in runs.items():
             time.sleep(REST)
-            run()
+            if not takes_long:
+                run()
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)
-    return {name: values[2:] for name, values in seconds.items()}
+    return {name: values[1:] for name, values in seconds.items()}
 
 
 def ratio(ours, theirs):

@@ -196,7 +196,7 @@ def warm(work, photos, labels, rounds, title):
         answers[name] = np.array(run(photos))
 
     engines = work.engines()
-    times = race({name: partial(answer, name, run) for name, run in engines.items()}, rounds)
+    times = race({name: partial(answer, name, run) for name, run in engines.items()}, rounds, takes_long=True)
     peers = [name for name in times if not name.startswith("vitrail")]
     best = min(peers, key=lambda name: statistics.median(times[name]))
     print(f"\n{title}: {len(photos)} photos\n")
