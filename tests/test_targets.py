@@ -57,7 +57,7 @@ def files_of(folder):
 def run_readme(folder, image, without):
     """What the program in the README prints, in a process in which some packages cannot be imported."""
     (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
-    assert len([line for line in program.splitlines() if line and "import" not in line]) <= 17
+    assert len([line for line in program.splitlines() if line and "import" not in line]) <= 18
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in without)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"import sys\n{blocked}{program}", str(image)],
@@ -347,8 +347,13 @@ def test_an_export_merges_as_many_tokens_as_a_search_finds(tmp_path, call):
     assert (first["changed"], first["count"]) == (0, 40)
     assert last["macs"] < first["macs"] / 2
     assert 0 <= last["share"] <= 0.05
-    assert proof["merging"]["merge"] == last["merge"]
+    # A layer cannot merge more than half of what earlier ones leave.
+    assert all(done <= asked for done, asked in zip(proof["merging"]["merge"], last["merge"], strict=True))
     assert proof["same_answers"] == 40
+    assert (
+        "of 40 answers differ from the model without merging on fashion-40"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
 
 
 @pytest.mark.parametrize(

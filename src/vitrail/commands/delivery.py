@@ -109,7 +109,8 @@ def export(
         arg(metavar="R|auto", help="Merge so many tokens in front of each layer (ViT); auto searches, on --data."),
     ] = None,
     data: Annotated[
-        str | None, arg(metavar="DATA", help="With --merge: images whose answers are compared; no labels are needed.")
+        str | None,
+        arg(metavar="DATA", help="With --merge: images whose answers are compared; their labels are not used."),
     ] = None,
     tolerance: Annotated[
         float, arg(metavar="T", help="With --merge auto: largest share of answers that may change.")
@@ -124,6 +125,10 @@ def export(
         return print_json(proof)
     same = f"{proof['same_answers']} of {proof['pictures']} answers as torch's"
     rows = [["model", ", ".join(proof["files"])], ["to", f"{to}, {output}"]]
+    if "merging" in proof:
+        from vitrail.engines.targets.readme import merging_words
+
+        rows.append(["merges", merging_words(proof["merging"])])
     return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
 
 
@@ -131,8 +136,10 @@ def _export(
     bundle: str, output: Path, to: str, merge: str | None, data: str | None, tolerance: float, **how: Any
 ) -> dict[str, Any]:
     from vitrail.engines.targets.base import check_export, export
+    from vitrail.settings import check_share
 
     check_export(bundle, output, to, **how)
+    check_share("tolerance", tolerance, 1)
     if merge is None:
         if data is not None:
             raise UsageError(f"Data must be given with --merge, got {data!r} without it.")

@@ -104,6 +104,11 @@ class FileEngine(Engine):
         """Write the file, or several, into an empty folder."""
 
     @classmethod
+    def proved_in(cls, precision: str) -> str:
+        """The precision in which the file is proved: the exact one of those that share it."""
+        return next(one for one in cls.precisions if cls.kinds[one] == cls.kinds[precision])
+
+    @classmethod
     def computes_on(cls, device: str) -> bool:
         return device == "cpu"
 

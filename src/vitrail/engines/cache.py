@@ -18,7 +18,7 @@ from vitrail.engines.base import FileEngine
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
-FORMAT = 4  # of what engines write: what another version wrote is made anew
+FORMAT = 5  # of what engines write: what another version wrote is made anew
 PROOF = "proof.json"
 
 
@@ -33,13 +33,13 @@ def fingerprint(bundle: Path) -> str:
 def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     """The folder with the bundle's file for an engine, verified. It is made if it is missing, damaged or of another
     state of the bundle."""
-    bundle, kind = check_folder(path), engine.kinds[precision]
+    bundle, kind, proved = check_folder(path), engine.kinds[precision], engine.proved_in(precision)
     key, places = fingerprint(bundle), _places(path, kind)
-    if (found := _intact(places, key, kind)) is not None:
+    if (found := _intact(places, key, kind, proved)) is not None:
         return found
     from vitrail.engines.make import make
 
-    place = next((place for place in places if can_replace(place)), None)
+    place = next((place for place in places if can_replace(place) and _is_of_engine(place)), None)
     if place is None:
         tried = " and ".join(repr(str(place)) for place in places)
         raise UsageError(
@@ -52,17 +52,25 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
         if not is_held:
             say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
-        if (found := _intact(places, key, kind)) is not None:
+        if (found := _intact(places, key, kind, proved)) is not None:
             return found
         if os.path.lexists(place):
-            say(f"{place} {_flaw(place, key, kind)} and is made again")
+            say(f"{place} {_flaw(place, key, kind, proved)} and is made again")
         make(bundle, place, engine, precision)
     return place
 
 
-def kept(bundle: Path, kind: str) -> Path | None:
-    """The folder with the bundle's file of a kind, verified, if there is one."""
-    return _intact(_places(bundle, kind), fingerprint(bundle), kind)
+def kept(bundle: Path, key: str, engine: type[FileEngine], precision: str) -> Path | None:
+    """The folder with the file of an engine for the bundle of this fingerprint, verified, if there is one."""
+    kind = engine.kinds[precision]
+    return _intact(_places(bundle, kind), key, kind, engine.proved_in(precision))
+
+
+def _is_of_engine(place: Path) -> bool:
+    """Whether a folder is free or holds nothing but what engines write. An export or a bundle of the same name is
+    somebody's work."""
+    names = {file.name for file in place.iterdir()} if os.path.lexists(place) else set()
+    return all(name in (MANIFEST, PROOF) or name.startswith("model.") for name in names)
 
 
 def _places(path: str | Path, kind: str) -> list[Path]:
@@ -74,22 +82,23 @@ def _places(path: str | Path, kind: str) -> list[Path]:
     return places
 
 
-def _intact(places: list[Path], key: str, kind: str) -> Path | None:
-    return next((place for place in places if not _flaw(place, key, kind)), None)
+def _intact(places: list[Path], key: str, kind: str, proved: str) -> Path | None:
+    return next((place for place in places if not _flaw(place, key, kind, proved)), None)
 
 
-def _flaw(folder: Path, key: str, kind: str) -> str:
+def _flaw(folder: Path, key: str, kind: str, proved: str) -> str:
     """The reason why the folder cannot be used; empty if it can."""
     try:
         verify(folder, (PROOF,))
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
-        if proof.get("kind") != kind:  # an export, or the file of another precision
+        if (proof.get("kind"), proof["precision"]) != (kind, proved):  # an export, or the file of another precision
             return "is no file of this engine"
-        if not proof["files"]:
+        files = {name: sum for name, sum in read_json(folder / MANIFEST)["files"].items() if name != PROOF}
+        if not files or proof["files"] != files:
             return "is damaged"
-        verify(folder, proof["files"])
+        verify(folder, files)
     except (DamagedError, KeyError, TypeError):
         return "is damaged"
     return ""

@@ -174,11 +174,12 @@ class _Answers:
         return Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
 
     def _pixels(self) -> tuple[np.ndarray, str]:
-        chosen, preprocess = self._images[:: max(len(self._images) // _COMPARED, 1)][:_COMPARED], self._parts.preprocess
+        count, preprocess = len(self._images), self._parts.preprocess
         crops = []
-        for image in chosen:
+        # Evenly spaced: files are sorted by class.
+        for index in np.unique(np.linspace(0, count - 1, min(_COMPARED, count)).round().astype(np.int64)):
             try:
-                crops.append(preprocess.crop(image))
+                crops.append(preprocess.crop(self._images[index]))
             except VitrailError:  # it is reported when it is classified
                 continue
         return (np.stack(crops), "given images") if crops else (sample(preprocess, 40), "embedded images")

@@ -59,7 +59,7 @@ def write_onnx(source: Source, folder: Path, precision: str = "float32", batch: 
 
 def find_graph(source: Source, folder: Path) -> Path:
     """The bundle's ONNX file in float32: the one that is kept for its engine, otherwise a new one in the folder."""
-    if (place := kept(source.path, OnnxEngine.kinds["float32"])) is not None:
+    if (place := kept(source.path, source.key, OnnxEngine, "float32")) is not None:
         return place / MODEL
     for package in ("onnx", "onnxscript"):
         need(package, "onnx")

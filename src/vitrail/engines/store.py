@@ -7,7 +7,6 @@ not read.
 
 import hashlib
 import json
-import math
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +18,11 @@ from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import ENGINES
 from vitrail.console import say
 from vitrail.engines.base import Way
-from vitrail.engines.cache import fingerprint
+from vitrail.engines.cache import FORMAT, fingerprint
 from vitrail.errors import VitrailError
 from vitrail.storage import atomic_file, locked, read_json, user_folder
+
+_MOST = 1e15  # of any number that is kept
 
 
 class Load(NamedTuple):
@@ -175,7 +176,7 @@ def _parsed(found: object, kind: Any) -> dict[Way, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
 
 
 def machine() -> str:
@@ -186,10 +187,11 @@ def machine() -> str:
         lines = []
     about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     processor = about.get("model name") or platform.processor() or platform.machine()
-    flags = hashlib.sha256(about.get("flags", "").encode()).hexdigest()[:12]
+    features = about.get("flags") or about.get("Features", "")  # of x86, of ARM
+    flags = hashlib.sha256(features.encode()).hexdigest()[:12]
     packages = dict.fromkeys(package for name in ENGINES for package in ENGINES[name].packages)
     versions = ", ".join(f"{package} {_version(package)}" for package in packages)
-    return f"{processor} ({flags}), {os.cpu_count()} cores, vitrail {__version__}, {versions}"
+    return f"{processor} ({flags}), {os.cpu_count()} cores, vitrail {__version__} ({FORMAT}), {versions}"
 
 
 def _version(package: str) -> str:

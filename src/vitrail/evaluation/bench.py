@@ -15,7 +15,7 @@ from vitrail.engines.base import Way, batch_for, cores
 from vitrail.engines.choose import every_way, find_usable
 from vitrail.engines.measure import measure
 from vitrail.engines.store import Agreement, Load, Measured, Speed, machine
-from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.protocols import place_labels
 from vitrail.settings import check_integer
 from vitrail.weights.answers import SeveralLabels
@@ -72,7 +72,11 @@ def bench(
         "data": compared.data,
         "ways": [_row(way, speeds[way], compared) for way in ways],
         "left_out": [{**way._asdict(), "reason": reason.text} for way, reason in refused.items()],
-        "notes": [*dataset.notes, *(f"answers of {way} are not compared: it is too slow here" for way in slow)],
+        "notes": [
+            *dataset.notes,
+            *(() if compared.truth is None else note_match(parts.labels, parts.config.classes, dataset.labels)),
+            *(f"answers of {way} are not compared: it is too slow here" for way in slow),
+        ],
     }
 
 

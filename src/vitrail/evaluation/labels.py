@@ -28,3 +28,14 @@ def match_labels(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]
         f"{' ...' if len(strange) > 3 else ''}; it knows {', '.join(map(repr, list(known)[:5]))}"
         f"{' ...' if len(known) > 5 else ''}."
     )
+
+
+def note_match(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]) -> list[str]:
+    """A note if names that differ are matched by index."""
+    place, how = match_labels(ours, classes, theirs)
+    if how != "as class numbers" or ours is None:
+        return []
+    return [
+        f"names of classes differ, so they are matched by index: {theirs[0]!r} of the data is {ours[place[0]]!r} of the"
+        " bundle (to match by name, give the data the bundle's names)"
+    ]

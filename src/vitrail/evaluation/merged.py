@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -49,7 +50,8 @@ def merged_bundle(
     model = cast(ViT, bundle.model).with_merge(counts[0] if len(counts) == 1 else counts)
     if images is not None and "curve" not in about:
         about["curve"] = [Judge(bundle, images).price(model.config.merge).to_json()]
-    about["merge"] = list(model.config.merge)
+    lengths = (model.config.tokens, *model.config.layer_tokens)
+    about["merge"] = [before - after for before, after in itertools.pairwise(lengths)]
     with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:
         folder = Path(aside, "bundle")
         save(dataclasses.replace(bundle, model=model, provenance={**bundle.provenance, "merge": about}), folder)

@@ -19,7 +19,7 @@ from vitrail.engines.store import Load
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.evaluation.classify import Answers, collect
 from vitrail.evaluation.features import FeatureStore, pooling
-from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.metrics import mean_interval, score, score_labels
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
@@ -132,13 +132,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | None, *, workers: i
     labels = place_labels(own.labels, place, classes, several=thresholds is not None)
     chosen = dataclasses.replace(own, labels=labels)
     names = parts.labels or tuple(map(str, range(classes)))
-    notes = [*dataset.notes]
-    if how == "as class numbers" and parts.labels is not None:
-        notes.append(
-            "names of classes differ, so they are matched by index:"
-            f" {dataset.labels[0]!r} of the data is {names[place[0]]!r} of the bundle (to match by name, give the data"
-            " the bundle's names)"
-        )
+    notes = [*dataset.notes, *note_match(parts.labels, classes, dataset.labels)]
     loader = Loader(chosen, parts.preprocess, batch=_BATCH, shuffle=False, workers=workers)
     with engine.running(None) as run:
         answers = collect(

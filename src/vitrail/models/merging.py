@@ -5,7 +5,8 @@ least join a target: the token of a group is the mean of its patches, and its si
 log(size), so that the group gets the attention that as many equal tokens would get.
 
 The cost is the sum of squared distances that a group gains (Ward's criterion), times the square root of the attention
-that [CLS] pays to the two tokens in the next layer: what the head reads is changed least.
+that [CLS] pays to a patch like each of the two in the next layer: what the head reads is changed least. How many
+patches a token already is counts in Ward's criterion, and not a second time in the attention.
 
 Shapes: B images, T tokens of which the first are [CLS] and registers, S sources and C targets, R of the sources merged,
 M = T - R tokens afterwards, D width. Indices count through the rows of a whole batch (B * T): selecting rows of one

@@ -16,7 +16,10 @@ class OnnxTarget(Target):
     precisions = OnnxEngine.precisions
     packages = ("onnxruntime", "onnx")
     extra = "onnx"
-    imports = "import onnxruntime"
+    imports = (
+        'import os\n\nos.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would report to its maker\n'
+        "import onnxruntime"
+    )
     program = (
         'session = onnxruntime.InferenceSession("{model}", providers=["CPUExecutionProvider"])\n'
         'logits = session.run(["logits"], {{"pixel_values": pixels}})[0][0]'

@@ -15,7 +15,7 @@ class OpenvinoTarget(Target):
     precisions = ("float32",)
     packages = ("openvino", "onnx")
     extra = "openvino"
-    imports = "import openvino"
+    imports = 'sys.modules["openvino_telemetry"] = None  # it would report to its maker\nimport openvino'
     program = (
         "# Without the hint, OpenVINO computes in bfloat16 where the CPU can.\n"
         'model = openvino.Core().compile_model("{model}", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})\n'

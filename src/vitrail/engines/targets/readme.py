@@ -33,9 +33,32 @@ named on the command line:
 
 The model computes in {proof["precision"]}. Compared with torch, {proof["same_answers"]} of {proof["pictures"]} answers
 are the same, and logits are at most {proof["max_logit_difference"]:.1e} apart; `proof.json` has this with the hashes of
-the files. Licence of the weights: {licence}.
+the files.{_more(proof)} Licence of the weights: {licence}.
 """
     write_text(folder / "README.md", text.replace("\n\n\n\n", "\n\n"))
+
+
+def _more(proof: dict[str, Any]) -> str:
+    """What else changes answers: merged tokens, and what `vitrail bench` found of the precision."""
+    found = ""
+    if "merging" in proof:
+        found += f" That is the model that merges tokens: {merging_words(proof['merging'])}."
+    if (known := proof.get("measured")) is not None and proof["precision"] != "float32":
+        found += f" On {known['data']}, {known['same']:,} of {known['images']:,} answers are those of float32."
+    return found
+
+
+def merging_words(about: dict[str, Any]) -> str:
+    """How many tokens join others in front of each layer, and what that changes."""
+    counts = ", ".join(map(str, about["merge"]))
+    if not about.get("curve"):
+        return f"{counts} in front of its layers; changed answers were not counted (no --data)"
+    last = about["curve"][-1]
+    low, high = last["interval"]
+    return (
+        f"{counts} in front of its layers; {last['changed']} of {last['count']} answers differ from the model without"
+        f" merging on {about['data']} ({low:.1%} to {high:.1%})"
+    )
 
 
 def _program(parts: Parts, target: "type[Target]", model: str, batch: int) -> str:

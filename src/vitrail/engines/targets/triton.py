@@ -18,7 +18,7 @@ class TritonTarget(OnnxTarget):
     name = "triton"
     notes = (
         "This folder is a model repository: `tritonserver --model-repository=THIS_FOLDER`. Clients send `pixel_values`"
-        " as above and may ask for the best classes by name."
+        " as above and, where any number of images is taken, may ask for the best classes by name."
     )
 
     @classmethod
@@ -30,7 +30,7 @@ class TritonTarget(OnnxTarget):
         write_onnx(source, place, order.precision, order.batch)
         if config.classes:
             write_labels(folder / name / LABELS, source.bundle.parts)
-        settings = _settings(name, place / MODEL, order.batch, has_labels=config.classes > 0)
+        settings = _settings(name, place / MODEL, order.batch, has_labels=config.classes > 0 and not order.batch)
         (folder / name / "config.pbtxt").write_text(settings, encoding="utf-8")
         return place / MODEL
 
