@@ -175,7 +175,7 @@ import sys, time, types
 from pathlib import Path
 from vitrail.engines import cache
 from vitrail.engines.runtime import MODEL, OnnxEngine
-from vitrail.storage import atomic_folder, write_json
+from vitrail.storage import atomic_folder, checksum, write_json
 def make(bundle, place, engine, precision):
     with open(sys.argv[2], "a") as file:
         file.write("made\\n")
@@ -183,7 +183,8 @@ def make(bundle, place, engine, precision):
     with atomic_folder(place, force=True) as folder:
         (folder / MODEL).touch()
         key = cache.fingerprint(bundle)
-        proof = {"format": cache.FORMAT, "kind": "onnx", "bundle": key, "files": [MODEL]}
+        about = {"format": cache.FORMAT, "kind": "onnx", "precision": precision, "bundle": key}
+        proof = about | {"files": {MODEL: checksum(folder / MODEL)}}
         write_json(folder / cache.PROOF, proof)
 sys.modules["vitrail.engines.make"] = types.SimpleNamespace(make=make)
 print(cache.ready(sys.argv[1], OnnxEngine, "float32"))
