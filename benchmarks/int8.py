@@ -1,11 +1,11 @@
-"""What int8 changes: answers, right answers and CPU time of ONNX Runtime in int8 beside float32, for some bundles.
+"""What int8 changes: answers, right answers and CPU time of an engine in int8 beside float32, for some bundles.
 
     vitrail convert $VITRAIL_SHARED/data/deit-ti16/model.safetensors deit
     .venv/bin/python benchmarks/int8.py $VITRAIL_SHARED/data/imagenet-val-500 deit --batch 4
-    .venv/bin/python benchmarks/int8.py fashion-mnist fashion --batch 64
+    .venv/bin/python benchmarks/int8.py fashion-mnist fashion --batch 64 --engine openvino
 
-Times are CPU times of one thread, at batches of 1, 4 and 16 in turn, so that other programs on the machine matter
-little. A bundle whose int8 is refused by its proof gets a row that says so.
+Times are CPU times of one computing thread, at batches of 1, 4 and 16 in turn, so that other programs on the machine
+matter little. A bundle whose int8 is refused by its proof gets a row that says so.
 """
 
 import argparse
@@ -43,14 +43,14 @@ def times(runs, parts, split):
     rounds = {(precision, batch): [] for precision in runs for batch in BATCHES}
     for _ in range(1 + ROUNDS):  # the first is for warming up
         for (precision, batch), seconds in rounds.items():
-            start = time.thread_time()
+            start = time.process_time()
             for _ in range(max(BATCHES) // batch):
                 runs[precision](crops[:batch])
-            seconds.append((time.thread_time() - start) / max(BATCHES))
+            seconds.append((time.process_time() - start) / max(BATCHES))
     return {key: 1000 * statistics.median(seconds[1:]) for key, seconds in rounds.items()}
 
 
-def row(path, data, batch):
+def row(path, data, batch, engine):
     """A row of the table."""
     parts, dataset = read_parts(path, weights=False), open_data(data)
     split = dataset.for_evaluation(None)
@@ -58,10 +58,10 @@ def row(path, data, batch):
     truth = place_labels(split.labels, place, parts.config.classes, several=False)
     with contextlib.ExitStack() as stack:
         try:
-            engines = {precision: ENGINES["onnx"].open(path, None, precision) for precision in PRECISIONS}
+            engines = {precision: ENGINES[engine].open(path, None, precision) for precision in PRECISIONS}
         except UnprovedError as error:
             return f"| {path} | {parts.config.name} | {error} |"
-        runs = {precision: stack.enter_context(engine.running(1)) for precision, engine in engines.items()}
+        runs = {precision: stack.enter_context(opened.running(1)) for precision, opened in engines.items()}
         exact, rounded = answers(runs, parts, split, batch).values()
         spent = times(runs, parts, split)
     changed, paired = int((exact != rounded).sum()), Paired.of(exact == truth, rounded == truth)
@@ -80,12 +80,13 @@ def main():
     parser.add_argument("data")
     parser.add_argument("bundles", nargs="+")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--engine", choices=("onnx", "openvino"), default="onnx")
     options = parser.parse_args()
     sizes = ", ".join(map(str, BATCHES))
     print(f"| bundle | model | right, float32 | right, int8 | changed | paired test | ms of both at batch {sizes} |")
     print("|---|---|---|---|---|---|---|")
     for path in options.bundles:
-        print(row(path, options.data, options.batch), flush=True)
+        print(row(path, options.data, options.batch, options.engine), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.lab.exact import redraw
-from vitrail.models.layers import MLP, Attention, PatchEmbed, TokenBatchNorm, activate, drop_path, patchify, unpatchify
+from vitrail.models.layers import (
+    MLP,
+    Attention,
+    PatchEmbed,
+    SeparateAttention,
+    TokenBatchNorm,
+    activate,
+    drop_path,
+    patchify,
+    separate_,
+    unpatchify,
+)
 
 small = st.integers(1, 5)
 
@@ -130,3 +141,30 @@ def test_short_sequences_train_by_the_equations_and_answer_by_the_fused_kernel(b
         found.append((y.detach(), attention.qkv.weight.grad.clone()))
     for written_out, fused in zip(*found, strict=True):
         torch.testing.assert_close(written_out, fused, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("queries", [None, 1])
+@pytest.mark.parametrize("bias", [None, "mask", "numbers"])
+@pytest.mark.parametrize(("qkv_bias", "scale", "rotates"), [(True, None, False), (False, 0.3, True)])
+def test_separate_matrices_attend_as_one_does(bias, queries, qkv_bias, scale, rotates):
+    fused = redraw(Attention(width=24, heads=3, qkv_bias=qkv_bias, scale=scale)).double().eval()
+    tokens = torch.randn(4, 9, 24, dtype=torch.float64)
+    added = {None: None, "mask": torch.rand(9, 9) < 0.7, "numbers": torch.randn(3, 9, 9, dtype=torch.float64)}[bias]
+    if bias == "mask":
+        added.fill_diagonal_(True)
+    rope = torch.randn(2, 9, 4, dtype=torch.float64) if rotates else None
+    separate = SeparateAttention(fused)
+    expected = fused(tokens, rope, added, queries)
+    torch.testing.assert_close(separate(tokens, rope, added, queries), expected, rtol=1e-10, atol=1e-10)
+    first = fused.weights(tokens)[:, :, 0]
+    for attention in (fused, separate):
+        torch.testing.assert_close(attention.first_weights(tokens), first, rtol=1e-10, atol=1e-10)
+    assert separate.v.weight.data_ptr() == fused.qkv.weight[48:].data_ptr()  # no second copy
+
+
+def test_only_torchs_own_layers_are_separated():
+    """What somebody has put in the place of a layer goes on being called."""
+    blocks = torch.nn.ModuleList(Attention(width=8, heads=2, qkv_bias=True) for _ in range(2))
+    blocks[0].qkv.register_forward_hook(lambda module, inputs, output: output * 2)
+    separate_(blocks)
+    assert [type(block) for block in blocks] == [Attention, SeparateAttention]

@@ -167,6 +167,18 @@ def test_int8_is_written_and_said(bundle, call, tmp_path):
     assert "The model computes in int8." in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_the_program_of_openvino_in_int8_leaves_the_rest_to_it(bundle, call, tmp_path):
+    done = call("export", bundle, tmp_path / "out", "--to", "openvino", "--precision", "int8", "--json")
+    proof = json.loads(done.stdout)
+    assert (proof["precision"], proof["same_answers"] >= 38) == ("int8", True)
+    assert proof["max_logit_difference"] > 1e-4
+    assert 'compile_model("model.xml", "CPU", {})' in (tmp_path / "out" / "README.md").read_text()
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "image.png")
+    said = run_readme(tmp_path / "out", tmp_path / "image.png", ("vitrail", "torch"))
+    (expected,) = vitrail.Classifier(bundle, engine="openvino", precision="int8").predict([tmp_path / "image.png"])
+    assert [float(score) for score, _ in said] == pytest.approx([one["score"] for one in expected], abs=1e-4)
+
+
 def test_openvino_keeps_float32_and_says_what_it_is(bundle, call, tmp_path):
     assert call("export", bundle, tmp_path / "out", "--to", "openvino", "--batch", "2").returncode == 0
     model = need("openvino", "openvino").Core().read_model(tmp_path / "out" / "model.xml")
@@ -287,6 +299,11 @@ def test_an_existing_output_is_refused_or_replaced_as_a_whole(bundle, call, tmp_
     assert (done.returncode, "Output must not exist yet" in done.stderr) == (2, True)
     assert call("export", bundle, out, "--to", "torch", "--force").returncode == 0
     assert files_of(out) == FILES | OWN["torch"]
+    (out / "notes.txt").write_text("what I found")
+    done = call("export", bundle, out, "--to", "onnx", "--force")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"Output must hold nothing but what vitrail wrote, got '{out / 'notes.txt'}' in it." in done.stderr
+    assert files_of(out) == FILES | OWN["torch"] | {"notes.txt"}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("x")
     done = call("export", bundle, tmp_path / "mine", "--to", "onnx", "--force")
@@ -308,16 +325,18 @@ def test_a_full_disk_leaves_nothing(target, bundle, call, tmp_path):
         done = call("export", bundle, tmp_path / "out", "--to", target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert re.search("File too large|disk full", done.stderr)
+    assert (done.returncode, done.stdout) == (1, "")
+    begun, failed = done.stderr.splitlines()
+    assert begun == f"writing {tmp_path / 'out'}, and comparing it with torch on 40 images"
+    assert re.search("File too large|disk full", failed)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_answers_otherwise_is_not_written(bundle, call, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.engines.proof.TOLERANCE", -1.0)
     done = call("export", bundle, tmp_path / "out", "--to", "onnx")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "predicts 0 of 40 images differently from torch" in done.stderr
+    assert done.returncode == 1
+    assert "predicts 0 of 40 images differently from torch" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 

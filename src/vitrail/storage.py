@@ -142,16 +142,27 @@ def user_folder() -> Path:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Refuse an output that exists or cannot be written, before any work is done for it."""
+    """Refuse an output that exists or cannot be written, before any work is done for it. With `force`, a folder that
+    vitrail wrote is accepted, unless somebody has put files into it, which would be lost."""
+    if not force:
+        refuse_foreign(path)
+    refuse_existing(path, force=force)
+    if added := _added(path):
+        raise UsageError(
+            f"Output must hold nothing but what vitrail wrote, got {str(added[0])!r} in it. Move that away, or choose"
+            " another path."
+        )
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path that cannot be written, whether something is there or not."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:
         raise UsageError(f"Output must be a path that can be written, got {str(path)!r} ({_reason(error)}).") from None
-    if not force:
-        refuse_foreign(path)
-    refuse_existing(path, force=force)
     above = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(f"Output must be in a folder that can be written, got {str(path)!r} ({str(above)!r} cannot).")
@@ -181,6 +192,19 @@ def refuse_foreign(path: Path) -> None:
 def _is_ours(path: Path) -> bool:
     is_folder = path.is_dir() and not path.is_symlink()
     return is_folder and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def _added(path: Path) -> list[Path]:
+    """Files of somebody else in a folder that vitrail wrote: those that its manifest does not name, without hidden
+    ones. Of a damaged manifest nothing is known."""
+    if not os.path.lexists(path / MANIFEST):
+        return []
+    try:
+        known = {path / name for name in read_json(path / MANIFEST)["files"]}
+    except (DamagedError, KeyError, TypeError):
+        return []
+    every = (file for file in path.rglob("*") if not file.is_dir() and not file.name.startswith("."))
+    return sorted(file for file in every if file not in known and file != path / MANIFEST)
 
 
 def can_replace(path: Path) -> bool:

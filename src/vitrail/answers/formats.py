@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from vitrail.console import json_text
 from vitrail.errors import UsageError, did_you_mean
-from vitrail.storage import atomic_file, check_output, refuse_existing, writable
+from vitrail.storage import atomic_file, check_writable, refuse_existing, writable
 from vitrail.telemetry import need
 
 Row = dict[str, Any]
@@ -161,7 +161,7 @@ def check_table(path: Path, *, force: bool, others: Sequence[str] = ()) -> None:
         if path.suffix.lower() == one.ending:
             one.check()
     refuse_existing(path, force=force)
-    check_output(path.parent if os.path.lexists(path) else path, force=True)
+    check_writable(path.parent if os.path.lexists(path) else path)
 
 
 @contextlib.contextmanager

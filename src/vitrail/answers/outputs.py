@@ -11,7 +11,7 @@ from vitrail.answers.formats import Row, check_table, open_table
 from vitrail.answers.sheet import contact_sheet
 from vitrail.answers.spool import Order, in_order
 from vitrail.errors import DamagedError, UsageError
-from vitrail.storage import atomic_file, check_output, refuse_existing
+from vitrail.storage import atomic_file, check_output, check_writable, refuse_existing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def _check_features(path: Path, *, force: bool) -> None:
     if path.suffix != ".npz" or path.is_dir():
         raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
     refuse_existing(path, force=force)
-    check_output(path.parent if path.exists() else path, force=True)
+    check_writable(path.parent if path.exists() else path)
 
 
 def _write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool) -> None:

@@ -9,7 +9,7 @@ from vitrail.data.archives import ArchiveFile
 from vitrail.data.base import Source
 from vitrail.data.built_in import Digits, Fashion40, FashionMnist
 from vitrail.data.cifar import Cifar
-from vitrail.data.files import is_file, list_images
+from vitrail.data.files import is_file, is_folder, list_images, subfolders
 from vitrail.data.folders import ClassFolder
 from vitrail.data.idx import IdxFolder
 from vitrail.data.npz import NpzFile
@@ -88,17 +88,22 @@ def find_split(words: Sequence[str], split: str | None = None) -> "Split | None"
     return None
 
 
-def some_images(data: AnyData, count: int) -> list[Any]:
-    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
+def open_images(data: AnyData) -> "Dataset":
+    """As `open_data`, for those who can do without labels: a folder of images that are not sorted into classes is a
+    data set without any."""
+    is_plain = isinstance(data, str | Path) and is_folder(data) and not subfolders(data)
+    if not is_plain or not (files := list_images([data])):
+        return open_data(data)
     import numpy as np
 
-    from vitrail.data.dataset import Split
+    from vitrail.data.dataset import Dataset, Split
 
-    if isinstance(data, str | Path) and Path(data).is_dir() and (files := list_images([data])):
-        split = Split("images", files, np.zeros(len(files), np.int64))
-    else:
-        split = open_data(data).for_evaluation(None)
-    return list(split.spread(count).images)
+    return Dataset(str(data), (), {"all": Split("all", files, np.zeros(len(files), np.int64))}, root=str(data))
+
+
+def some_images(data: AnyData, count: int) -> list[Any]:
+    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
+    return list(open_images(data).for_evaluation(None).spread(count).images)
 
 
 def describe_sources() -> str:

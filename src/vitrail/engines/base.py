@@ -104,9 +104,9 @@ class FileEngine(Engine):
         """Write the file, or several, into an empty folder."""
 
     @classmethod
-    def proved_in(cls, precision: str) -> str:
-        """The precision in which the file is proved: the exact one of those that share it."""
-        return next(one for one in cls.precisions if cls.kinds[one] == cls.kinds[precision])
+    def sharing(cls, precision: str) -> list[str]:
+        """The precisions that run the same file, the most exact one first. The file is proved in each."""
+        return [one for one in cls.precisions if cls.kinds[one] == cls.kinds[precision]]
 
     @classmethod
     def computes_on(cls, device: str) -> bool:

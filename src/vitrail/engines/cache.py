@@ -18,7 +18,7 @@ from vitrail.engines.base import FileEngine
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
-FORMAT = 5  # of what engines write: what another version wrote is made anew
+FORMAT = 6  # of what engines write: what another version wrote is made anew
 PROOF = "proof.json"
 
 
@@ -33,9 +33,9 @@ def fingerprint(bundle: Path) -> str:
 def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     """The folder with the bundle's file for an engine, verified. It is made if it is missing, damaged or of another
     state of the bundle."""
-    bundle, kind, proved = check_folder(path), engine.kinds[precision], engine.proved_in(precision)
-    key, places = fingerprint(bundle), _places(path, kind)
-    if (found := _intact(places, key, kind, proved)) is not None:
+    bundle = check_folder(path)
+    key, places = fingerprint(bundle), _places(path, engine.kinds[precision])
+    if (found := _intact(places, key, engine, precision)) is not None:
         return found
     from vitrail.engines.make import make
 
@@ -52,18 +52,17 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
         if not is_held:
             say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
-        if (found := _intact(places, key, kind, proved)) is not None:
+        if (found := _intact(places, key, engine, precision)) is not None:
             return found
         if os.path.lexists(place):
-            say(f"{place} {_flaw(place, key, kind, proved)} and is made again")
+            say(f"{place} {_flaw(place, key, engine, precision)} and is made again")
         make(bundle, place, engine, precision)
     return place
 
 
 def kept(bundle: Path, key: str, engine: type[FileEngine], precision: str) -> Path | None:
     """The folder with the file of an engine for the bundle of this fingerprint, verified, if there is one."""
-    kind = engine.kinds[precision]
-    return _intact(_places(bundle, kind), key, kind, engine.proved_in(precision))
+    return _intact(_places(bundle, engine.kinds[precision]), key, engine, precision)
 
 
 def _is_of_engine(place: Path) -> bool:
@@ -82,19 +81,22 @@ def _places(path: str | Path, kind: str) -> list[Path]:
     return places
 
 
-def _intact(places: list[Path], key: str, kind: str, proved: str) -> Path | None:
-    return next((place for place in places if not _flaw(place, key, kind, proved)), None)
+def _intact(places: list[Path], key: str, engine: type[FileEngine], precision: str) -> Path | None:
+    return next((place for place in places if not _flaw(place, key, engine, precision)), None)
 
 
-def _flaw(folder: Path, key: str, kind: str, proved: str) -> str:
+def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> str:
     """The reason why the folder cannot be used; empty if it can."""
     try:
         verify(folder, (PROOF,))
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
-        if (proof.get("kind"), proof["precision"]) != (kind, proved):  # an export, or the file of another precision
+        exact = engine.sharing(precision)[0]
+        if (proof.get("kind"), proof["precision"]) != (engine.kinds[precision], exact):  # an export, for example
             return "is no file of this engine"
+        if precision not in (exact, *proof.get("reduced", ())):
+            return f"is not proved in {precision}"
         files = {name: sum for name, sum in read_json(folder / MANIFEST)["files"].items() if name != PROOF}
         if not files or proof["files"] != files:
             return "is damaged"

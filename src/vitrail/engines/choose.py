@@ -197,7 +197,12 @@ def _within(tolerance: float, order: list[Way], speeds: dict[Way, Speed], answer
     exact = next((way for way in order if way.precision == _EXACT), None)
     if exact is None:
         raise UsageError(f"Precision auto must have {_EXACT} to compare with, got {', '.join(map(str, order))}.")
-    refused = []
+    refused: list[str] = []
+
+    def chosen(way: Way, *more: str) -> Way:
+        say("; ".join([_reason([way, *(one for one in order if one != way)], speeds), *more, *refused]))
+        return way
+
     for way in order:
         if way == exact:
             break
@@ -208,11 +213,9 @@ def _within(tolerance: float, order: list[Way], speeds: dict[Way, Speed], answer
             f" ({low:.1%} to {high:.1%})"
         )
         if found.changed <= tolerance:
-            say(f"{_reason([way, *(one for one in order if one != way)], speeds)}; {gave}")
-            return way
-        refused.append(f"{way}: {gave}, more than {tolerance:g}")
-    say("; ".join([_reason([exact, *(one for one in order if one != exact)], speeds), *refused]))
-    return exact
+            return chosen(way, gave)
+        refused.append(f"not {way}: {gave}, more than {tolerance:g}")
+    return chosen(exact)
 
 
 def _reason(order: list[Way], speeds: dict[Way, Speed]) -> str:

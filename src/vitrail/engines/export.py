@@ -22,6 +22,7 @@ from vitrail.engines.runtime import MODEL, OnnxEngine
 from vitrail.errors import UsageError, first_line
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.convolutions import bake_
+from vitrail.models.layers import separate_
 
 OPSET = 20
 _ONE_FILE = 1_900_000_000  # bytes of weights: a protocol buffer ends at 2 GiB
@@ -46,7 +47,7 @@ def write_onnx(source: Source, folder: Path, precision: str = "float32", batch: 
     if precision == "int8":
         from vitrail.engines.quantise import quantise
 
-        with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:
+        with tempfile.TemporaryDirectory(dir=folder) as aside:  # on the disk that must have room for it anyway
             quantise(find_graph(source, Path(aside)), folder / MODEL, is_large=_is_large(source))
     else:
         path = find_graph(source, folder)
@@ -64,6 +65,7 @@ def find_graph(source: Source, folder: Path) -> Path:
     for package in ("onnx", "onnxscript"):
         need(package, "onnx")
     bake_(source.bundle.model)
+    separate_(source.bundle.model)
     program = _translate(source.bundle.model)
     program.model.metadata_props.update(metadata(source))
     program.save(str(folder / MODEL), external_data=_is_large(source))

@@ -10,6 +10,7 @@ from vitrail.engines.base import FileEngine, Outputs, Source
 from vitrail.engines.cache import FORMAT, PROOF, fingerprint
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.proof import answer, prove, sample_for
+from vitrail.errors import VitrailError
 from vitrail.storage import atomic_folder, checksum, write_json
 from vitrail.weights.bundle import load
 
@@ -24,13 +25,19 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str) -> 
     with atomic_folder(target, force=True) as folder:
         engine.write(source, folder, precision)
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
-        exact = engine.proved_in(precision)
-        proofs = [
-            describe(source, engine.packages, answer(engine(folder, parts, one), pixels), expected, one)
-            for one in dict.fromkeys((exact, precision))
-        ]
-        proof = {"files": files, **proofs[0]}
-        write_json(folder / PROOF, {"format": FORMAT, "kind": engine.kinds[precision], **proof})
+        exact = engine.sharing(precision)[0]
+        proof = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
+        proof |= describe(source, engine.packages, answer(engine(folder, parts, exact), pixels), expected, exact)
+        proof["reduced"] = {}
+        for reduced in engine.sharing(precision)[1:]:
+            try:
+                engine.check(reduced)
+                found = answer(engine(folder, parts, reduced), pixels)
+                proof["reduced"][reduced] = prove(found, expected, parts.answer, reduced)
+            except VitrailError:
+                if reduced == precision:  # others may fail: nobody has asked for them
+                    raise
+        write_json(folder / PROOF, proof)
     say(
         f"checked on {proof['pictures']} images: {proof['same_answers']} answers as torch's, largest logit difference"
         f" {proof['max_logit_difference']:.1e}"

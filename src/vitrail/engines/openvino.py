@@ -1,4 +1,9 @@
-"""The OpenVINO engine: runs its intermediate representation of the ONNX graph without torch."""
+"""The OpenVINO engine: runs its intermediate representation of the ONNX graph without torch.
+
+In int8, weights are stored as 8-bit integers with a scale for each output. Where the CPU multiplies such integers
+(VNNI), OpenVINO rounds the inputs of these products, too, with a scale for every group of numbers of a token; elsewhere
+it expands the weights. The rest is computed in bfloat16 where the CPU has it.
+"""
 
 import contextlib
 import tempfile
@@ -15,17 +20,21 @@ from vitrail.weights.parts import Parts
 
 MODEL = "model.xml"
 
-_HINTS = {"float32": "f32", "bfloat16": "bf16"}
+# In int8, OpenVINO is left to choose for the rest: bfloat16 where the CPU has it.
+HINTS = {"float32": {"INFERENCE_PRECISION_HINT": "f32"}, "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}, "int8": {}}
+
+_GROUPS = (128, 64, 32, 16)  # numbers of a token that share a scale: larger ones are faster, smaller ones more exact
+_LARGEST = 127
 
 
 class OpenvinoEngine(FileEngine):
-    """A file of OpenVINO, with the other parts of its bundle. Both precisions run the same file: where the CPU has
+    """A file of OpenVINO, with the other parts of its bundle. float32 and bfloat16 run the same file: where the CPU has
     bfloat16, OpenVINO would use it without being asked."""
 
     name = "openvino"
-    precisions = ("float32", "bfloat16")
+    precisions = ("float32", "bfloat16", "int8")
     packages = ("openvino",)
-    kinds = dict.fromkeys(precisions, "openvino")
+    kinds = {"float32": "openvino", "bfloat16": "openvino", "int8": "openvino-int8"}  # noqa: RUF012 - a constant
 
     def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
         super().__init__(folder, parts, precision)
@@ -38,13 +47,13 @@ class OpenvinoEngine(FileEngine):
             known = need("openvino", "openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
             if "BF16" not in known:
                 raise UsageError(
-                    "Precision must be one that OpenVINO has on this CPU (float32), got 'bfloat16', which this CPU"
+                    "Precision must be one that OpenVINO has on this CPU (float32, int8), got 'bfloat16', which it"
                     " computes in software."
                 )
 
     @classmethod
     def write(cls, source: Source, folder: Path, precision: str) -> None:
-        write_openvino(source, folder)
+        write_openvino(source, folder, precision)
 
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
@@ -64,11 +73,7 @@ class OpenvinoEngine(FileEngine):
         """The compiled model, which computes so many calls at a time."""
         if (threads, callers) not in self._compiled:
             path = str(self.folder / MODEL)
-            settings = {
-                "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
-                "INFERENCE_NUM_THREADS": threads * callers,
-                "NUM_STREAMS": callers,
-            }
+            settings = {"INFERENCE_NUM_THREADS": threads * callers, "NUM_STREAMS": callers, **HINTS[self.precision]}
             try:
                 self._compiled[threads, callers] = (
                     need("openvino", "openvino").Core().compile_model(path, "CPU", settings)
@@ -78,19 +83,49 @@ class OpenvinoEngine(FileEngine):
         return self._compiled[threads, callers]
 
 
-def write_openvino(source: Source, folder: Path, batch: int | None = None) -> None:
-    """Write model.xml and model.bin in float32, with the graph's metadata; a `batch` fixes its size."""
+def write_openvino(source: Source, folder: Path, precision: str = "float32", batch: int | None = None) -> None:
+    """Write model.xml and model.bin with weights in float32, or in int8, with the graph's metadata; a `batch` fixes its
+    size."""
     from vitrail.engines.export import find_graph, metadata
 
     openvino = need("openvino", "openvino")
-    with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
         model = openvino.Core().read_model(str(find_graph(source, Path(aside))))
         if batch is not None:
             height, width = source.bundle.model.config.resolution
             model.reshape([batch, source.bundle.model.config.channels, height, width])
+        if precision == "int8":
+            _compress(openvino, model)
         for name, value in metadata(source).items():
             model.set_rt_info(value, ["vitrail", name])
         try:
             openvino.save_model(model, str(folder / MODEL), compress_to_fp16=False)
         except RuntimeError as error:  # it does not say that the disk is full
             raise VitrailError(f"OpenVINO cannot write its file ({first_line(error)}). Is the disk full?") from None
+
+
+def _compress(openvino: Any, model: Any) -> None:
+    """Store the matrices of products as 8-bit integers, and the size of the groups that inputs are rounded in."""
+    build = need("openvino.opset13", "openvino")
+    sizes = []
+    for node in model.get_ordered_ops():
+        source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
+        if source is None or source.get_type_name() != "Constant" or len(source.get_output_shape(0)) != 2:
+            continue
+        turns = node.get_attributes()
+        weights = np.asarray(source.get_data(), np.float32)
+        steps_NK, scales_N1 = round_outputs(weights if turns["transpose_b"] else weights.T)
+        stored = build.multiply(build.convert(build.constant(steps_NK), "f32"), build.constant(scales_N1))
+        product = build.matmul(node.input_value(0), stored, turns["transpose_a"], transpose_b=True)
+        node.output(0).replace(product.output(0))
+        sizes.append(steps_NK.shape[1])
+    group = next((size for size in _GROUPS if not any(inputs % size for inputs in sizes)), _GROUPS[-1])
+    model.set_rt_info(str(group), ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
+    model.validate_nodes_and_infer_types()
+
+
+def round_outputs(weights_NK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as 8-bit integers (N, K), and the scale of each output (N, 1)."""
+    largest_N1 = np.abs(weights_NK).max(axis=1, keepdims=True)
+    scales_N1 = np.where(largest_N1 > 0, largest_N1 / _LARGEST, 1).astype(np.float32)
+    return np.rint(weights_NK / scales_N1).astype(np.int8), scales_N1

@@ -51,6 +51,7 @@ class _Draft:
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._makers = {name: node.op_type for node in graph.node for name in node.output}
         self._nodes: list[Any] = []
+        self._rounded: dict[str, tuple[str, str, str]] = {}
 
     def rewrite(self) -> None:
         """Replace the products, and remove the weights that nobody needs any more."""
@@ -86,8 +87,7 @@ class _Draft:
             least = self._constant(f"{name}.least", np.array(_LEAST, np.float32))
             factors.append(self._add("Max", [largest, least], f"{name}.divisor"))
             inputs = self._add("Div", [inputs, *factors], f"{name}.divided")
-        levels, scale, zero = (f"{name}.{part}" for part in ("levels", "scale", "zero"))
-        self._add("DynamicQuantizeLinear", [inputs], levels, scale, zero)
+        levels, scale, zero = self._round(inputs)
         steps = self._constant(f"{name}.steps", steps_KN)
         middle = self._constant(f"{name}.middle", np.zeros(len(scales_N), np.int8))
         sums = self._add("MatMulInteger", [levels, steps, zero, middle], f"{name}.sums")
@@ -99,6 +99,14 @@ class _Draft:
         for bias in node.input[2:]:  # of Gemm
             product = self._add("Add", [product, bias], f"{name}.biased")
         self._nodes[-1].output[0] = name
+
+    def _round(self, inputs: str) -> tuple[str, str, str]:
+        """Add the rounding of inputs, once for all products with them: their levels, scale and zero point."""
+        if inputs not in self._rounded:
+            found = f"{inputs}.levels", f"{inputs}.scale", f"{inputs}.zero"
+            self._add("DynamicQuantizeLinear", [inputs], *found)
+            self._rounded[inputs] = found
+        return self._rounded[inputs]
 
     def _constant(self, name: str, content: np.ndarray) -> str:
         self._constants[name] = self._onnx.numpy_helper.from_array(content, name)

@@ -137,7 +137,8 @@ class Measured:
                 self._known = _read(self._path)  # another process may have measured meanwhile
                 self._add(sections)
                 with atomic_file(self._path, force=True) as file:
-                    file.write(json.dumps(self._known, indent=2).encode())
+                    document = {"sha256": _checksum(self._known), "machines": self._known}
+                    file.write(json.dumps(document, indent=2).encode())
         except VitrailError as error:
             self._add(sections)
             say(f"note: measurements cannot be kept, so they are made again next time: {error}")
@@ -153,12 +154,17 @@ class Measured:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The document with all measurements; one that is missing or damaged holds nothing."""
+    """The measurements by machine; a file that is missing or damaged holds none."""
     try:
-        known = read_json(path)
-    except VitrailError:
+        document = read_json(path)
+        known = document["machines"]
+        return known if isinstance(known, dict) and document["sha256"] == _checksum(known) else {}
+    except (VitrailError, KeyError, TypeError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+
+
+def _checksum(known: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def _parsed(found: object, kind: Any) -> dict[Way, Any]:

@@ -10,7 +10,7 @@ from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.console import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
+from vitrail.data.sources import open_images
 from vitrail.engines.base import Way, batch_for, cores
 from vitrail.engines.choose import every_way, find_usable
 from vitrail.engines.measure import measure
@@ -53,7 +53,7 @@ def bench(
     data, answers to embedded images are compared."""
     parts = read_parts(path, weights=False)
     parts.check_classifies()
-    dataset = open_data("fashion-40" if data is None else data)
+    dataset = open_images("fashion-40" if data is None else data)
     chosen = dataset.for_evaluation(split)
     threads = cores() if threads is None else check_integer("threads", threads, low=1, high=4096)
     load = Load(batch_for(parts.config), threads, 1)
@@ -97,7 +97,9 @@ def _compare(path: str, parts: Parts, ways: list[Way], split: Split, name: str, 
 
 
 def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray | None:
-    """The labels as the bundle would answer them; None if it has other classes."""
+    """The labels as the bundle would answer them; None if it has other classes, or if there are none."""
+    if not names:
+        return None
     try:
         place, _ = match_labels(parts.labels, parts.config.classes, names)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from vitrail.configs.bundle import check_folder
 from vitrail.console import say
-from vitrail.data.sources import open_data
+from vitrail.data.sources import open_images
 from vitrail.engines.cache import fingerprint
 from vitrail.errors import UsageError
 from vitrail.evaluation.merging import Judge, check_can_merge, find_merge
@@ -33,7 +33,7 @@ def merged_bundle(
     bundle = load(path)
     check_can_merge(bundle.model.config)
     if data is not None:
-        images = open_data(data).for_evaluation(split).spread(_IMAGES).images
+        images = open_images(data).for_evaluation(split).spread(_IMAGES).images
     about: dict[str, Any] = {"bundle": fingerprint(check_folder(path)), "data": data}
     if counts is None:
         if images is None:

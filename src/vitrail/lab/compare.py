@@ -29,7 +29,7 @@ from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.results import Results, needs_rate
 from vitrail.settings import check_integer
-from vitrail.storage import check_output, locked, read_json, write_json
+from vitrail.storage import check_writable, locked, read_json, write_json
 
 _SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
 
@@ -109,7 +109,7 @@ def _check_folder(output: Path) -> None:
     is_ours = not content or content & {"plan.json", "images"}
     if (os.path.lexists(output) and not output.is_dir()) or not is_ours:
         raise UsageError(f"Output must be a new folder or one that compare wrote, got {str(output)!r}.")
-    check_output(output, force=True)
+    check_writable(output)
 
 
 def _refuse(output: Path, holder: str) -> None:

@@ -112,17 +112,14 @@ class Attention(nn.Module):
         return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
     def first_weights(self, x_BND: Tensor) -> Tensor:
-        """The first token's row of `weights` (B, H, N), without positions, for little work: q (W x) = (W^T q) x needs
-        no keys, and their bias adds the same to all logits."""
+        """The first token's row of `weights` (B, H, N), without positions."""
         if not is_plain(self.qkv):
             return self.weights(x_BND)[:, :, 0]
         width = x_BND.shape[-1]
         q_bias = None if self.qkv.bias is None else self.qkv.bias[:width]
         q_BHK = F.linear(x_BND[:, 0], self.qkv.weight[:width], q_bias).unflatten(-1, (self.heads, -1))
-        keys_HKD = self.qkv.weight[width : 2 * width].unflatten(0, (self.heads, -1))
-        asked_BHD = (q_BHK.transpose(0, 1) @ keys_HKD).transpose(0, 1)
         scale = q_BHK.shape[-1] ** -0.5 if self.scale is None else self.scale
-        return (asked_BHD @ x_BND.transpose(1, 2) * scale).softmax(dim=-1)
+        return _first_weights(q_BHK * scale, self.qkv.weight[width : 2 * width], x_BND)
 
     def steps(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> dict[str, Tensor]:
         """Eqs. 5 to 8 one by one, computed separately from the fused kernel."""
@@ -165,6 +162,66 @@ class Attention(nn.Module):
         )
 
 
+class SeparateAttention(nn.Module):
+    """The same as an `Attention`, for export: a matrix each for queries, keys and values, with the scale in that of the
+    queries, and eqs. 6 and 7 as they stand. Runtimes fuse these steps by themselves, and need not copy queries, keys
+    and values out of one tensor. For inference only."""
+
+    def __init__(self, fused: Attention) -> None:
+        super().__init__()
+        self.heads, self.proj = fused.heads, fused.proj
+        width = fused.qkv.in_features
+        scale = (width // self.heads) ** -0.5 if fused.scale is None else fused.scale
+        weights = fused.qkv.weight.detach().split(width)
+        biases = (None,) * 3 if fused.qkv.bias is None else fused.qkv.bias.detach().split(width)
+        self.q, self.k, self.v = map(_frozen_linear, weights, biases, (scale, 1, 1))
+
+    def forward(
+        self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        """As `Attention.forward`."""
+        q_BHQK, k_BHNK, v_BHNK = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part, x in ((self.q, x_BND[:, :queries]), (self.k, x_BND), (self.v, x_BND))
+        )
+        if rope is not None:
+            q_BHQK, k_BHNK = rotate(q_BHQK, rope[:, :queries]), rotate(k_BHNK, rope)
+        if bias is not None and queries is not None:
+            bias = bias[..., :queries, :]
+        y_BHQK = attention_weights(q_BHQK, k_BHNK, bias, scale=1) @ v_BHNK
+        return self.proj(y_BHQK.transpose(1, 2).flatten(2))
+
+    def first_weights(self, x_BND: Tensor) -> Tensor:
+        """As `Attention.first_weights`."""
+        q_BHK = self.q(x_BND[:, 0]).unflatten(-1, (self.heads, -1))
+        return _first_weights(q_BHK, self.k.weight, x_BND)
+
+
+def separate_(model: nn.Module) -> None:
+    """Replace every `Attention` by a `SeparateAttention`, in place."""
+    for part in model.modules():
+        for name, child in part.named_children():
+            if isinstance(child, Attention) and is_plain(child.qkv):
+                setattr(part, name, SeparateAttention(child))
+
+
+def _frozen_linear(weight: Tensor, bias: Tensor | None, scale: float) -> nn.Linear:
+    """A linear layer with these weights times a number, without gradients; where that is 1, they are not copied."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            setattr(made, name, nn.Parameter(tensor if scale == 1 else tensor * scale, requires_grad=False))
+    return made
+
+
+def _first_weights(q_BHK: Tensor, keys_DD: Tensor, x_BND: Tensor) -> Tensor:
+    """What scaled queries of one token pay to all tokens (B, H, N), for little work: q (W x) = (W^T q) x needs no keys,
+    and their bias adds the same to all logits."""
+    keys_HKD = keys_DD.unflatten(0, (q_BHK.shape[1], -1))
+    asked_BHD = (q_BHK.transpose(0, 1) @ keys_HKD).transpose(0, 1)
+    return (asked_BHD @ x_BND.transpose(1, 2)).softmax(dim=-1)
+
+
 def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
     """Attention weights of eq. 6 (B, H, Q, N); rows sum to 1."""
     return attention_scores(q_BHQK, k_BHNK, bias, scale).softmax(-1)
@@ -172,7 +229,8 @@ def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale
 
 def attention_scores(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
     """What the softmax of eq. 6 is of: q k^T / sqrt(K) (B, H, Q, N), with a bias or a mask."""
-    scores_BHQN = (q_BHQK * (q_BHQK.shape[-1] ** -0.5 if scale is None else scale)) @ k_BHNK.transpose(-2, -1)
+    scale = q_BHQK.shape[-1] ** -0.5 if scale is None else scale
+    scores_BHQN = (q_BHQK if scale == 1 else q_BHQK * scale) @ k_BHNK.transpose(-2, -1)
     if bias is not None:
         is_mask = bias.dtype == torch.bool
         scores_BHQN = scores_BHQN.masked_fill(~bias, -torch.inf) if is_mask else scores_BHQN + bias

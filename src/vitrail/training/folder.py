@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vitrail.console import Say
 from vitrail.errors import UsageError
-from vitrail.storage import MANIFEST, check_output, locked, refuse_foreign, replace_text
+from vitrail.storage import MANIFEST, check_output, check_writable, locked, refuse_foreign, replace_text
 from vitrail.training.checkpoint import steps_of, sweep
 
 _LOCK = ".lock"
@@ -87,7 +87,7 @@ class RunFolder:
         """Refuse a path that this run may not write, before any work is done."""
         state = self.state
         if state is State.NEW or (state.is_run and self._resumes):
-            check_output(self.path, force=True)
+            check_writable(self.path)
             self._check_content()
         elif state.is_run and not self._force:
             raise UsageError(

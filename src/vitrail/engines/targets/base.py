@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import TARGETS
+from vitrail.console import say
 from vitrail.engines.base import Engine, Source, Way, need
 from vitrail.engines.cache import FORMAT, PROOF
 from vitrail.engines.eager import TorchEngine
@@ -65,6 +66,11 @@ class Target(abc.ABC):
             need(package, cls.extra)
 
     @classmethod
+    def program_for(cls, model: str, precision: str) -> str:
+        """The lines of `program` for a model at this path in the folder."""
+        return cls.program.format(model=model)
+
+    @classmethod
     @abc.abstractmethod
     def write(cls, source: Source, folder: Path, order: Order) -> Path:
         """Write the model's files into the folder. Returns the path of the model in it."""
@@ -91,6 +97,7 @@ def export(
     parts = source.bundle.parts
     pixels = sample_for(parts.config, parts.preprocess)
     expected = answer(TorchEngine(source.bundle), pixels, order.batch)
+    say(f"writing {output}, and comparing it with torch on {len(pixels)} images")
     with atomic_folder(output, force=force) as folder:
         model = target.write(source, folder, order)
         found = answer(target.opened(model, parts, precision), pixels, order.batch)

@@ -1,9 +1,10 @@
-"""Target openvino: OpenVINO's intermediate representation, with weights in float32."""
+"""Target openvino: OpenVINO's intermediate representation."""
 
+import json
 from pathlib import Path
 
 from vitrail.engines.base import Engine, Source
-from vitrail.engines.openvino import MODEL, OpenvinoEngine, write_openvino
+from vitrail.engines.openvino import HINTS, MODEL, OpenvinoEngine, write_openvino
 from vitrail.engines.targets.base import Order, Target
 from vitrail.weights.parts import Parts
 
@@ -12,19 +13,23 @@ class OpenvinoTarget(Target):
     """model.xml and model.bin, with preprocessing and labels in their metadata (rt_info)."""
 
     name = engine = "openvino"
-    precisions = ("float32",)
+    precisions = ("float32", "int8")
     packages = ("openvino", "onnx")
     extra = "openvino"
     imports = 'sys.modules["openvino_telemetry"] = None  # it would report to its maker\nimport openvino'
     program = (
-        "# Without the hint, OpenVINO computes in bfloat16 where the CPU can.\n"
-        'model = openvino.Core().compile_model("{model}", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})\n'
+        "# OpenVINO computes in bfloat16 where the CPU can, unless it is told otherwise.\n"
+        'model = openvino.Core().compile_model("{model}", "CPU", {settings})\n'
         'logits = model({{"pixel_values": pixels}})["logits"][0]'
     )
 
     @classmethod
+    def program_for(cls, model: str, precision: str) -> str:
+        return cls.program.format(model=model, settings=json.dumps(HINTS[precision]))
+
+    @classmethod
     def write(cls, source: Source, folder: Path, order: Order) -> Path:
-        write_openvino(source, folder, order.batch)
+        write_openvino(source, folder, order.precision, order.batch)
         return folder / MODEL
 
     @classmethod

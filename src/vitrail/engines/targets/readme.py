@@ -26,7 +26,7 @@ def write_readme(
 named on the command line:
 
 ```python
-{_program(parts, target, model, batch)}
+{_program(parts, target, model, proof["precision"], batch)}
 ```
 
 {target.notes}
@@ -61,12 +61,12 @@ def merging_words(about: dict[str, Any]) -> str:
     )
 
 
-def _program(parts: Parts, target: "type[Target]", model: str, batch: int) -> str:
+def _program(parts: Parts, target: "type[Target]", model: str, precision: str, batch: int) -> str:
     lines = ["import sys", "", "import numpy as np", target.imports, "from PIL import Image, ImageOps", ""]
     lines += _pixels(parts.preprocess)
     if batch > 1:
         lines.append(f"pixels = np.repeat(pixels, {batch}, axis=0)  # the model takes {batch} images at a time")
-    lines.append(target.program.format(model=model))
+    lines.append(target.program_for(model, precision))
     if parts.config.classes:
         lines += [
             parts.answer.program,
