@@ -11,6 +11,7 @@ measured.
 """
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -29,6 +30,7 @@ from vitrail.engines.base import need
 from vitrail.evaluation.merging import Judge, Price, find_merge, spent
 from vitrail.evaluation.metrics import wilson
 from vitrail.lab.exact import redraw
+from vitrail.models.layers import separate_
 
 UNIFORM = (8,) * 12  # what token merging is usually given
 
@@ -54,8 +56,9 @@ def search(bundle, crops, tolerance, path):
 
 
 def session(model, batch):
-    """A function from images (an array of that batch) to logits, by ONNX Runtime."""
-    runtime = need("onnxruntime", "onnx")
+    """A function from images (an array of that batch) to logits, by ONNX Runtime, with the graph of our engine."""
+    runtime, model = need("onnxruntime", "onnx"), copy.deepcopy(model)
+    separate_(model)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         path = Path(folder) / "model.onnx"

@@ -26,9 +26,8 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str) -> 
         engine.write(source, folder, precision)
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
         exact = engine.sharing(precision)[0]
-        proof = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
+        proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files, "reduced": {}}
         proof |= describe(source, engine.packages, answer(engine(folder, parts, exact), pixels), expected, exact)
-        proof["reduced"] = {}
         for reduced in engine.sharing(precision)[1:]:
             try:
                 engine.check(reduced)

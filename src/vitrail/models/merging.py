@@ -54,20 +54,21 @@ def match(
         board_N = torch.cat([places[0::2], places[1::2]])
     sources = patches // 2
 
-    def halves(values: Tensor) -> tuple[Tensor, Tensor]:
+    def halves(values_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Of targets (B, 1, C), and of sources (B, S, 1)."""
-        targets, others = values[:, prefix:].index_select(1, board_N).split([patches - sources, sources], dim=1)
+        targets, others = values_BN.split([patches - sources, sources], dim=1)
         return targets[:, None], others[:, :, None]
 
-    moved_BND = x_BTD[:, prefix:] - x_BTD[:, prefix:].mean(dim=1, keepdim=True)  # for the products' precision
-    targets_BCD, sources_BSD = moved_BND.index_select(1, board_N).split([patches - sources, sources], dim=1)
-    squares_B1C, squares_BS1 = targets_BCD.square().sum(dim=-1)[:, None], sources_BSD.square().sum(dim=-1)[:, :, None]
+    moved_BND = x_BTD[:, prefix:].index_select(1, board_N)
+    moved_BND = moved_BND - moved_BND.mean(dim=1, keepdim=True)  # for the products' precision
+    targets_BCD, sources_BSD = moved_BND.split([patches - sources, sources], dim=1)
+    squares_B1C, squares_BS1 = halves((moved_BND * moved_BND).sum(dim=-1))
     costs_BSC = (squares_BS1 + squares_B1C - 2 * (sources_BSD @ targets_BCD.transpose(1, 2))).clamp(min=0)
     if groups is not None:
-        size_B1C, size_BS1 = halves(groups.size_BM)
-        costs_BSC = costs_BSC * (size_BS1 * size_B1C / (size_BS1 + size_B1C))
+        share_B1C, share_BS1 = halves(1 / groups.size_BM[:, prefix:].index_select(1, board_N))
+        costs_BSC = costs_BSC / (share_BS1 + share_B1C)
     if attention_BT is not None:
-        seen_B1C, seen_BS1 = halves(attention_BT)
+        seen_B1C, seen_BS1 = halves(attention_BT[:, prefix:].index_select(1, board_N))
         costs_BSC = costs_BSC * (seen_BS1 + seen_B1C).sqrt()
     order_BS = costs_BSC.amin(dim=-1).topk(sources, dim=1, largest=False).indices
 
