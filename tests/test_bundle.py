@@ -496,6 +496,20 @@ def test_force_replaces_only_what_we_wrote(tmp_path):
         with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
             vitrail.save(make(), tmp_path / name, force=True)
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
+    vitrail.save(make(), tmp_path / "one")
+    (tmp_path / "one" / ".DS_Store").touch()
+    vitrail.save(make(), tmp_path / "one", force=True)
+    (tmp_path / "one" / "more").mkdir()
+    for name in ("more/notes.txt", ".env", "link"):
+        mine = tmp_path / "one" / name
+        mine.symlink_to(tmp_path / "thesis") if name == "link" else mine.write_text("mine")
+        with pytest.raises(UsageError, match=f"Output must hold nothing but what vitrail wrote, got '{mine}' in it"):
+            vitrail.save(make(), tmp_path / "one", force=True)
+        mine.unlink()
+    for manifest in ('{"name": "My app"}', "{brok", "[]"):  # of another program, or damaged
+        (tmp_path / "one" / "manifest.json").write_text(manifest)
+        with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
+            vitrail.save(make(), tmp_path / "one", force=True)
     (tmp_path / "empty").mkdir()
     vitrail.save(make(), tmp_path / "empty", force=True)
     assert vitrail.load(tmp_path / "empty").labels == ("a", "b", "c")

@@ -164,7 +164,15 @@ def test_separate_matrices_attend_as_one_does(bias, queries, qkv_bias, scale, ro
 
 def test_only_torchs_own_layers_are_separated():
     """What somebody has put in the place of a layer goes on being called."""
-    blocks = torch.nn.ModuleList(Attention(width=8, heads=2, qkv_bias=True) for _ in range(2))
+
+    class Normalised(Attention):
+        def qkv_heads(self, x_BND, rope, queries=None):
+            q, k, v = super().qkv_heads(x_BND, rope, queries)
+            return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v
+
+    kinds = (Attention, Attention, Attention, Normalised)
+    blocks = torch.nn.ModuleList(kind(width=8, heads=2, qkv_bias=True) for kind in kinds)
     blocks[0].qkv.register_forward_hook(lambda module, inputs, output: output * 2)
+    blocks[1].register_forward_hook(lambda module, inputs, output: output * 2)
     separate_(blocks)
-    assert [type(block) for block in blocks] == [Attention, SeparateAttention]
+    assert [type(block) for block in blocks] == [Attention, Attention, SeparateAttention, Normalised]

@@ -173,10 +173,11 @@ def test_of_two_runs_at_once_one_trains(tmp_path):
 MAKE = """
 import sys, time, types
 from pathlib import Path
+from importlib.metadata import version
 from vitrail.engines import cache
 from vitrail.engines.runtime import MODEL, OnnxEngine
 from vitrail.storage import atomic_folder, checksum, write_json
-def make(bundle, place, engine, precision):
+def make(bundle, place, engine, precision, earlier):
     with open(sys.argv[2], "a") as file:
         file.write("made\\n")
     time.sleep(0.5)
@@ -184,6 +185,7 @@ def make(bundle, place, engine, precision):
         (folder / MODEL).touch()
         key = cache.fingerprint(bundle)
         about = {"format": cache.FORMAT, "kind": "onnx", "precision": precision, "bundle": key}
+        about["versions"] = {"onnxruntime": version("onnxruntime")}
         proof = about | {"files": {MODEL: checksum(folder / MODEL)}}
         write_json(folder / cache.PROOF, proof)
 sys.modules["vitrail.engines.make"] = types.SimpleNamespace(make=make)

@@ -81,10 +81,10 @@ def exports(bundle, monkeypatch):
     """Count what is made, and make it by copying: an export takes seconds."""
     made = []
 
-    def copy(path, target, engine, precision):
-        assert (engine, precision) == (OnnxEngine, "float32")
+    def copy(path, target, engine, precision, earlier):
+        assert (engine, precision, earlier) == (OnnxEngine, "float32", None)
         made.append(target)
-        with atomic_folder(target, force=True) as folder:
+        with atomic_folder(target, force=True, owned=True) as folder:
             shutil.copy(bundle.with_name("pico.onnx") / MODEL, folder)
             proof = json.loads((bundle.with_name("pico.onnx") / cache.PROOF).read_text())
             (folder / cache.PROOF).write_text(json.dumps(proof | {"bundle": cache.fingerprint(path)}))

@@ -10,7 +10,7 @@ import pytest
 from vitrail.data import sources
 from vitrail.data.arrays import dataset_from_arrays
 from vitrail.data.base import Source
-from vitrail.data.sources import SOURCES, describe_sources, open_data
+from vitrail.data.sources import SOURCES, describe_sources, open_data, open_images, some_images
 from vitrail.errors import UsageError
 
 
@@ -98,3 +98,32 @@ def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     with pytest.raises(UsageError, match=r"fashion-mnist or stripes:N, got 'stripe:5',.* Did you mean 'stripes:2'\?"):
         open_data("stripe:5")
     assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "images", "6", "all", "classes"]
+
+
+def test_images_that_are_not_sorted_are_data_without_classes(place):
+    for name in ("loose/b.png", "loose/a.jpg", "loose/notes/read.me", "mixed/a.png", "mixed/cat/b.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    found = open_images("loose")
+    assert (found.labels, found.first.images) == ((), ["loose/a.jpg", "loose/b.png"])
+    assert some_images("mixed", 9) == ["mixed/a.png", "mixed/cat/b.png"]
+    mixed = open_images("mixed")
+    assert (mixed.labels, mixed.first.images) == (("cat",), ["mixed/cat/b.png"])
+    assert mixed.notes == ("1 images beside the folders in 'mixed' are left out",)
+    Path("empty").mkdir()
+    with pytest.raises(UsageError, match="Data must have images, got the folder 'empty' without any"):
+        open_images("empty")
+
+
+def test_images_whose_labels_are_known_keep_them(place):
+    """A folder that some source knows is not unsorted, though all of its images lie side by side."""
+    Path("idx/preview.png").touch()
+    Path("val").mkdir()
+    for number in (1, 2):
+        Path(f"val/ILSVRC2012_val_0000000{number}.JPEG").touch()
+    Path("val/val.txt").write_text("ILSVRC2012_val_00000001.JPEG 5\nILSVRC2012_val_00000002.JPEG 9\n")
+    Path("fashion-40").mkdir()
+    Path("fashion-40/a.png").touch()
+    for data in ("idx", "val", "fashion-40", "photos", "arrays.npz"):
+        assert open_images(data).fingerprint() == open_data(data).fingerprint()
+        assert open_images(data).labels

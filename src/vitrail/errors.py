@@ -58,8 +58,9 @@ class UnprovedError(VitrailError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error; its class if it has no message."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """The first line of another library's error, without colours; its class if it has no message."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def did_you_mean(given: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:

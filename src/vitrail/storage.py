@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -22,16 +23,19 @@ from vitrail.errors import DamagedError, UsageError, VitrailError
 
 MANIFEST = "manifest.json"
 _MOST = 64 * 2**20  # bytes of a document
+_LEFT_BY_SYSTEMS = re.compile(r"\.DS_Store|\.nfs.*|\.directory|desktop\.ini|Thumbs\.db")  # by file managers and NFS
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path, *, force: bool = False) -> Generator[Path]:
+def atomic_folder(path: Path, *, force: bool = False, owned: bool = False) -> Generator[Path]:
     """Yield an empty folder to write into; it becomes `path`, with its manifest, only if the block succeeds.
 
-    An existing `path` is refused unless `force`; then it stays until the new folder is complete.
+    An existing `path` is refused unless `force`; then it stays until the new folder is complete. Even so, what vitrail
+    did not write is refused, unless the name is `owned` by vitrail: then the folder is replaced, whatever it holds.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
-    refuse_foreign(path)
+    is_ours = _is_folder if owned else _is_ours
+    _refuse_foreign(path, is_ours)
     refuse_existing(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +48,7 @@ def atomic_folder(path: Path, *, force: bool = False) -> Generator[Path]:
         yield aside
         _write_manifest(aside)
         _flush(aside)
-        _put_in_place(aside, path, force=force)
+        _put_in_place(aside, path, is_ours, force=force)
     except OSError as error:
         raise VitrailError(
             f"Writing {str(path)!r} failed ({_reason(error)}); what was there before is unchanged."
@@ -144,14 +148,9 @@ def user_folder() -> Path:
 def check_output(path: Path, *, force: bool) -> None:
     """Refuse an output that exists or cannot be written, before any work is done for it. With `force`, a folder that
     vitrail wrote is accepted, unless somebody has put files into it, which would be lost."""
-    if not force:
+    if not force or os.path.lexists(path / MANIFEST):  # a run has none, and a rule of its own
         refuse_foreign(path)
     refuse_existing(path, force=force)
-    if added := _added(path):
-        raise UsageError(
-            f"Output must hold nothing but what vitrail wrote, got {str(added[0])!r} in it. Move that away, or choose"
-            " another path."
-        )
     check_writable(path)
 
 
@@ -178,40 +177,59 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse to replace, even with `force`, what vitrail did not write: only a folder with a manifest or an empty one
-    is replaced."""
-    if not os.path.lexists(path):
+    """Refuse to replace, even with `force`, what vitrail did not write: only an empty folder, or one that holds what
+    its manifest names and nothing else, is replaced."""
+    _refuse_foreign(path, _is_ours)
+
+
+def _refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
+    if not os.path.lexists(path) or is_ours(path):
         return
-    if not _is_ours(path):
+    _refuse_added(path)
+    raise UsageError(
+        f"Output must not exist yet, or must be a folder that vitrail wrote, got {str(path)!r}. Choose another"
+        " path, or move it away yourself."
+    )
+
+
+def _refuse_added(path: Path) -> None:
+    if added := _added(path):
         raise UsageError(
-            f"Output must not exist yet, or must be a folder that vitrail wrote, got {str(path)!r}. Choose another"
-            " path, or move it away yourself."
+            f"Output must hold nothing but what vitrail wrote, got {str(added[0])!r} in it. Move that away, or choose"
+            " another path."
         )
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _is_ours(path: Path) -> bool:
-    is_folder = path.is_dir() and not path.is_symlink()
-    return is_folder and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+    return _is_folder(path) and (not any(path.iterdir()) or (_named(path) is not None and not _added(path)))
 
 
 def _added(path: Path) -> list[Path]:
-    """Files of somebody else in a folder that vitrail wrote: those that its manifest does not name, without hidden
-    ones. Of a damaged manifest nothing is known."""
+    """Files and links of somebody else in a folder that vitrail wrote: what its manifest does not name."""
+    if (known := _named(path)) is None:
+        return []
+    every = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    return sorted(file for file in every if file not in known and not _LEFT_BY_SYSTEMS.fullmatch(file.name))
+
+
+def _named(path: Path) -> set[Path] | None:
+    """What the manifest of a folder names, with the manifest; None if there is none, or if it is damaged."""
     if not os.path.lexists(path / MANIFEST):
-        return []
+        return None
     try:
-        known = {path / name for name in read_json(path / MANIFEST)["files"]}
+        return {path / MANIFEST, *(path / name for name in read_json(path / MANIFEST)["files"])}
     except (DamagedError, KeyError, TypeError):
-        return []
-    every = (file for file in path.rglob("*") if not file.is_dir() and not file.name.startswith("."))
-    return sorted(file for file in every if file not in known and file != path / MANIFEST)
+        return None
 
 
 def can_replace(path: Path) -> bool:
-    """Whether `atomic_folder(path, force=True)` may write there: nothing of others would be replaced, and the parent
-    folder is writable."""
+    """Whether `atomic_folder(path, force=True, owned=True)` may write there."""
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    return (not os.path.lexists(path) or _is_ours(path)) and os.access(above, os.W_OK | os.X_OK)
+    return (not os.path.lexists(path) or _is_folder(path)) and os.access(above, os.W_OK | os.X_OK)
 
 
 def read_document(path: Path) -> bytes:
@@ -323,17 +341,17 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
+def _put_in_place(aside: Path, path: Path, is_ours: Callable[[Path], bool], *, force: bool) -> None:
     """Rename `aside` to `path`. What `force` replaces is exchanged with it atomically, so that `path` always exists,
     and is then removed under the name `aside`."""
     if not force or not os.path.lexists(path):
         aside.rename(path)  # refused by the system if a folder with content has appeared there meanwhile
     elif _exchange(aside, path):
-        if not _is_ours(aside):  # something else has appeared there meanwhile
+        if not is_ours(aside):  # something else has appeared there meanwhile
             _exchange(aside, path)
-            refuse_foreign(path)
+            _refuse_foreign(path, is_ours)
     else:
-        refuse_foreign(path)
+        _refuse_foreign(path, is_ours)
         replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
         path.rename(replaced)
         try:

@@ -47,10 +47,12 @@ def need(package: str, *, extra: str, subject: str) -> ModuleType:
     """Import a package of an optional extra; the error says how to install it."""
     try:
         return import_quietly(package)
-    except ImportError:
-        raise MissingError(
-            f"{subject} needs the {extra!r} extra ({package.partition('.')[0]} is missing). Run, in the folder of"
-            f' vitrail: pip install ".[{extra}]".'
-        ) from None
-    except Exception as error:  # it is there, but its libraries are not, or not for this machine
+    except Exception as error:
+        root = package.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == root:
+            raise MissingError(
+                f"{subject} needs the {extra!r} extra ({root} is missing). Run, in the folder of vitrail: pip install"
+                f' ".[{extra}]".'
+            ) from None
+        # It is there, but its libraries are not, or not for this machine.
         raise MissingError(f"{subject} needs {package}, which cannot be imported ({first_line(error)}).") from None

@@ -75,7 +75,11 @@ def bench(
     bundle: BundlePath,
     *,
     data: Annotated[
-        str | None, arg(metavar="DATA", help="Images to compare answers on; with labels also the accuracy.")
+        str | None,
+        arg(
+            metavar="DATA",
+            help="Images to compare answers on, sorted into classes or not; with classes, also accuracy.",
+        ),
     ] = None,
     split: Annotated[
         str | None, arg(metavar="S", help="train, val or test; default: test, otherwise val, otherwise all images.")
@@ -110,7 +114,9 @@ def export(
     ] = None,
     data: Annotated[
         str | None,
-        arg(metavar="DATA", help="With --merge: images whose answers are compared; their labels are not used."),
+        arg(
+            metavar="DATA", help="With --merge: images whose answers are compared, sorted or not; labels are not used."
+        ),
     ] = None,
     tolerance: Annotated[
         float, arg(metavar="T", help="With --merge auto: largest share of answers that may change.")

@@ -1,7 +1,9 @@
 """Opening DATA, whatever its form."""
 
+import contextlib
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -9,7 +11,7 @@ from vitrail.data.archives import ArchiveFile
 from vitrail.data.base import Source
 from vitrail.data.built_in import Digits, Fashion40, FashionMnist
 from vitrail.data.cifar import Cifar
-from vitrail.data.files import is_file, is_folder, list_images, subfolders
+from vitrail.data.files import is_file, is_folder, list_images
 from vitrail.data.folders import ClassFolder
 from vitrail.data.idx import IdxFolder
 from vitrail.data.npz import NpzFile
@@ -58,12 +60,9 @@ def open_data(data: AnyData) -> "Dataset":
         from vitrail.data.arrays import dataset_in_memory
 
         return dataset_in_memory(data)
-    try:
-        for source in SOURCES:
-            if source.recognises(data):
-                return source.open(data)
-    except OSError as error:
-        raise DamagedError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
+    with _told_in_a_line(data):
+        if (source := _find_source(data)) is not None:
+            return source.open(data)
     near = did_you_mean(str(data), filter(None, (source.word for source in SOURCES)))
     where = "" if is_file(data) else ", where there is no folder and no regular file"
     raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.{near}")
@@ -79,31 +78,61 @@ def find_split(words: Sequence[str], split: str | None = None) -> "Split | None"
             continue
         if len(words) > 1:
             raise UsageError(f"A data set must be given alone, got {word!r} beside {len(words) - 1:,} others.")
-        try:
+        with _told_in_a_line(word):
             return source.open_images(word, split)
-        except OSError as error:
-            raise DamagedError(path=error.filename or word, cause=f"cannot be read ({error.strerror})") from None
     if split is not None:
         raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, words[:3]))}.")
     return None
 
 
 def open_images(data: AnyData) -> "Dataset":
-    """As `open_data`, for those who can do without labels: a folder of images that are not sorted into classes is a
-    data set without any."""
-    is_plain = isinstance(data, str | Path) and is_folder(data) and not subfolders(data)
-    if not is_plain or not (files := list_images([data])):
-        return open_data(data)
-    import numpy as np
+    """As `open_data`, for those who can do without labels: a folder of images, none of them in folders of their own, is
+    a data set without classes."""
+    from vitrail.data.dataset import Dataset
 
-    from vitrail.data.dataset import Dataset, Split
-
-    return Dataset(str(data), (), {"all": Split("all", files, np.zeros(len(files), np.int64))}, root=str(data))
+    if isinstance(data, str | Path):
+        with _told_in_a_line(data):
+            source = _find_source(data)
+            is_any_folder = source is not None and source.is_folder_of_files
+            files = list_images([data]) if is_any_folder else []
+        if is_any_folder and not files:
+            raise UsageError(f"Data must have images, got the folder {str(data)!r} without any.")
+        loose = [file for file in files if Path(file).parent == Path(data)]
+        if loose and len(loose) == len(files):
+            return Dataset(str(data), (), {"all": _unlabelled(files)}, root=str(data))
+        if loose:
+            note = f"{len(loose):,} images beside the folders in {str(data)!r} are left out"
+            return dataclasses.replace(found := open_data(data), notes=(*found.notes, note))
+    return open_data(data)
 
 
 def some_images(data: AnyData, count: int) -> list[Any]:
     """At most `count` images, evenly spaced, of a data set or of any folder of images."""
-    return list(open_images(data).for_evaluation(None).spread(count).images)
+    is_any_folder = isinstance(data, str | Path) and is_folder(data)
+    files = list_images([data]) if is_any_folder else []
+    split = _unlabelled(files) if files else open_data(data).for_evaluation(None)
+    return list(split.spread(count).images)
+
+
+def _unlabelled(files: list[str]) -> "Split":
+    import numpy as np
+
+    from vitrail.data.dataset import Split
+
+    return Split("all", files, np.zeros(len(files), np.int64))
+
+
+def _find_source(data: str | Path) -> Source | None:
+    return next((source for source in SOURCES if source.recognises(data)), None)
+
+
+@contextlib.contextmanager
+def _told_in_a_line(data: str | Path) -> Generator[None]:
+    """Errors of the system, as when a folder cannot be read, become ours."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
 
 
 def describe_sources() -> str:

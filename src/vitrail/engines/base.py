@@ -5,7 +5,9 @@ An engine is one class and one line of `ENGINES` in `configs.engines`.
 
 import abc
 import contextlib
+import hashlib
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ import numpy as np
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import check_folder
-from vitrail.errors import UsageError
+from vitrail.errors import DamagedError, UsageError
 from vitrail.telemetry import need as import_extra
 from vitrail.weights.parts import Parts, read_parts
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _JOB_MACS = 6 * 10**9
 _LARGEST_BATCH = 32
+_TRIES = 5  # to read a bundle that is being replaced
 
 
 class Outputs(NamedTuple):
@@ -94,9 +97,28 @@ class FileEngine(Engine):
 
     kinds: ClassVar[dict[str, str]]
     """The kind of file for each precision: the ending of the folder that holds it."""
+    by_cpu: ClassVar[tuple[str, ...]] = ()
+    """Precisions in which another CPU may compute otherwise: there, the file is proved again."""
 
     def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
         self.folder, self.parts, self.precision = folder, parts, precision
+        self.key: str | None = None
+        self._stamp = _stamp(folder)
+
+    def check_unchanged(self) -> None:
+        """Raise if the file is no longer the bundle's as it was opened. To be called after the file is read, which may
+        be late: for each number of threads it is read anew."""
+        if (stamp := _stamp(self.folder)) == self._stamp:
+            return
+        from vitrail.engines.cache import is_intact
+
+        if self.key is None or not is_intact(self.folder, self.key, type(self), self.precision):
+            raise DamagedError(
+                path=self.folder,
+                cause=f"was replaced or changed while engine {self.name} was using it",
+                advice="Open the model again.",
+            )
+        self._stamp = stamp
 
     @classmethod
     @abc.abstractmethod
@@ -105,7 +127,8 @@ class FileEngine(Engine):
 
     @classmethod
     def sharing(cls, precision: str) -> list[str]:
-        """The precisions that run the same file, the most exact one first. The file is proved in each."""
+        """The precisions that run the same file, the most exact one first. The file is proved in each that this CPU
+        has."""
         return [one for one in cls.precisions if cls.kinds[one] == cls.kinds[precision]]
 
     @classmethod
@@ -125,9 +148,24 @@ class FileEngine(Engine):
             raise UsageError(f"Device must be cpu for engine {cls.name}, got {device!r}. Use engine torch.")
         if not isinstance(bundle, str | Path):
             raise UsageError(f"Engine {cls.name} must be given the path of a bundle, got one in memory. Save it first.")
+        from vitrail.engines.cache import fingerprint, is_of
+
         cls.check(precision)
-        parts = read_parts(bundle, weights=False)
-        return cls(cls.prepare(bundle, precision), parts, precision)
+        for _ in range(_TRIES):
+            key = fingerprint(check_folder(bundle))
+            parts = read_parts(bundle, weights=False)
+            opened = cls(cls.prepare(bundle, precision), parts, precision)
+            # A training run may replace the bundle meanwhile: labels of one model must not go with answers of another.
+            if fingerprint(check_folder(bundle)) == key and is_of(opened.folder, key):
+                opened.key = key
+                return opened
+        raise DamagedError(path=bundle, cause="changes all the time", advice="Wait until nobody writes it any more.")
+
+
+def _stamp(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Which files of a model a folder holds, and since when."""
+    found = {file.name: file.stat() for file in sorted(folder.glob("model.*"))}
+    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
 
 
 class Source(NamedTuple):
@@ -147,6 +185,18 @@ def cores() -> int:
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> tuple[str, str]:
+    """Name of the CPU, and a hash of its instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    features = about.get("flags") or about.get("Features", "")  # of x86, of ARM
+    name = about.get("model name") or platform.processor() or platform.machine()
+    return name, hashlib.sha256(features.encode()).hexdigest()[:12]
 
 
 def batch_for(config: ModelConfig) -> int:

@@ -10,11 +10,12 @@ manifest.json     SHA-256 of all of these
 
 import hashlib
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 from vitrail.configs.bundle import EMBEDDED, check_folder
 from vitrail.console import say
-from vitrail.engines.base import FileEngine
+from vitrail.engines.base import FileEngine, processor
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
@@ -28,6 +29,14 @@ def fingerprint(bundle: Path) -> str:
         return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:
         raise DamagedError(path=bundle / MANIFEST, cause=f"cannot be read ({error.strerror})") from None
+
+
+def is_of(folder: Path, key: str) -> bool:
+    """Whether a folder holds the file of the bundle with this fingerprint."""
+    try:
+        return read_json(folder / PROOF)["bundle"] == key
+    except (DamagedError, KeyError, TypeError):
+        return False
 
 
 def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
@@ -48,16 +57,25 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
         )
     # Of processes that want it at the same time, one makes it and the others wait. The folder is exchanged as a whole,
     # so its lock lies elsewhere: in the user's cache, or else beside it.
-    lock = (places[-1] if can_replace(places[-1]) else place).with_suffix(".lock")
+    beside = places[-1] if can_replace(places[-1]) else place
+    lock = beside.with_name(f".{beside.name}.lock")
     with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
         if not is_held:
             say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
         if (found := _intact(places, key, engine, precision)) is not None:
             return found
-        if os.path.lexists(place):
+        earlier = next((place for place in places if not _flaw(place, key, engine, precision)), None)
+        if earlier is not None:
+            say(f"{earlier} is not proved in {precision} with this version and CPU, and is proved again")
+        elif os.path.lexists(place):
             say(f"{place} {_flaw(place, key, engine, precision)} and is made again")
-        make(bundle, place, engine, precision)
+        make(bundle, place, engine, precision, earlier)
     return place
+
+
+def is_intact(folder: Path, key: str, engine: type[FileEngine], precision: str) -> bool:
+    """Whether a folder holds the verified file of an engine for the bundle with this fingerprint."""
+    return not _flaw(folder, key, engine, precision)
 
 
 def kept(bundle: Path, key: str, engine: type[FileEngine], precision: str) -> Path | None:
@@ -82,7 +100,21 @@ def _places(path: str | Path, kind: str) -> list[Path]:
 
 
 def _intact(places: list[Path], key: str, engine: type[FileEngine], precision: str) -> Path | None:
-    return next((place for place in places if not _flaw(place, key, engine, precision)), None)
+    """The first place that has no flaw and is proved in the precision, with the engine's version and, if that matters,
+    on a CPU like this one."""
+    fine = (place for place in places if not _flaw(place, key, engine, precision))
+    return next((place for place in fine if _is_proved(place, engine, precision)), None)
+
+
+def _is_proved(folder: Path, engine: type[FileEngine], precision: str) -> bool:
+    proof = read_json(folder / PROOF)
+    versions = proof.get("versions")
+    if not isinstance(versions, dict) or any(versions.get(one) != version(one) for one in engine.packages):
+        return False
+    if precision != proof["precision"]:
+        reduced = proof.get("reduced")
+        proof = reduced.get(precision) if isinstance(reduced, dict) else None
+    return isinstance(proof, dict) and (precision not in engine.by_cpu or proof.get("cpu") == processor()[1])
 
 
 def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> str:
@@ -92,15 +124,13 @@ def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> s
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
-        exact = engine.sharing(precision)[0]
-        if (proof.get("kind"), proof["precision"]) != (engine.kinds[precision], exact):  # an export, for example
+        known = proof.get("kind"), proof["precision"]
+        if known != (engine.kinds[precision], engine.sharing(precision)[0]):  # an export, for example
             return "is no file of this engine"
-        if precision not in (exact, *proof.get("reduced", ())):
-            return f"is not proved in {precision}"
         files = {name: sum for name, sum in read_json(folder / MANIFEST)["files"].items() if name != PROOF}
         if not files or proof["files"] != files:
             return "is damaged"
         verify(folder, files)
-    except (DamagedError, KeyError, TypeError):
+    except (DamagedError, KeyError, TypeError, OSError):
         return "is damaged"
     return ""

@@ -14,7 +14,7 @@ from vitrail.console import say
 from vitrail.engines.base import Way, batch_for, cores
 from vitrail.engines.proof import sample
 from vitrail.engines.store import Agreement, Load, Measured, Reason, Speed
-from vitrail.errors import DamagedError, UnprovedError, UsageError, VitrailError, did_you_mean
+from vitrail.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError, did_you_mean
 from vitrail.settings import check_share
 from vitrail.weights.parts import Parts, read_parts
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TOLERANCE = 0.02
 _EXACT = PRECISIONS[0]
 _ALWAYS = next(iter(ENGINES))
+_NOTICED = 1.05  # times as long: less is not told from noise
+_ENOUGH = 40  # images to compare answers on; embedded ones, where fewer are given
 _COMPARED = 200  # images of those given on which answers are compared
 
 
@@ -136,8 +138,11 @@ def find_usable(path: str, ways: list[Way]) -> tuple[list[Way], dict[Way, Reason
             usable.append(way)
         except DamagedError:
             raise
-        except VitrailError as error:  # a file that cannot be made may be made the next time, but not proved then
-            refused[way] = Reason(str(error), lasts=not is_checked or isinstance(error, UnprovedError))
+        except VitrailError as error:
+            # What is missing may be there the next time, and a file that cannot be made; not so what this CPU lacks,
+            # and a proof.
+            lasts = isinstance(error, UnprovedError) or not (is_checked or isinstance(error, MissingError))
+            refused[way] = Reason(str(error), lasts)
     return usable, refused
 
 
@@ -152,13 +157,13 @@ def _is_installed(engine: str) -> bool:
 def _warn(way: Way, speeds: dict[Way, Speed]) -> None:
     """Say so if a reduced precision, which somebody asked for, is slower than float32 on this machine."""
     exact, own = speeds.get(Way(way.engine, _EXACT)), speeds.get(way)
-    if exact is not None and own is not None and (slower := own.image / exact.image) > 1:
+    if exact is not None and own is not None and (slower := own.image / exact.image) > _NOTICED:
         say(f"note: {way} takes {slower:.1f} times as long as {_EXACT} on this machine (measured)")
 
 
 class _Answers:
     """How many answers of a way are those of float32: as `vitrail bench --data` found it, otherwise on
-    some of the given images, without any on embedded ones."""
+    some of the given images, and on embedded ones where these are few."""
 
     def __init__(self, path: str, parts: Parts, measured: Measured, images: "Sequence[ImageLike] | np.ndarray") -> None:
         parts.check_classifies()
@@ -182,7 +187,12 @@ class _Answers:
                 crops.append(preprocess.crop(self._images[index]))
             except VitrailError:  # it is reported when it is classified
                 continue
-        return (np.stack(crops), "given images") if crops else (sample(preprocess, 40), "embedded images")
+        if len(crops) >= _ENOUGH:
+            return np.stack(crops), "given images"
+        embedded = sample(preprocess, _ENOUGH - len(crops))
+        return np.concatenate([*(crop[None] for crop in crops), embedded]), (
+            f"{len(crops)} given and {len(embedded)} embedded images" if crops else "embedded images"
+        )
 
 
 def _decide(path: str, parts: Parts, way: Way, pixels: np.ndarray) -> np.ndarray:

@@ -104,6 +104,7 @@ def _translate(model: AnyModel) -> Any:
                 verbose=False,
             )
     except Exception as error:  # whatever the exporter meets
+        raise_interrupt(error)
         raise UsageError(
             f"Engine onnx must have a model that can be exported, got family {config.family}, which torch.onnx cannot"
             f" ({first_line(error)}). Use engine torch."
@@ -111,6 +112,15 @@ def _translate(model: AnyModel) -> Any:
     _prevent_padding_fusion(program.model.graph)
     _strip(program.model.graph)
     return program
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise KeyboardInterrupt if that is what an error comes from: torch's exporters report it as their own failure."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        cause = cause.__cause__ or cause.__context__
 
 
 def _strip(graph: Any) -> None:

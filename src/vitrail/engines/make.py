@@ -1,46 +1,67 @@
 """Making the file of an engine: written, proved against torch, and put in its place only then."""
 
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitrail import __version__
 from vitrail.console import say
-from vitrail.engines.base import FileEngine, Outputs, Source
+from vitrail.engines.base import FileEngine, Outputs, Source, processor
 from vitrail.engines.cache import FORMAT, PROOF, fingerprint
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.proof import answer, prove, sample_for
-from vitrail.errors import VitrailError
-from vitrail.storage import atomic_folder, checksum, write_json
+from vitrail.errors import DamagedError, UnprovedError, VitrailError
+from vitrail.storage import atomic_folder, checksum, read_json, write_json
 from vitrail.weights.bundle import load
+from vitrail.weights.parts import Parts
 
 
-def make(path: Path, target: Path, engine: type[FileEngine], precision: str) -> None:
-    """Write the folder `target` for the bundle at `path`; an earlier one is replaced."""
+def make(path: Path, target: Path, engine: type[FileEngine], precision: str, earlier: Path | None = None) -> None:
+    """Write the folder `target` for the bundle at `path`, and prove it; what is there is replaced. The files of an
+    `earlier` folder are only proved again."""
     say(f"making {target} (once for this bundle)")
     source = open_source(path)
     parts = source.bundle.parts
     pixels = sample_for(parts.config, parts.preprocess)
     expected = answer(TorchEngine(source.bundle), pixels)
-    with atomic_folder(target, force=True) as folder:
-        engine.write(source, folder, precision)
+    exact, *others = engine.sharing(precision)
+    known: dict[str, Any] = {} if earlier is None else read_json(earlier / PROOF)
+    with atomic_folder(target, force=True, owned=True) as folder:
+        if earlier is None:
+            engine.write(source, folder, precision)
+        for name in known.get("files", ()):
+            shutil.copyfile(earlier / name, folder / name)
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
-        exact = engine.sharing(precision)[0]
-        proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files, "reduced": {}}
-        proof |= describe(source, engine.packages, answer(engine(folder, parts, exact), pixels), expected, exact)
-        for reduced in engine.sharing(precision)[1:]:
+        proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
+        proof |= describe(source, engine.packages, _answer(engine, folder, parts, exact, pixels), expected, exact)
+        before = known.get("reduced")
+        proof |= {"cpu": processor()[1], "reduced": before if isinstance(before, dict) else {}}
+        for reduced in others:
             try:
                 engine.check(reduced)
-                found = answer(engine(folder, parts, reduced), pixels)
-                proof["reduced"][reduced] = prove(found, expected, parts.answer, reduced)
+                found = _answer(engine, folder, parts, reduced, pixels)
+                proved = prove(found, expected, parts.answer, reduced)
+                proof["reduced"] |= {reduced: {"cpu": processor()[1], **proved}}
             except VitrailError:
                 if reduced == precision:  # others may fail: nobody has asked for them
                     raise
         write_json(folder / PROOF, proof)
+    shown = proof["reduced"].get(precision, proof)
     say(
-        f"checked on {proof['pictures']} images: {proof['same_answers']} answers as torch's, largest logit difference"
-        f" {proof['max_logit_difference']:.1e}"
+        f"checked on {shown['pictures']} images: {shown['same_answers']} answers as torch's, largest logit difference"
+        f" {shown['max_logit_difference']:.1e}"
     )
+
+
+def _answer(engine: type[FileEngine], folder: Path, parts: Parts, precision: str, pixels: np.ndarray) -> Outputs:
+    """Answers of a file that was just written: if they cannot be had, it is not the file that is damaged."""
+    try:
+        return answer(engine(folder, parts, precision), pixels)
+    except DamagedError as error:
+        raise UnprovedError(f"Engine {engine.name} cannot run this model in {precision} here: {error.cause}.") from None
 
 
 def open_source(path: Path) -> Source:

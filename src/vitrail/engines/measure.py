@@ -1,6 +1,7 @@
 """Speed of engines on this machine."""
 
 import contextlib
+import io
 import resource
 import statistics
 import subprocess
@@ -70,10 +71,12 @@ def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
     words = [sys.executable, "-P", "-c", _FIRST, path, *way, str(load.batch), str(load.callers * load.threads)]
     start = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline() if process.stdout else ""
+        stdout = process.stdout or io.StringIO()
+        stdout.readline()
         seconds = time.perf_counter() - start
-        memory, said = process.communicate()
-    if process.returncode or not line:
+        memory = stdout.readline()  # communicate() would miss what is buffered
+        _, said = process.communicate()
+    if process.returncode or not memory:
         last = said.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
         raise VitrailError(f"{way} did not start in a process of its own ({last}).")
     return seconds, int(memory)

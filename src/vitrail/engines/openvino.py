@@ -8,6 +8,7 @@ it expands the weights. The rest is computed in bfloat16 where the CPU has it.
 import contextlib
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.engines.base import FileEngine, Outputs, Run, Source, cores, need
-from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.errors import DamagedError, UnprovedError, UsageError, VitrailError, first_line
 from vitrail.weights.parts import Parts
 
 MODEL = "model.xml"
@@ -23,7 +24,7 @@ MODEL = "model.xml"
 # In int8, OpenVINO is left to choose for the rest: bfloat16 where the CPU has it.
 HINTS = {"float32": {"INFERENCE_PRECISION_HINT": "f32"}, "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}, "int8": {}}
 
-_GROUPS = (128, 64, 32, 16)  # numbers of a token that share a scale: larger ones are faster, smaller ones more exact
+_GROUPS = (128, 64, 32, 16)  # how many numbers of a token share a scale: more are faster, fewer more exact
 _LARGEST = 127
 
 
@@ -35,6 +36,7 @@ class OpenvinoEngine(FileEngine):
     precisions = ("float32", "bfloat16", "int8")
     packages = ("openvino",)
     kinds = {"float32": "openvino", "bfloat16": "openvino", "int8": "openvino-int8"}  # noqa: RUF012 - a constant
+    by_cpu = ("bfloat16", "int8")
 
     def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
         super().__init__(folder, parts, precision)
@@ -47,8 +49,8 @@ class OpenvinoEngine(FileEngine):
             known = need("openvino", "openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
             if "BF16" not in known:
                 raise UsageError(
-                    "Precision must be one that OpenVINO has on this CPU (float32, int8), got 'bfloat16', which it"
-                    " computes in software."
+                    "Precision must be one that OpenVINO has on this CPU (float32, int8), got 'bfloat16', which this"
+                    " CPU computes in software."
                 )
 
     @classmethod
@@ -75,11 +77,11 @@ class OpenvinoEngine(FileEngine):
             path = str(self.folder / MODEL)
             settings = {"INFERENCE_NUM_THREADS": threads * callers, "NUM_STREAMS": callers, **HINTS[self.precision]}
             try:
-                self._compiled[threads, callers] = (
-                    need("openvino", "openvino").Core().compile_model(path, "CPU", settings)
-                )
+                model = need("openvino", "openvino").Core().compile_model(path, "CPU", settings)
             except Exception as error:  # it promises no class of its own
                 raise DamagedError(path=path, cause=f"cannot be used by OpenVINO ({first_line(error)})") from None
+            self.check_unchanged()
+            self._compiled[threads, callers] = model
         return self._compiled[threads, callers]
 
 
@@ -90,7 +92,7 @@ def write_openvino(source: Source, folder: Path, precision: str = "float32", bat
 
     openvino = need("openvino", "openvino")
     with tempfile.TemporaryDirectory(dir=folder) as aside:
-        model = openvino.Core().read_model(str(find_graph(source, Path(aside))))
+        model = _read(openvino, find_graph(source, Path(aside)))
         if batch is not None:
             height, width = source.bundle.model.config.resolution
             model.reshape([batch, source.bundle.model.config.channels, height, width])
@@ -104,28 +106,45 @@ def write_openvino(source: Source, folder: Path, precision: str = "float32", bat
             raise VitrailError(f"OpenVINO cannot write its file ({first_line(error)}). Is the disk full?") from None
 
 
+def _read(openvino: Any, path: Path) -> Any:
+    try:
+        return openvino.Core().read_model(str(path))
+    except RuntimeError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise UnprovedError(
+            f"Engine openvino cannot read this model ({lines[-1].strip() if lines else 'it says no more'}). Use another"
+            " engine."
+        ) from None
+
+
 def _compress(openvino: Any, model: Any) -> None:
     """Store the matrices of products as 8-bit integers, and the size of the groups that inputs are rounded in."""
     build = need("openvino.opset13", "openvino")
-    sizes = []
+    weights: Counter[int] = Counter()  # their number, by the number of inputs
     for node in model.get_ordered_ops():
         source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
         if source is None or source.get_type_name() != "Constant" or len(source.get_output_shape(0)) != 2:
             continue
         turns = node.get_attributes()
-        weights = np.asarray(source.get_data(), np.float32)
-        steps_NK, scales_N1 = round_outputs(weights if turns["transpose_b"] else weights.T)
+        matrix = np.asarray(source.get_data(), np.float32)
+        steps_NK, scales_N1 = round_outputs(matrix if turns["transpose_b"] else matrix.T)
         stored = build.multiply(build.convert(build.constant(steps_NK), "f32"), build.constant(scales_N1))
         product = build.matmul(node.input_value(0), stored, turns["transpose_a"], transpose_b=True)
         node.output(0).replace(product.output(0))
-        sizes.append(steps_NK.shape[1])
-    group = next((size for size in _GROUPS if not any(inputs % size for inputs in sizes)), _GROUPS[-1])
+        weights[steps_NK.shape[1]] += steps_NK.size
+    group = next((size for size in _GROUPS if 2 * _divided(weights, size) >= weights.total()), _GROUPS[-1])
     model.set_rt_info(str(group), ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
     model.validate_nodes_and_infer_types()
+
+
+def _divided(weights: Counter[int], size: int) -> int:
+    """The number of weights whose inputs divide into groups of this size: others are slow with it."""
+    return sum(count for inputs, count in weights.items() if inputs % size == 0)
 
 
 def round_outputs(weights_NK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weights as 8-bit integers (N, K), and the scale of each output (N, 1)."""
     largest_N1 = np.abs(weights_NK).max(axis=1, keepdims=True)
-    scales_N1 = np.where(largest_N1 > 0, largest_N1 / _LARGEST, 1).astype(np.float32)
+    least = _LARGEST * np.finfo(np.float32).tiny  # smaller ones have no scale in float32
+    scales_N1 = np.where(largest_N1 > least, largest_N1 / _LARGEST, 1).astype(np.float32)
     return np.rint(weights_NK / scales_N1).astype(np.int8), scales_N1

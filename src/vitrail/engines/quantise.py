@@ -39,7 +39,8 @@ def round_weights(weights_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     pairs = even.reshape(-1, 2, even.shape[1])
     sums = (np.maximum(sign * pairs, 0).sum(axis=1) for sign in (1, -1))
     largest_N = np.max([side.max(axis=0) for side in sums], axis=0)
-    scales_N = np.where(largest_N > 0, largest_N / _LARGEST, 1).astype(np.float32)
+    least = _LARGEST * np.finfo(np.float32).tiny  # smaller ones have no scale in float32
+    scales_N = np.where(largest_N > least, largest_N / _LARGEST, 1).astype(np.float32)
     return np.rint(weights_KN / scales_N).astype(np.int8), scales_N
 
 

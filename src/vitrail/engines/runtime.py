@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.engines.base import FileEngine, Outputs, Run, Source, cores, need
+from vitrail.engines.base import FileEngine, Outputs, Run, Source, batch_for, cores, need
 from vitrail.errors import DamagedError, first_line
 from vitrail.weights.parts import Parts
 
@@ -35,10 +35,17 @@ class OnnxEngine(FileEngine):
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
         session = self._session(threads or cores())
+        # In int8, images of a call share scales: however many come, as many share them as `predict` gives.
+        most = batch_for(self.parts.config) if self.precision == "int8" else None
 
         def run(pixels_BHWC: np.ndarray) -> Outputs:
             images = self.parts.preprocess.scale_array(pixels_BHWC)
-            return Outputs(*session.run(["logits", "features"], {"pixel_values": images}))
+            step = most or len(images)
+            found = [
+                session.run(["logits", "features"], {"pixel_values": images[at : at + step]})
+                for at in range(0, len(images), step)
+            ]
+            return Outputs(*(part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*found, strict=True)))
 
         yield run
 
@@ -51,7 +58,9 @@ class OnnxEngine(FileEngine):
             options.log_severity_level = 3  # errors, which are raised as well
             path = str(self.folder / MODEL)
             try:
-                self._sessions[threads] = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+                session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             except Exception as error:  # its own classes, which it does not promise
                 raise DamagedError(path=path, cause=f"cannot be used by ONNX Runtime ({first_line(error)})") from None
+            self.check_unchanged()
+            self._sessions[threads] = session
         return self._sessions[threads]

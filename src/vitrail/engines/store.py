@@ -8,7 +8,6 @@ not read.
 import hashlib
 import json
 import os
-import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,12 +16,12 @@ from vitrail import __version__
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import ENGINES
 from vitrail.console import say
-from vitrail.engines.base import Way
+from vitrail.engines.base import Way, processor
 from vitrail.engines.cache import FORMAT, fingerprint
 from vitrail.errors import VitrailError
 from vitrail.storage import atomic_file, locked, read_json, user_folder
 
-_MOST = 1e15  # of any number that is kept
+_MOST, _LEAST = 1e15, 1e-9  # of any number that is kept; seconds per image
 
 
 class Load(NamedTuple):
@@ -51,7 +50,7 @@ class Speed(NamedTuple):
     @property
     def is_valid(self) -> bool:
         """Whether these can have been measured."""
-        return all(_is_number(value) for value in self) and self.image > 0 and min(self) >= 0
+        return all(_is_number(value) for value in self) and self.image > _LEAST and min(self) >= 0
 
     def seconds(self, images: float) -> float:
         """Seconds for a number of images; for infinitely many, those of one."""
@@ -71,7 +70,8 @@ class Agreement(NamedTuple):
     @property
     def is_valid(self) -> bool:
         """Whether these can have been counted."""
-        return type(self.images) is type(self.same) is int and 0 <= self.same <= self.images > 0
+        counts = (self.images, self.same)
+        return all(type(one) is int and 0 <= one < _MOST for one in counts) and self.same <= self.images > 0
 
     @property
     def changed(self) -> float:
@@ -119,7 +119,8 @@ class Measured:
     def keep_speeds(self, load: Load, speeds: dict[Way, Speed], refused: dict[Way, Reason] | None = None) -> None:
         """Keep speeds, and the reasons that last; if they cannot be written, all is measured again next time."""
         lasting = {way: reason for way, reason in (refused or {}).items() if reason.lasts}
-        self._keep({("speeds", str(load)): speeds, ("refused",): lasting})
+        no_longer = dict.fromkeys(speeds)
+        self._keep({("speeds", str(load)): speeds, ("refused",): {**no_longer, **lasting}})
 
     def keep_agreements(self, agreements: dict[Way, Agreement]) -> None:
         """Keep answers, in place of earlier ones."""
@@ -150,7 +151,7 @@ class Measured:
                 if not isinstance(place.get(name), dict):
                     place[name] = {}
                 place = place[name]
-            place |= {str(way): row._asdict() for way, row in rows.items()}
+            place |= {str(way): None if row is None else row._asdict() for way, row in rows.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -187,17 +188,10 @@ def _is_number(value: object) -> bool:
 
 def machine() -> str:
     """What speeds and answers depend on besides the bundle."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    processor = about.get("model name") or platform.processor() or platform.machine()
-    features = about.get("flags") or about.get("Features", "")  # of x86, of ARM
-    flags = hashlib.sha256(features.encode()).hexdigest()[:12]
-    packages = dict.fromkeys(package for name in ENGINES for package in ENGINES[name].packages)
+    name, instructions = processor()
+    packages = dict.fromkeys(package for engine in ENGINES for package in ENGINES[engine].packages)
     versions = ", ".join(f"{package} {_version(package)}" for package in packages)
-    return f"{processor} ({flags}), {os.cpu_count()} cores, vitrail {__version__} ({FORMAT}), {versions}"
+    return f"{name} ({instructions}), {os.cpu_count()} cores, vitrail {__version__} ({FORMAT}), {versions}"
 
 
 def _version(package: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from vitrail.answers.paired import Paired, wilson
 from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.console import Meter
-from vitrail.data.dataset import Split
+from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_images
 from vitrail.engines.base import Way, batch_for, cores
@@ -74,10 +74,17 @@ def bench(
         "left_out": [{**way._asdict(), "reason": reason.text} for way, reason in refused.items()],
         "notes": [
             *dataset.notes,
-            *(() if compared.truth is None else note_match(parts.labels, parts.config.classes, dataset.labels)),
+            *_notes(parts, dataset, compared),
             *(f"answers of {way} are not compared: it is too slow here" for way in slow),
         ],
     }
+
+
+def _notes(parts: Parts, dataset: Dataset, compared: Compared) -> list[str]:
+    """How classes were matched, or that they could not be."""
+    if compared.truth is not None:
+        return note_match(parts.labels, parts.config.classes, dataset.labels)
+    return [f"classes of {dataset.name!r} are not the bundle's, so there is no accuracy"] if dataset.labels else []
 
 
 def _compare(path: str, parts: Parts, ways: list[Way], split: Split, name: str, labels: tuple[str, ...]) -> Compared:

@@ -128,7 +128,7 @@ class FeatureStore:
         meter = Meter(len(split), "images")
         features = extract(model, preprocess, split, layer=self.layer, workers=self.workers, meter=meter)
         try:
-            with atomic_folder(entry, force=True) as aside:
+            with atomic_folder(entry, force=True, owned=True) as aside:
                 save_file({"features": features}, aside / "features.safetensors")
                 write_json(aside / "key.json", key)
         except (VitrailError, SafetensorError) as error:

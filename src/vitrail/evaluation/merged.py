@@ -33,7 +33,10 @@ def merged_bundle(
     bundle = load(path)
     check_can_merge(bundle.model.config)
     if data is not None:
-        images = open_images(data).for_evaluation(split).spread(_IMAGES).images
+        dataset = open_images(data)
+        for note in dataset.notes:
+            say(f"note: {note}")
+        images = dataset.for_evaluation(split).spread(_IMAGES).images
     about: dict[str, Any] = {"bundle": fingerprint(check_folder(path)), "data": data}
     if counts is None:
         if images is None:

@@ -28,7 +28,7 @@ from vitrail.weights.bundle import Bundle
 _BATCH = 16
 _STEPS = 12  # to merge all patches
 _FAST = 8  # attention with a multiple of so many tokens is up to a fifth faster on CPUs with AVX2
-_MATCH = 0.12  # of a layer's time: what a match takes with ONNX Runtime (with torch, half of that)
+_MATCH = 0.1  # of a layer's time: what a match takes besides its product (ONNX Runtime; with torch, half of that)
 
 
 class Price(NamedTuple):

@@ -137,7 +137,7 @@ def _at_size(split: Split, preprocess: Preprocess) -> Split:
 
 def store(images: Images, folder: Path) -> None:
     """Write them where every process of the lab finds them."""
-    with atomic_folder(folder, force=True) as aside:
+    with atomic_folder(folder, force=True, owned=True) as aside:
         for part in _PARTS:
             split: Split = getattr(images, part)
             np.save(aside / f"{part}.npy", np.ascontiguousarray(split.images))

@@ -198,10 +198,11 @@ class SeparateAttention(nn.Module):
 
 
 def separate_(model: nn.Module) -> None:
-    """Replace every `Attention` by a `SeparateAttention`, in place."""
+    """Replace every `Attention` by a `SeparateAttention`, in place; but not what somebody has derived from it or hooked
+    into it."""
     for part in model.modules():
         for name, child in part.named_children():
-            if isinstance(child, Attention) and is_plain(child.qkv):
+            if type(child) is Attention and not _has_hooks(child) and is_plain(child.qkv):
                 setattr(part, name, SeparateAttention(child))
 
 
@@ -348,9 +349,11 @@ def make_norm(kind: str, width: int, epsilon: float) -> nn.Module:
 def is_plain(linear: nn.Module) -> bool:
     """Whether this is torch's own linear layer without hooks. Only then may its weights be used directly or its output
     be overwritten; adapters, quantised layers and layers with hooks are called as usual."""
-    return type(linear) is nn.Linear and not (
-        linear._forward_pre_hooks or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks
-    )
+    return type(linear) is nn.Linear and not _has_hooks(linear)
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(part._forward_pre_hooks or part._forward_hooks or part._backward_pre_hooks or part._backward_hooks)
 
 
 ACTIVATIONS = {"gelu": "GELU", "gelu-tanh": "GELU", "quick-gelu": "GELU", "relu": "ReLU", "tanh": "tanh"}

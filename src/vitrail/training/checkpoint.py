@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
     """Write the checkpoint of a step into `folder`; an existing one is replaced."""
     path = folder / f"step-{step:09d}"
     try:
-        with atomic_folder(path, force=True) as aside:
+        with atomic_folder(path, force=True, owned=True) as aside:
             save_file(dict(arrays), aside / _FILES[0])
             write_json(aside / _FILES[1], dict(state))
     except (VitrailError, SafetensorError) as error:

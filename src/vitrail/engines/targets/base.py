@@ -21,7 +21,7 @@ from vitrail.engines.store import Measured
 from vitrail.engines.targets.readme import write_readme
 from vitrail.errors import UsageError
 from vitrail.settings import check_integer
-from vitrail.storage import MANIFEST, atomic_folder, check_output, checksum, write_json, write_text
+from vitrail.storage import MANIFEST, atomic_folder, check_output, checksum, refuse_foreign, write_json, write_text
 from vitrail.weights.parts import Parts
 
 LABELS, PREPROCESS = "labels.txt", "preprocess.json"
@@ -127,6 +127,7 @@ def check_export(
     TARGETS.check(to)
     target, order = TARGETS[to], Order(precision, _parse_batch(batch))
     target.check(precision)
+    refuse_foreign(output)
     check_output(output, force=force)
     bundle, place = check_folder(path).resolve(), output.resolve()
     if place == bundle or bundle in place.parents or place in bundle.parents:

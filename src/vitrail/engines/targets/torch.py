@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vitrail.engines.base import Engine, Outputs, Run, Source
-from vitrail.engines.export import Exported, metadata
+from vitrail.engines.export import Exported, metadata, raise_interrupt
 from vitrail.engines.targets.base import Order, Target
 from vitrail.errors import UsageError, first_line
 from vitrail.models.convolutions import bake_
@@ -61,6 +61,7 @@ def _trace(model: Exported, images: torch.Tensor, shapes: Any, family: str) -> A
             warnings.simplefilter("ignore")
             return torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # whatever the exporter meets
+        raise_interrupt(error)
         raise UsageError(
             f"Target torch must have a model that can be exported, got family {family}, which torch.export cannot"
             f" ({first_line(error)})."
