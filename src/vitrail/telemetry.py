@@ -49,7 +49,7 @@ def need(package: str, *, extra: str, subject: str) -> ModuleType:
         return import_quietly(package)
     except Exception as error:
         root = package.partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and error.name == root:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root:
             raise MissingError(
                 f"{subject} needs the {extra!r} extra ({root} is missing). Run, in the folder of vitrail: pip install"
                 f' ".[{extra}]".'
