@@ -531,7 +531,7 @@ def test_a_fast_engine_that_starts_slowly_is_for_many_images(made, measured):
 def test_measurements_of_other_versions_flags_and_bundles_are_not_read(made, measured, monkeypatch, tmp_path):
     _, asked = measured
     pick(made)
-    for name, value in (("_version", lambda package: "99"), ("machine", lambda: "another processor")):
+    for name, value in (("version_of", lambda package: "99"), ("machine", lambda: "another processor")):
         monkeypatch.setattr(store, name, value)
         pick(made)
     assert len(asked) == 3
@@ -652,7 +652,7 @@ def test_a_way_that_its_proof_refuses_is_made_once(made, measured, monkeypatch, 
     assert tried == ["int8"]
     assert capsys.readouterr().err.count("auto: onnx int8 left out: The model in int8 predicts 30 of 40") == 1
     assert Measured.read(made).refused().keys() == {INT8}
-    monkeypatch.setattr(store, "_version", lambda package: "99")
+    monkeypatch.setattr(store, "version_of", lambda package: "99")
     choose_way(Wish("onnx", "auto"), str(made), load=LOAD)
     assert tried == ["int8", "int8"]
 
@@ -670,7 +670,7 @@ def test_processes_that_measure_at_the_same_time_keep_what_both_found(made):
 
 @pytest.mark.parametrize("busy", [range(6, 10), range(8, 99)], ids=["a moment", "from then on"])
 def test_a_machine_that_is_busy_meanwhile_does_not_change_who_wins(busy, monkeypatch, made):
-    """Ways are measured in turn, and the median counts; here, in seconds of a clock that the ways themselves move."""
+    """Ways are measured in turn, and the fastest round counts; here, in seconds of a clock that the ways move."""
     clock, calls = [0.0], []
     seconds = {EXACT[0]: 0.012, EXACT[1]: 0.010}
 

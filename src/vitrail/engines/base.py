@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
@@ -185,6 +186,15 @@ def cores() -> int:
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version_of(package: str) -> str:
+    """Version of an installed package. Some are installed under other names than they are imported (onnxruntime-gpu),
+    so it may be unknown."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def processor() -> tuple[str, str]:

@@ -10,12 +10,11 @@ manifest.json     SHA-256 of all of these
 
 import hashlib
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 from vitrail.configs.bundle import EMBEDDED, check_folder
 from vitrail.console import say
-from vitrail.engines.base import FileEngine, processor
+from vitrail.engines.base import FileEngine, processor, version_of
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
 
@@ -109,7 +108,7 @@ def _intact(places: list[Path], key: str, engine: type[FileEngine], precision: s
 def _is_proved(folder: Path, engine: type[FileEngine], precision: str) -> bool:
     proof = read_json(folder / PROOF)
     versions = proof.get("versions")
-    if not isinstance(versions, dict) or any(versions.get(one) != version(one) for one in engine.packages):
+    if not isinstance(versions, dict) or any(versions.get(one) != version_of(one) for one in engine.packages):
         return False
     if precision != proof["precision"]:
         reduced = proof.get("reduced")

@@ -1,7 +1,6 @@
 """Making the file of an engine: written, proved against torch, and put in its place only then."""
 
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from vitrail import __version__
 from vitrail.console import say
-from vitrail.engines.base import FileEngine, Outputs, Source, processor
+from vitrail.engines.base import FileEngine, Outputs, Source, processor, version_of
 from vitrail.engines.cache import FORMAT, PROOF, fingerprint
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.proof import answer, prove, sample_for
@@ -30,10 +29,11 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str, ear
     exact, *others = engine.sharing(precision)
     known: dict[str, Any] = {} if earlier is None else read_json(earlier / PROOF)
     with atomic_folder(target, force=True, owned=True) as folder:
-        if earlier is None:
+        if earlier is not None and known["bundle"] == source.key:  # the bundle has not been replaced since
+            for name in known["files"]:
+                shutil.copyfile(earlier / name, folder / name)
+        else:
             engine.write(source, folder, precision)
-        for name in known.get("files", ()):
-            shutil.copyfile(earlier / name, folder / name)
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
         proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
         proof |= describe(source, engine.packages, _answer(engine, folder, parts, exact, pixels), expected, exact)
@@ -79,7 +79,7 @@ def describe(
     source: Source, packages: tuple[str, ...], found: Outputs, expected: Outputs, precision: str
 ) -> dict[str, Any]:
     """What a proof says besides its files. Raises if the outputs differ by too much."""
-    versions = {package: version(package) for package in dict.fromkeys(("torch", *packages))}
+    versions = {package: version_of(package) for package in dict.fromkeys(("torch", *packages))}
     return {
         "bundle": source.key,
         "precision": precision,

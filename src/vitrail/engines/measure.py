@@ -3,7 +3,6 @@
 import contextlib
 import io
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -38,7 +37,8 @@ def measure(path: str, ways: list[Way], load: Load) -> dict[Way, Speed]:
 
 
 def _race(engines: dict[Way, Engine], load: Load) -> dict[Way, float]:
-    """Seconds per image of each way: the median over rounds; the first round is for warming up."""
+    """Seconds per image of each way in its fastest round, which other programs disturbed least; the first round is for
+    warming up."""
     preprocess = next(iter(engines.values())).parts.preprocess
     pixels = np.resize(some := sample(preprocess, load.batch), (load.batch, *some.shape[1:]))
     with contextlib.ExitStack() as stack:
@@ -52,7 +52,7 @@ def _race(engines: dict[Way, Engine], load: Load) -> dict[Way, float]:
                 rounds[way].append(_seconds(runs[way], pixels, load.callers))
             if number and time.perf_counter() - began > _ENOUGH * len(racing):
                 break
-    return alone | {way: statistics.median(values[1:]) for way, values in rounds.items()}
+    return alone | {way: min(values[1:]) for way, values in rounds.items()}
 
 
 def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:

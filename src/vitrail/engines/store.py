@@ -8,7 +8,6 @@ not read.
 import hashlib
 import json
 import os
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +15,7 @@ from vitrail import __version__
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.engines import ENGINES
 from vitrail.console import say
-from vitrail.engines.base import Way, processor
+from vitrail.engines.base import Way, processor, version_of
 from vitrail.engines.cache import FORMAT, fingerprint
 from vitrail.errors import VitrailError
 from vitrail.storage import atomic_file, locked, read_json, user_folder
@@ -190,12 +189,5 @@ def machine() -> str:
     """What speeds and answers depend on besides the bundle."""
     name, instructions = processor()
     packages = dict.fromkeys(package for engine in ENGINES for package in ENGINES[engine].packages)
-    versions = ", ".join(f"{package} {_version(package)}" for package in packages)
+    versions = ", ".join(f"{package} {version_of(package)}" for package in packages)
     return f"{name} ({instructions}), {os.cpu_count()} cores, vitrail {__version__} ({FORMAT}), {versions}"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
