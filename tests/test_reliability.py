@@ -63,7 +63,9 @@ def command(output, *more, ranks=1, settings=()):
     if ranks > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
         start = [*torchrun, str(random.randrange(20_000, 60_000)), "-m", "vitrail"]
-    return [*start, "train", *QUICK, *settings, "--output", str(output), *more]
+    given = {word.partition("=")[0] for word in settings}  # a setting may be given once
+    usual = [word for word in QUICK if word.partition("=")[0] not in given]
+    return [*start, "train", *usual, *settings, "--output", str(output), *more]
 
 
 def start(output, *more, **options):
