@@ -185,19 +185,15 @@ def refuse_foreign(path: Path) -> None:
 def _refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
     if not os.path.lexists(path) or is_ours(path):
         return
-    _refuse_added(path)
-    raise UsageError(
-        f"Output must not exist yet, or must be a folder that vitrail wrote, got {str(path)!r}. Choose another"
-        " path, or move it away yourself."
-    )
-
-
-def _refuse_added(path: Path) -> None:
     if added := _added(path):
         raise UsageError(
             f"Output must hold nothing but what vitrail wrote, got {str(added[0])!r} in it. Move that away, or choose"
             " another path."
         )
+    raise UsageError(
+        f"Output must not exist yet, or must be a folder that vitrail wrote, got {str(path)!r}. Choose another"
+        " path, or move it away yourself."
+    )
 
 
 def _is_folder(path: Path) -> bool:

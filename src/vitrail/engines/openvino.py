@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.engines.base import FileEngine, Outputs, Run, Source, cores, need
+from vitrail.engines.quantise import find_scales
 from vitrail.errors import DamagedError, UnprovedError, UsageError, VitrailError, first_line
 from vitrail.weights.parts import Parts
 
@@ -25,7 +26,6 @@ MODEL = "model.xml"
 HINTS = {"float32": {"INFERENCE_PRECISION_HINT": "f32"}, "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}, "int8": {}}
 
 _GROUPS = (128, 64, 32, 16)  # how many numbers of a token share a scale: more are faster, fewer more exact
-_LARGEST = 127
 
 
 class OpenvinoEngine(FileEngine):
@@ -144,7 +144,5 @@ def _divided(weights: Counter[int], size: int) -> int:
 
 def round_outputs(weights_NK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weights as 8-bit integers (N, K), and the scale of each output (N, 1)."""
-    largest_N1 = np.abs(weights_NK).max(axis=1, keepdims=True)
-    least = _LARGEST * np.finfo(np.float32).tiny  # smaller ones have no scale in float32
-    scales_N1 = np.where(largest_N1 > least, largest_N1 / _LARGEST, 1).astype(np.float32)
+    scales_N1 = find_scales(np.abs(weights_NK).max(axis=1, keepdims=True))
     return np.rint(weights_NK / scales_N1).astype(np.int8), scales_N1

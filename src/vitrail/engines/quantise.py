@@ -39,9 +39,13 @@ def round_weights(weights_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     pairs = even.reshape(-1, 2, even.shape[1])
     sums = (np.maximum(sign * pairs, 0).sum(axis=1) for sign in (1, -1))
     largest_N = np.max([side.max(axis=0) for side in sums], axis=0)
-    least = _LARGEST * np.finfo(np.float32).tiny  # smaller ones have no scale in float32
-    scales_N = np.where(largest_N > least, largest_N / _LARGEST, 1).astype(np.float32)
+    scales_N = find_scales(largest_N)
     return np.rint(weights_KN / scales_N).astype(np.int8), scales_N
+
+
+def find_scales(largest: np.ndarray) -> np.ndarray:
+    """The steps with which these largest values are 127 steps; 1 where they are too small for a step in float32."""
+    return np.where(largest > _LARGEST * np.finfo(np.float32).tiny, largest / _LARGEST, 1).astype(np.float32)
 
 
 class _Draft:
