@@ -1,6 +1,8 @@
 """Fine-tuning: what is kept of a bundle, what is changed and said, and that the loop begins where it should."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +12,15 @@ from PIL import Image
 import vitrail
 from test_old_runs import forge
 from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe, find_recipe
+from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe
 from vitrail.data.sources import open_data
 from vitrail.errors import UsageError, VitrailError
+from vitrail.evaluation.features import extract
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import Ridge, ridge_head
 from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.lab.exact import redraw
+from vitrail.runs.compare import side_by_side
 from vitrail.training.finetune import adapt, adapt_head, finetune
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify
@@ -182,9 +186,9 @@ def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
 def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
     recipe = find_recipe("auto")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "measure", lambda trainer, seconds: 49)
+        patch.setattr(Trainer, "measure", lambda trainer, seconds: 9)
         finetune("fashion", "digits", tmp_path / "short", recipe, Options())
-    assert "below 50, the head by least squares is kept" in capsys.readouterr().err
+    assert "9 steps would fit into 5 minutes; below 10, the linear head on frozen" in capsys.readouterr().err
     assert events(tmp_path / "short", "step") == []
     steps = recipe.with_length(epochs=None, steps=6, minutes=None)
     finetune("fashion", "digits", tmp_path / "run", steps, Options())
@@ -211,16 +215,66 @@ def few(tmp_path):
     return str(tmp_path / "few.npz")
 
 
-@pytest.mark.parametrize("steps", [19, 20])
-def test_five_epochs_are_worth_training_even_if_they_are_few_steps(tmp_path, few, steps, monkeypatch, capsys):
-    monkeypatch.setattr(Trainer, "measure", lambda trainer, seconds: steps)
-    finetune("fashion", few, tmp_path / "run", find_recipe("auto"), Options())
-    said = capsys.readouterr().err
-    assert ("19 steps would fit into 5 minutes; below 20, the head by least squares is kept" in said) == (steps == 19)
-    provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
-    assert provenance["steps"] == (0 if steps == 19 else 20)
-    assert ("choice" in provenance) == (steps == 20)
-    assert len(events(tmp_path / "run", "choice")) == (steps == 20)
+def test_the_learning_rate_follows_the_mistakes_of_the_head(tmp_path, few, capsys):
+    """It is multiplied by the mean probability that the head gives to wrong labels; a resumed run keeps it."""
+    recipe = find_recipe("auto").replace(minutes=None, steps=6, schedule="constant", warmup=0.0)
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    (probe,) = events(tmp_path / "run", "probe")
+    bundle = vitrail.load("fashion")
+    training, _ = open_data(few).for_training(holdout=recipe.holdout, seed=0)
+    model, preprocess, _ = adapt(bundle, open_data(few).labels, 1, recipe)
+    features = extract(model, preprocess, training)
+    _, scores = ridge_head(features, training.labels, classes=10)
+    own = torch.from_numpy(scores).softmax(1).numpy()[np.arange(len(features)), training.labels]
+    assert probe["residual"] == pytest.approx(1 - own.mean(), rel=1e-6)
+    assert 0.05 < probe["residual"] < 0.7
+    rate = recipe.learning_rate * probe["residual"]
+    rates = [event["learning_rate"] for event in events(tmp_path / "run", "step")]
+    assert rates == [pytest.approx(rate, rel=1e-12)] * 2
+    assert f"peak learning rate {rate:.2g}: 0.002 x {probe['residual']:.3g}" in capsys.readouterr().err
+    weights = (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes()
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        if folder.name != "step-000000003":
+            shutil.rmtree(folder)
+    finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+    assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_learning_rate_that_is_given_is_used_as_it_is(tmp_path, few):
+    result = vitrail.finetune("fashion", few, steps=1, lr=3e-5, output=tmp_path / "run", settings={"warmup": 0})
+    assert [event["learning_rate"] for event in result.history if event["event"] == "step"] == [3e-5]
+    recipe = find_recipe("auto")
+    assert recipe.rate_by_residual
+    assert not change_recipe(recipe, ["learning_rate=0.001"]).rate_by_residual
+    assert change_recipe(recipe, ["learning_rate=0.001", "rate_by_residual=true"]).rate_by_residual
+
+
+def test_a_kept_head_fine_tunes_at_a_tenth_of_the_rate(tmp_path):
+    """Classes of the bundle keep its head: there is no new head that would measure the residual."""
+    recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, holdout=0)
+    clothes = open_data("fashion-40").splits["test"]
+    data = (clothes.images, [vitrail.load("fashion").labels[label] for label in clothes.labels])
+    finetune("fashion", data, tmp_path / "run", recipe, Options())
+    assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-4)]
+
+
+def test_a_linear_head_is_called_so_in_the_card_the_report_and_runs(tmp_path, few, capsys):
+    finetune("fashion", few, tmp_path / "frozen", find_recipe("frozen"), Options())
+    finetune("fashion", few, tmp_path / "spoilt", spoil(find_recipe("auto"), steps=1), Options())
+    tuned = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
+    finetune("fashion", few, tmp_path / "tuned", tuned, Options())
+    phrase = "linear head on frozen features"
+    for name in ("frozen", "spoilt"):
+        assert f"weights: {phrase}" in (tmp_path / name / "bundle" / "README.md").read_text()
+        assert f"This model is a {phrase}" in (tmp_path / name / "report.html").read_text()
+    assert f"weights: {phrase}" not in (tmp_path / "tuned" / "bundle" / "README.md").read_text()
+    report = (tmp_path / "tuned" / "report.html").read_text()
+    assert "Which model was kept: the fine-tuned model is kept" in report
+    assert "on 20 images held out of the training images" in report
+    assert "The scores below are of the same images that chose the model" in report
+    results = {Path(run["folder"]).name: run["result"] for run in side_by_side([tmp_path]).to_json()["runs"]}
+    model = "ViT-Fashion/4"
+    assert results == {"frozen": f"{model}, {phrase}", "spoilt": f"{model}, {phrase}", "tuned": model}
 
 
 def spoil(recipe, steps=6):
@@ -243,10 +297,13 @@ def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path,
     assert f"note: {choice['reason']}" in capsys.readouterr().err
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.provenance["choice"] == choice["reason"]
-    assert bundle.provenance["weights"] == "as they began, with a head by least squares"
+    assert bundle.provenance["weights"] == "linear head on frozen features"
     page = (tmp_path / "run" / "report.html").read_text()
     before_the_numbers = page.partition('class="numbers"')[0]
-    assert f"from before the training that the curves show: {choice['reason']}." in before_the_numbers
+    assert (
+        f"a linear head on frozen features, from before the training that the curves show: {choice['reason']}."
+        in before_the_numbers
+    )
     weights, head = ((tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("run", "head"))
     assert weights == head
     # Killed on the way, or ended already: what is needed for the choice is in the checkpoint.
@@ -265,8 +322,12 @@ def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path,
 def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few, capsys):
     tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
     for name, recipe, words in (
-        ("tie", tiny, "the head by least squares was as good"),
-        ("none", tiny.replace(holdout=0), "there are no held-out images to compare it with the head by least squares"),
+        ("tie", tiny, "the linear head on frozen features was as good"),
+        (
+            "none",
+            tiny.replace(holdout=0),
+            "there are no held-out images to compare it with the linear head on frozen features",
+        ),
     ):
         finetune("fashion", few, tmp_path / name, recipe, Options())
         (choice,) = events(tmp_path / name, "choice")
@@ -299,7 +360,7 @@ def test_an_objective_says_itself_which_model_is_better(tmp_path, few, monkeypat
     first, again = events(tmp_path / "run", "choice")
     assert first == again
     assert (first["kept"], first["start"]) == ("start", -events(tmp_path / "run", "evaluate")[0]["loss"])
-    assert first["reason"].startswith("the head by least squares is kept: share ")
+    assert first["reason"].startswith("the linear head on frozen features is kept: share ")
     # A checkpoint whose score is not the objective's is a damaged one.
     folder = tmp_path / "run" / "checkpoints" / "step-000000003"
     forge(folder, lambda state: {**state, "start": {**state["start"], "score": 1.0}})

@@ -280,7 +280,7 @@ def print_runs(found: dict[str, Any]) -> None:
             images = f"{run['count']:,} {run['split']}"
         steps = f"{run['steps']:,}{'' if run['finished'] else ' (unfinished)'}"
         time = "-" if run["seconds"] is None else clock(run["seconds"])
-        rows.append([run["folder"], run["model"], accuracy, interval, images, steps, time])
+        rows.append([run["folder"], run["result"], accuracy, interval, images, steps, time])
     names = ("run", "model", "accuracy", "95 % interval", "images", "steps", "time")
     print_table(names, rows, droppable=("time", "steps", "images"))
     if found["differences"]:

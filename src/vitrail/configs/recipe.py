@@ -71,6 +71,10 @@ class Recipe(Settings):
     """Muon updates the matrices of the blocks with orthogonalised momentum, and AdamW the other parameters."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
+    rate_by_residual: bool = False
+    """In fine-tuning, multiply the learning rate by the head's residual: the mean probability that the head gives to
+    wrong labels on training images (see `head`). The better the frozen features already are, the less they are changed.
+    A learning rate given by a flag is used as it is."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     momentum: float = 0.9
@@ -104,8 +108,7 @@ class Recipe(Settings):
     """In fine-tuning, a head for new classes starts at zero, or (probe) from least squares on the frozen model's
     features; an embedding of faces at random, or (probe) as their whitening within people."""
     least_steps: int = 0
-    """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made; 20 steps are
-    enough if they make 5 epochs."""
+    """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of storing its activations: less memory, more time."""
     per_class: int | None = None
@@ -134,7 +137,7 @@ class Recipe(Settings):
         OBJECTIVES.check(self.objective)
         OPTIMISERS.check(self.optimiser)
         self._check_choices(("schedule", "loss", "head", "on_damage", "on_nonfinite"))
-        self._check_flags(("freeze", "activation_checkpointing"))
+        self._check_flags(("freeze", "activation_checkpointing", "rate_by_residual"))
         for name, kind in (("augment", Augment), ("margin", Margin)):
             if not isinstance(getattr(self, name), kind):
                 object.__setattr__(self, name, kind.from_json(getattr(self, name)))
@@ -263,6 +266,8 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         if not table and name in _LENGTHS:  # one of them replaces the others
             fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
         known[name] = value
+    if "learning_rate" in changed and "rate_by_residual" not in changed:
+        fields["rate_by_residual"] = False
     return Recipe.from_json(fields)
 
 

@@ -156,6 +156,7 @@ def _describe(run: Run, name: str) -> dict[str, Any]:
         "name": name,
         "folder": str(run.folder),
         "model": run.model,
+        "result": run.result,
         "data": run.data,
         **{key: final.get(key) for key in ("split", "count", "accuracy", "accuracy_interval")},
         "steps": run.step,

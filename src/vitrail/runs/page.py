@@ -46,7 +46,7 @@ def _scores(found: SideBySide) -> str:
         time = "-" if run.seconds is None else clock(run.seconds)
         state = "" if run.is_finished else word("unfinished")
         steps = Html(f"{run.step:,} {state}")
-        about = " · ".join(text for text in (run.model, str(run.folder)) if text != name)
+        about = " · ".join(text for text in (run.result, str(run.folder)) if text != name)
         named = Html(f'<span>{escape(name)}<br><small class="quiet">{escape(about)}</small></span>')
         rows.append((named, accuracy, interval, images, steps, time))
     heads = [word(key) for key in ("run", "accuracy", "interval", "images", "steps", "time")]

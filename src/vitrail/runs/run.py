@@ -12,7 +12,7 @@ from vitrail.answers.kept import NAME as ANSWERS
 from vitrail.answers.kept import KeptAnswers
 from vitrail.errors import DamagedError, UsageError
 from vitrail.storage import read_document
-from vitrail.training.course import Events, is_number, of_kind, read_events
+from vitrail.training.course import LINEAR_HEAD, Events, is_number, keeps_linear_head, of_kind, read_events
 from vitrail.training.folder import is_run
 
 
@@ -31,6 +31,11 @@ class Run:
     def model(self) -> str:
         """The name of its model, or of its family."""
         return str(self.settings.get("model.name") or self.family)
+
+    @property
+    def result(self) -> str:
+        """Its model, and whether only the head of that was trained."""
+        return f"{self.model}, {LINEAR_HEAD}" if keeps_linear_head(self.events) else self.model
 
     @property
     def family(self) -> str:

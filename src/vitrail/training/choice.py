@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, NamedTuple
 
+from vitrail.settings import counted
+from vitrail.training.course import LINEAR_HEAD
 from vitrail.training.initial import Initial
 from vitrail.training.loop import Trainer
 from vitrail.training.runlog import RunLog
@@ -33,15 +35,22 @@ def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
 def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, Any] | None) -> Choice:
     if tuned is None or not initial_scores["count"]:
         return Choice(
-            "tuned",
-            "the tuned model is kept: there are no held-out images to compare it with the head by least squares",
+            "tuned", f"the fine-tuned model is kept: there are no held-out images to compare it with the {LINEAR_HEAD}"
         )
     head, model = (
-        f"{trainer.objective.describe(found)}, loss {found['loss']:.3f}" for found in (initial_scores, tuned)
+        f"{trainer.objective.describe(scores)}, loss {scores['loss']:.3f}" for scores in (initial_scores, tuned)
     )
-    on = f"on {initial_scores['count']:,} held-out images"
+    images = f"on {initial_scores['count']:,} images {_origin_of_held_out(trainer)}"
     if initial_scores["score"] > tuned["score"]:
-        return Choice("start", f"the head by least squares is kept: {head} {on}; after {trainer.step:,} steps {model}")
+        return Choice(
+            "start", f"the {LINEAR_HEAD} is kept: {head} {images}; after {counted(trainer.step, 'step')} {model}"
+        )
     if initial_scores["score"] == tuned["score"]:
-        return Choice("tuned", f"the tuned model is kept: {model} {on}; the head by least squares was as good")
-    return Choice("tuned", f"the tuned model is kept: {model} {on}; the head by least squares had {head}")
+        return Choice("tuned", f"the fine-tuned model is kept: {model} {images}; the {LINEAR_HEAD} was as good")
+    return Choice("tuned", f"the fine-tuned model is kept: {model} {images}; the {LINEAR_HEAD} had {head}")
+
+
+def _origin_of_held_out(trainer: Trainer) -> str:
+    """Where the images that choose come from."""
+    split = "held-out" if trainer.watch is None else trainer.watch.split.name
+    return "held out of the training images" if split == "held-out" else f"of the split {split}"

@@ -30,6 +30,18 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
+LINEAR_HEAD = "linear head on frozen features"
+"""The result of a fine-tuning run that changed no weights but those of the head."""
+
+
+def keeps_linear_head(events: Events) -> bool:
+    """Whether the run kept its head by least squares on frozen features, and not the fine-tuned model."""
+    if choices := of_kind(events, "choice"):
+        return choices[-1]["kept"] == "start"
+    is_untrained = any(event.get("total") == 0 for event in of_kind(events, "start"))
+    return is_untrained and bool(of_kind(events, "probe"))
+
+
 # The numbers of events that a report shows, and those of them that are null where a number was not finite.
 _SHOWN = {
     "step": ("step", "loss", "learning_rate", "images_per_second"),

@@ -34,6 +34,9 @@ from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
 
 # Settings that no weight depends on: a recipe may change them in a model that exists.
 _CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")
+# Residual of a head that the bundle keeps because the classes are its own: no head is fitted that would measure it.
+_KEPT_HEAD_RESIDUAL = 0.1
+_LEAST_RESIDUAL = 0.01  # a head without any error still leaves something to learn
 
 
 def finetune(
@@ -70,11 +73,17 @@ def finetune(
                 f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, {_spoken_probe(probe)}",
             )
 
+        rate_scale = 1.0
+        if recipe.rate_by_residual and given.is_new:
+            rate_scale = _KEPT_HEAD_RESIDUAL if probe is None else max(probe["residual"], _LEAST_RESIDUAL)
+            notes += (_describe_rate(recipe.learning_rate, rate_scale, is_measured=probe is not None),)
+
         def body() -> AnyModel:
             return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
 
         key = bundle_key(bundle)
-        return Initial(model, preprocess, key[:12], origin_of(bundle, loaded, notes), notes, probe, damaged, body)
+        origin = origin_of(bundle, loaded, notes)
+        return Initial(model, preprocess, key[:12], origin, notes, probe, damaged, body, rate_scale)
 
     folder = RunFolder(output, resumes=resumes, force=force)
     return run(data, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
@@ -211,9 +220,12 @@ def learn_head(
         linear, left_out = ridge_head(features, labels, classes=model.config.classes)
         count = len(features)
         if labels.ndim == 2:
-            return linear, {"map": score_labels(left_out, labels, given.dataset.labels)["map"], "count": count}
+            mean_precision = score_labels(left_out, labels, given.dataset.labels)["map"]
+            return linear, {"map": mean_precision, "count": count, "residual": 1 - mean_precision}
         right = int((left_out.argmax(axis=1) == labels).sum())
-        return linear, {"accuracy": right / count, "interval": wilson(right, count), "count": count}
+        residual = 1 - float(torch.from_numpy(left_out).softmax(dim=1)[np.arange(count), labels].mean())
+        scores = {"accuracy": right / count, "interval": wilson(right, count)}
+        return linear, {**scores, "count": count, "residual": residual}
 
     linear, found = given.ranks.first_does(solve)
     with torch.no_grad():
@@ -228,6 +240,11 @@ def _spoken_probe(probe: dict[str, Any]) -> str:
         return f"has mAP {probe['map']:.1%} on {on}"
     low, high = probe["interval"]
     return f"is right on {probe['accuracy']:.1%} of {on} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def _describe_rate(rate: float, residual: float, *, is_measured: bool) -> str:
+    reason = "the probability that this head gives to wrong labels" if is_measured else "for a head that is kept"
+    return f"peak learning rate {rate * residual:.2g}: {rate:g} x {residual:.3g}, {reason}"
 
 
 def _spoken(pair: Pair) -> str:

@@ -41,6 +41,8 @@ class Initial:
     """Images that could not be read."""
     body: Callable[[], AnyModel] | None = None
     """Builds the initial model again, except for its head, if the run may return to it."""
+    rate_scale: float = 1.0
+    """Factor of the recipe's learning rate."""
     learned: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """First values of parameters of the objective's own, by name, where they are not to be drawn at random."""
 

@@ -89,6 +89,7 @@ class Trainer:
         )
         self.watch = self.load_to_evaluate(held_out) if held_out is not None else None
         self.step, self.total, self.seconds = 0, 0, 0.0
+        self.rate_scale = 1.0
         self.best: dict[str, Any] | None = None
         self._best_state: dict[str, Tensor] = {}
         self.waited = 0
@@ -171,6 +172,7 @@ class Trainer:
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
         self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
         self.initial_scores, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
+        self.rate_scale = state["rate_scale"]
         self.latest = None if state["latest"] is None else _with_nan(state["latest"])
         # They are sums over all ranks.
         parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
@@ -476,8 +478,13 @@ class Trainer:
             mixed = (None, None) if others is None or shares is None else (others[chosen], shares[chosen])
             yield (images[chosen], labels[chosen], *mixed), weights[chosen]
 
+    @property
+    def peak_rate(self) -> float:
+        """The peak learning rate: the recipe's, scaled for the initial weights."""
+        return self.recipe.learning_rate * self.rate_scale
+
     def _rate(self, step: int) -> float:
-        return self.recipe.learning_rate * schedule(self.recipe, step, self.total)
+        return self.peak_rate * schedule(self.recipe, step, self.total)
 
     # What happens around a step
 
@@ -577,6 +584,7 @@ class Trainer:
             "left_out": self.left_out,
             "seconds": round(self.spent, 1),
             "start": self.initial_scores,
+            "rate_scale": self.rate_scale,
             "waited": self.waited,
             "stopped": self.stopped,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],

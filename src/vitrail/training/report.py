@@ -27,7 +27,7 @@ from vitrail.pages.page import Html, escape, figure, image, numbers, page, table
 from vitrail.pages.words import LANGUAGE_BUTTON, both, language_script, speak_from, words_beside
 from vitrail.settings import counted
 from vitrail.storage import replace_text
-from vitrail.training.course import Events, curve_of, is_number, of_kind, read_events
+from vitrail.training.course import Events, curve_of, is_number, keeps_linear_head, of_kind, read_events
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement, Objective
 from vitrail.training.runlog import RunLog
@@ -90,7 +90,7 @@ class Report:
 
     @property
     def _peak(self) -> float:
-        return self._trainer.recipe.learning_rate
+        return self._trainer.peak_rate
 
     def _events(self) -> list[dict[str, Any]]:
         return read_events(self._folder / "metrics.jsonl")
@@ -192,8 +192,13 @@ def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Ev
 
 def _notes(events: Events, provenance: dict[str, Any]) -> str:
     """What a reader of the numbers must know: which model was kept, interruptions, images that could not be read."""
-    choices = of_kind(events, "choice")
-    notes = word("start-kept", "p", reason=choices[-1]["reason"]) if choices and choices[-1]["kept"] == "start" else ""
+    notes = ""
+    if choices := of_kind(events, "choice"):
+        notes += word("start-kept" if keeps_linear_head(events) else "tuned-kept", "p", reason=choices[-1]["reason"])
+        if provenance.get("scores", {}).get("split") in ("val", "held-out"):
+            notes += word("same-images-chose", "p")
+    elif keeps_linear_head(events):
+        notes += word("linear-head", "p")
     if resumed := of_kind(events, "resume"):
         is_exact = all(event.get("exact") for event in resumed)
         notes += word(

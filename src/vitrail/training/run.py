@@ -27,6 +27,7 @@ from vitrail.storage import writable
 from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.choice import Choice, choose
+from vitrail.training.course import LINEAR_HEAD
 from vitrail.training.folder import RunFolder
 from vitrail.training.initial import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.loop import Trainer
@@ -41,7 +42,6 @@ from vitrail.training.stop import Stop
 from vitrail.weights.bundle import Bundle, save
 
 _FITTED = 1000  # training images that tell how well they are learned
-_ENOUGH_EPOCHS, _ENOUGH_STEPS = 5, 20  # worth training after a head by least squares, though below `least_steps`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -198,6 +198,7 @@ def run(
         else:
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
                 ranks.first_does(lambda: folder.write_config(config))
+            trainer.rate_scale = initial.rate_scale
             if initial.probe is not None and trainer.planned != 0:
                 trainer.remember_initial()
             trainer.total, note = _length(trainer, initial, began)
@@ -309,12 +310,11 @@ def _length(trainer: Trainer, initial: Initial, began: float) -> tuple[int, str 
         return trainer.planned, None
     minutes = recipe.minutes or 0.0
     steps = int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
-    least = min(recipe.least_steps, max(_ENOUGH_STEPS, _ENOUGH_EPOCHS * trainer.loader.steps))
-    if initial.probe is None or steps >= least:
+    if initial.probe is None or steps >= recipe.least_steps:
         return steps, None
     return 0, (
-        f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {least}, the head by least"
-        " squares is kept as it is (more minutes, or a lower resolution, change that)"
+        f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {recipe.least_steps},"
+        f" the {LINEAR_HEAD} is kept as it is (more minutes, or a lower resolution, change that)"
     )
 
 
@@ -466,9 +466,9 @@ def _provenance(
 
 def _which_weights(trainer: Trainer, initial: Initial, choice: Choice | None, *, is_best: bool) -> str:
     if choice is not None and choice.kept == "start":
-        return "as they began, with a head by least squares"
+        return LINEAR_HEAD
     if not trainer.total:
-        return "as they began" if initial.probe is None else "as they began, with a head by least squares"
+        return "as they began" if initial.probe is None else LINEAR_HEAD
     average = trainer.recipe.average
     which = f"running average, decay {average}" if average else "last"
     if not is_best or trainer.best is None:

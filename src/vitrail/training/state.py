@@ -4,6 +4,7 @@ step total seconds losses                   progress; the losses of the last ste
 best latest start                           the best evaluation, the latest one, and the one before the first step
 damaged left_out                            damaged images, skipped steps
 waited stopped                              evaluations since the best one; what ended the run early
+rate_scale                                  factor of the recipe's learning rate
 bundle seed model preprocess recipe data    settings that a resumed run must have
 threads ranks device amp compile torch      what its last bits depend on
 origin                                      provenance of the weights, for the bundle
@@ -26,7 +27,15 @@ ORIGINS = ("finetuned_from", "faces")
 """What a run may say of where it comes from: the bundle it began with, and how faces were made ready."""
 
 # Fields that older versions did not write, and what was meant then.
-_NEWER: dict[str, Any] = {"left_out": 0, "latest": None, "start": None, "losses": [], "waited": 0, "stopped": None}
+_NEWER: dict[str, Any] = {
+    "left_out": 0,
+    "latest": None,
+    "start": None,
+    "losses": [],
+    "waited": 0,
+    "stopped": None,
+    "rate_scale": 1.0,
+}
 
 
 def filled(state: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +69,7 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
     if state["stopped"] not in (None, *ENDINGS):
         raise UsageError(f"Stopped must be null or one of {', '.join(ENDINGS)}, got {state['stopped']!r}.")
     check_number("seconds", state["seconds"], low=0, below=1e12)
+    check_number("rate_scale", state["rate_scale"], low=0, below=1e9)
     _check_best(state["best"], state["step"])
     _check_latest(state["latest"])
     _check_start(state["start"])

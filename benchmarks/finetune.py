@@ -1,0 +1,223 @@
+"""Does fine-tuning with the default recipe help? The kept model beside its own linear head on frozen features.
+
+    .venv/bin/python benchmarks/finetune.py OUTPUT                 (hours on two cores; the same command resumes)
+    .venv/bin/python benchmarks/finetune.py OUTPUT --lengths 3-epochs --data hymenoptera
+    .venv/bin/python benchmarks/finetune.py OUTPUT --report         (the table of what is there)
+
+Six sets of images, DeiT-Ti/16, three seeds, three lengths. The default recipe holds out a tenth of the training images,
+which choose between the linear head and the fine-tuned model; scores are of test images that no choice has seen. A
+length in minutes is given as the number of steps that fit into it on two quiet cores (`STEPS_PER_MINUTE`), so that the
+benchmark can run beside other work.
+"""
+
+import argparse
+import collections
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import vitrail
+from images import SHARED
+from vitrail.answers.kept import NAME as ANSWERS
+from vitrail.answers.kept import KeptAnswers
+from vitrail.data.sources import open_data
+
+SEEDS = (0, 1, 2)
+LENGTHS = ("3-epochs", "1-minute", "5-minutes")
+STEPS_PER_MINUTE = {224: 15, 112: 60}  # steps of 64 images, DeiT-Ti/16, float32, two cores with AVX-512
+RESOLUTIONS = {
+    "hymenoptera": 224,
+    "groups": 224,
+    "cifar-100": 112,
+    "cifar-1000": 112,
+    "cifar-10000": 112,
+    "fashion": 112,
+}
+MANY = 800  # of 1,000 images, a tenth is held out
+# Classes of ImageNet, by their numbers, that make up a group.
+GROUPS = {
+    "birds": [*range(7, 25), *range(80, 101), *range(127, 147)],
+    "dogs": [*range(151, 269)],
+    "food": [*range(924, 970)],
+    "insects": [*range(300, 327)],
+    "mammals": [*range(269, 300), *range(330, 389)],
+    "reptiles": [*range(25, 69)],
+}
+
+
+def link_photos(folder, photos):
+    """Write a class folder of links; `photos` are pairs of a place (train/ants) and a file."""
+    for place, photo in photos:
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        if not (folder / place / photo.name).exists():
+            (folder / place / photo.name).symlink_to(photo)
+    return folder
+
+
+def balanced(labels, count):
+    """The first images of each class, as many of each, `count` in all."""
+    classes = np.unique(labels)
+    return np.sort(np.concatenate([np.flatnonzero(labels == one)[: count // len(classes)] for one in classes]))
+
+
+def write_arrays(path, train, test):
+    if not path.exists():
+        names = ("train_images", "train_labels", "test_images", "test_labels")
+        np.savez(path, **dict(zip(names, (*train, *test), strict=True)))
+    return path
+
+
+def prepare(name, folder):
+    """The data of this name, with a train and a test split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == "hymenoptera":
+        pairs = (
+            (f"{to}/{photo.parent.name}", photo)
+            for source, to in (("train", "train"), ("val", "test"))
+            for photo in sorted((SHARED / "hymenoptera" / source).glob("*/*"))
+        )
+        return link_photos(folder / name, pairs)
+    if name == "groups":
+        pairs = []
+        for group, numbers in GROUPS.items():
+            photos = [photo for one in numbers for photo in sorted((SHARED / f"imagenet-val-500/{one:03}").glob("*"))]
+            pairs += [(f"{('train', 'test')[at % 2]}/{group}", photo) for at, photo in enumerate(photos)]
+        return link_photos(folder / name, pairs)
+    if name == "fashion":
+        splits = open_data("fashion-mnist").splits
+        chosen = ((splits["train"], 6_000), (splits["test"], 2_000))
+        arrays = [(split.images[at], split.labels[at]) for split, n in chosen for at in [balanced(split.labels, n)]]
+        return write_arrays(folder / "fashion.npz", *arrays)
+    with np.load(SHARED / "cifar10-12k.npz") as arrays:
+        at = balanced(arrays["train_labels"], int(name.removeprefix("cifar-")))
+        train = arrays["train_images"][at], arrays["train_labels"][at]
+        return write_arrays(folder / f"{name}.npz", train, (arrays["test_images"], arrays["test_labels"]))
+
+
+def length_of(length, resolution):
+    number, unit = length.split("-")
+    return {"epochs": int(number)} if unit == "epochs" else {"steps": int(number) * STEPS_PER_MINUTE[resolution]}
+
+
+def run(bundle, data, resolution, seed, chosen, **settings):
+    """Fine-tune; returns the events of the run and whether each test image is predicted correctly."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "run"
+        result = vitrail.finetune(
+            bundle,
+            str(data),
+            output=output,
+            seed=seed,
+            resolution=resolution,
+            precision=chosen.precision,
+            threads=chosen.threads,
+            quiet=True,
+            **settings,
+        )
+        return result.history, KeptAnswers.read(output / ANSWERS).right
+
+
+def measure(bundle, name, length, seed, chosen):
+    """One cell: test accuracy of the linear head, of the kept model, and what was kept."""
+    resolution, data = RESOLUTIONS[name], prepare(name, chosen.output / "data")
+    head = chosen.output / f"head-{name}-{seed}.npy"
+    if not head.exists():
+        np.save(head, run(bundle, data, resolution, seed, chosen, recipe="frozen")[1])
+    before = np.load(head)
+    events, after = run(bundle, data, resolution, seed, chosen, settings=chosen.set, **length_of(length, resolution))
+    (choice,) = (event for event in events if event["event"] == "choice")
+    (probe,) = (event for event in events if event["event"] == "probe")
+    return {
+        "data": name,
+        "length": length,
+        "seed": seed,
+        "steps": max(event.get("step", 0) for event in events),
+        "training_images": probe["count"],
+        "residual": probe["residual"],
+        "kept": choice["kept"],
+        "test_images": len(after),
+        "head": int(before.sum()),
+        "after": int(after.sum()),
+        "only_head": int((before & ~after).sum()),
+        "only_after": int((after & ~before).sum()),
+    }
+
+
+def interval(numbers):
+    """Mean and 95 % interval by Student's t."""
+    quantiles = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31}
+    mean = statistics.mean(numbers)
+    if len(numbers) < 2:
+        return mean, math.nan, math.nan
+    half = quantiles.get(len(numbers), 2.1) * statistics.stdev(numbers) / math.sqrt(len(numbers))
+    return mean, mean - half, mean + half
+
+
+def report(rows):
+    """Print a line for each set of images and length, and the rules that the default must keep."""
+    cells = collections.defaultdict(list)
+    for row in rows:
+        row["gain"] = 100 * (row["after"] - row["head"]) / row["test_images"]
+        cells[row["data"], row["length"]].append(row)
+    print("| images | training images | length | steps | linear head | kept model | gain, points | least | kept head |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (data, length), found in cells.items():
+        head, after = (statistics.mean(row[key] / row["test_images"] for row in found) for key in ("head", "after"))
+        mean, low, high = interval([row["gain"] for row in found])
+        least, kept = min(row["gain"] for row in found), sum(row["kept"] == "start" for row in found)
+        print(
+            f"| {data} | {found[0]['training_images']:,} | {length} | {found[0]['steps']} | {head:.1%} | {after:.1%}"
+            f" | {mean:+.1f} ({low:+.1f} to {high:+.1f}) | {least:+.1f} | {kept} of {len(found)} |"
+        )
+    gains = [row["gain"] for row in rows]
+    many = [
+        statistics.mean(row["gain"] for row in found) for found in cells.values() if found[0]["training_images"] > MANY
+    ]
+    print(f"\nat least as good as the head: {sum(gain >= 0 for gain in gains)} of {len(gains)} cells")
+    if many:
+        mean, low, high = interval(many)
+        print(f"mean gain with 1,000 images or more, {len(many)} rows: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
+    print(f"least gain of a cell: {min(gains):+.1f} points")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--data", nargs="+", choices=RESOLUTIONS, default=list(RESOLUTIONS))
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--set", nargs="+", default=[], help="settings that differ from the default recipe")
+    parser.add_argument("--precision", default="float32", help="bfloat16 saves time where the CPU has it")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--report", action="store_true", help="only print the table")
+    chosen = parser.parse_args()
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    results = chosen.output / "results.jsonl"
+    rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    bundle = chosen.output / "deit"
+    if not bundle.exists():
+        convert = [sys.executable, "-m", "vitrail", "convert", str(SHARED / "deit-ti16"), str(bundle), "--no-verify"]
+        subprocess.run(convert, check=True, capture_output=True)
+    done = {(row["data"], row["length"], row["seed"]) for row in rows}
+    for length in () if chosen.report else chosen.lengths:
+        for name in chosen.data:
+            for seed in chosen.seeds:
+                if (name, length, seed) not in done:
+                    row = measure(bundle, name, length, seed, chosen)
+                    rows.append(row)
+                    with results.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+    report(rows)
+
+
+if __name__ == "__main__":
+    main()
