@@ -101,7 +101,15 @@ def test_every_field_of_a_state_is_checked():
     good = STATE
     recipe = Recipe.from_json(good["recipe"]).to_json()  # with the defaults of settings that are newer
     model = read_model(good["model"]).to_document()
-    newer = {"left_out": 0, "latest": None, "start": None, "losses": [], "waited": 0, "stopped": None}
+    newer = {
+        "left_out": 0,
+        "latest": None,
+        "start": None,
+        "losses": [],
+        "waited": 0,
+        "stopped": None,
+        "rate_scale": 1.0,
+    }
     assert check_state(good) == {**good, "recipe": recipe, "model": model, **newer}
     strange = (None, "x", -5, 10**9 + 1, 1.5, True, [], {}, [1], {"a": 1}, float("nan"), "x" * 99)
     best = good["best"]
@@ -140,6 +148,7 @@ def test_fields_that_are_newer_than_version_0_1_are_checked_too():
     forged += [{"losses": value} for value in (None, 3, {}, "x", ["x"], [float("nan")], [[]], [True])]
     forged += [{"waited": value} for value in (None, "x", -1, 34, 1.5, True)]
     forged += [{"stopped": value} for value in ("x", "", 0, True, [], {}, ["patience"])]
+    forged += [{"rate_scale": value} for value in (None, "x", -1, True, float("nan"))]
     for change in forged:
         with pytest.raises(DamagedError):
             check_state({**STATE, **change})
