@@ -667,7 +667,7 @@ UNITS = {
     "C17": ("R²", "R²"),
     "C30": ("exponent - 1.5", "지수 - 1.5"),
     "C32a": ("difference of exponents", "지수의 차이"),
-    "C32b": ("recency index - 0.5", "최신성 지수 - 0.5"),
+    "C32b": ("recency index - 0.5", "최근성 지수 - 0.5"),
 }
 """Of claims whose number is not a difference of accuracies, in English and Korean."""
 
@@ -695,7 +695,10 @@ def say(english: str, language: str) -> str:
     for words in sentences().values():
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(words["en"]))
         if (found := re.fullmatch(pattern, english)) is not None and "ko" in words:
-            return words["ko"].format(**found.groupdict())
+            fields = found.groupdict()
+            if "remedy" in fields:  # a sentence of its own
+                fields["remedy"] = say(fields["remedy"], language)
+            return words["ko"].format(**fields)
     raise SystemExit(f"The words of the lab have no Korean for: {english}")
 
 

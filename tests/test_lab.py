@@ -208,8 +208,10 @@ def test_curves_meet_beyond_the_range_where_their_laws_say():
 def test_what_it_would_take():
     """Twice the error of the seeds needs four times as many; what test images blur, no seed sharpens."""
     found = Estimate(0.01, 0.02, 10)
-    assert found.times_seeds() == pytest.approx((stats.t.ppf(0.975, 10) * 2) ** 2, rel=1e-6)
-    assert math.isinf(Estimate(0.01, 0.02, 10, lasting=0.006).times_seeds())
+    assert not found.would_tell(seeds=15)
+    assert found.would_tell(seeds=17)  # as many times four as make t at 160 degrees of freedom of 0.02 less than 0.01
+    assert not Estimate(0.01, 0.02, 10, lasting=0.006).would_tell(seeds=1e9)
+    assert Estimate(0.01, 0.02, 10, lasting=0.006).would_tell(seeds=1e3, images=2)
     generator = np.random.default_rng(0)
     right = (generator.random((4, 500)) < 0.8).astype(float)
     one = difference(right, 1 - right, SeedNoise(1e-4, 3))

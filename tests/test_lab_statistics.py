@@ -22,6 +22,7 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
     SeedNoise,
+    combine,
     contrast,
     draw_accuracies,
     ends_of,
@@ -368,6 +369,11 @@ def test_a_mean_is_a_sum_of_one():
     assert mean_of([1.0, 3.0], noise) == sum_of_means([(1.0, [1.0, 3.0], noise)])
 
 
+def uncertain(value, seeds, images):
+    """An estimate with these standard errors, from seeds with nine degrees of freedom and 2,000 test images."""
+    return combine((1.0, Estimate(value, images, 1999, lasting=images)), (1.0, Estimate(0.0, seeds, 9)))
+
+
 @pytest.mark.parametrize(
     ("verdict", "why"),
     [
@@ -378,8 +384,16 @@ def test_a_mean_is_a_sum_of_one():
         (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, halves=(0.3, -0.1))), "more-seeds"),
         (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, is_cut_off=True)), "cut-off"),
         (Verdict("C2", "trained", Estimate(-0.1, 0.001, 9), is_one_sided=True), "beyond-range"),
-        (Verdict("C1", "trained", Estimate(0.001, 0.02, 9)), "far-too-few"),
-        (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, lasting=0.019)), "more-images"),
+        (Verdict("C2", "trained", Estimate(-0.01, 0.02, 9), is_one_sided=True), "beyond-range"),
+        (Verdict("C2", "trained", Estimate(0.01, 0.02, 9), is_one_sided=True), "more-seeds"),
+        (Verdict("C1", "trained", Estimate(0.001, 0.02, 9)), "far-too-few-seeds"),
+        (Verdict("C1", "trained", Estimate(0.0, 0.02, 9)), "far-too-few-seeds"),
+        (Verdict("C1", "trained", uncertain(0.001, 0.02, 0.001)), "far-too-few"),
+        (Verdict("C1", "trained", uncertain(0.01, 0.001, 0.02)), "more-images"),
+        (Verdict("C1", "trained", uncertain(0.01, 0.006, 0.019)), "more-of-both"),
+        (Verdict("C1", "trained", uncertain(0.01, 0.019, 0.006)), "more-of-both"),
+        (Verdict("C20", "trained", Estimate(0.004, 0.02, 9), margin=0.01), "margin-zero"),
+        (Verdict("C20", "trained", Estimate(0.0135, 0.0035, 35), margin=0.01), "margin-difference"),
         (Verdict("C1", "trained", Estimate(0.1, 0.001, 9)), None),
     ],
 )
@@ -387,9 +401,78 @@ def test_why_nothing_was_decided_and_what_it_takes(verdict, why):
     found = page._why(digits_lab(), verdict, LEVEL)
     assert (None if found is None else found.name) == why
     for language in ("en", "ko") if found is not None else ():
-        assert page.WORDS[found.name][language].format(**found.fields)
-    if why == "more-seeds":  # t at 9 degrees of freedom is 2.26: twice that squared, times two seeds
-        assert found.fields["seeds"] == math.ceil(2 * (2 * stats.t.ppf(0.975, 9)) ** 2)
+        text = found.text(language)
+        assert "{" not in text
+        assert text in found.html()
+
+
+@pytest.mark.parametrize(
+    ("estimate", "name", "sources"),
+    [
+        (Estimate(0.01, 0.02, 9), "more-seeds", ("seeds",)),
+        (Estimate(0.17, 0.065, 2), "more-seeds", ("seeds",)),
+        (uncertain(-0.01, 0.02, 0.001), "more-seeds", ("seeds",)),
+        (uncertain(0.01, 0.001, 0.02), "more-images", ("images",)),
+        (uncertain(0.01, 0.006, 0.019), "more-of-both", ("seeds", "images")),
+        (smallest([Estimate(0.01, 0.008, 9), Estimate(0.02, 0.04, 9)]), "more-seeds", ("seeds",)),
+    ],
+)
+def test_the_fewest_seeds_and_images_that_would_tell_are_named(estimate, name, sources):
+    """So many as the sentence says exclude zero, one fewer does not."""
+    lab, level = digits_lab(), 0.01
+    remedy = page._remedy(lab, estimate, level)
+    assert remedy.name == name
+    (count,) = remedy.fields.values()
+    now = lab.seeds if name == "more-seeds" else 1
+    for number, tells in ((count - 1, False), (count, True)):
+        assert estimate.would_tell(level, **dict.fromkeys(sources, number / now)) == tells
+
+
+def test_test_images_are_asked_for_only_where_they_would_tell():
+    """No number of seeds tells these from zero, and no number of test images does: the seeds differ too much."""
+    estimate = uncertain(-0.0053, 0.0524, 0.0028)
+    assert not estimate.would_tell(seeds=1e12)
+    assert not estimate.would_tell(images=1e12)
+    assert page._remedy(digits_lab(), estimate, LEVEL).name == "far-too-few"
+
+
+def test_more_seeds_and_images_make_the_interval_that_they_would_give():
+    generator = np.random.default_rng(0)
+    few, many = (generator.normal(size=(4, seeds)) for seeds in (5, 20))
+    noise = pool(few.tolist())
+    grown = sum_of_means([(1.0, few[0], noise), (-1.0, few[1], noise)], images=0.1, freedom=1e4)._grown(4, 9)
+    again = SeedNoise(noise.variance, 4 * noise.freedom)
+    drawn_anew = sum_of_means([(1.0, many[0], again), (-1.0, many[1], again)], images=0.1 / 3, freedom=9e4)
+    assert grown.error == pytest.approx(drawn_anew.error)
+    assert grown.freedom == pytest.approx(drawn_anew.freedom, rel=0.01)
+
+
+# Equivalence
+
+
+@pytest.mark.parametrize("value", [-0.016, -0.008, -0.004, 0.0, 0.003, 0.007, 0.012, 0.02])
+@pytest.mark.parametrize("error", [0.0005, 0.002, 0.006])
+def test_equality_is_decided_by_two_one_sided_tests(value, error):
+    """Whether the interval includes zero does not matter: 0.3 +- 0.1 points are equal within one."""
+    margin, freedom = 0.01, 12
+    above, below = stats.t.sf([(value + margin) / error, (margin - value) / error], freedom)
+    apart = min(stats.t.sf([(value - margin) / error, (-margin - value) / error], freedom))
+    wanted = "supported" if max(above, below) < LEVEL / 2 else "contradicted" if apart < LEVEL / 2 else "cannot tell"
+    verdict = Verdict("C20", "trained", Estimate(value, error, freedom), margin=margin)
+    assert verdict.state(LEVEL) == wanted
+    low, high = verdict.estimate.interval()
+    assert (wanted == "supported") == (-margin < low and high < margin)
+    assert (wanted == "contradicted") == (low > margin or high < -margin)
+
+
+def test_an_open_equality_is_explained_by_its_margin():
+    """Positions in one and two dimensions on Fashion-MNIST: the interval excludes zero and crosses one point."""
+    verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, lasting=0.0019), margin=0.01)
+    text = page._why(digits_lab(), verdict, LEVEL).text("en")
+    assert text.startswith("The interval excludes zero and crosses the margin of ±1.0 points: there is a difference,")
+    assert text.endswith("times as many of both, seeds and test images, would tell.")
+    level = Verdict("C20", "trained", Estimate(-0.004, 0.0035, 35), margin=0.01)
+    assert "excludes zero" not in page._why(digits_lab(), level, LEVEL).text("en")
 
 
 def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):

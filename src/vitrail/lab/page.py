@@ -1,5 +1,6 @@
 """The report of a lab: `index.html` and `claims.json`."""
 
+import bisect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ _SUMS = {
     "open": ("cannot tell",),
     "reported": ("reported",),
 }
-_MOST_TIMES = 30  # times as many seeds that anybody would train
+_MOST_TIMES = 30  # times as many seeds or test images that anybody would use
 
 word = speak_from(WORDS)
 """A sentence of the page itself, in both languages."""
@@ -119,7 +120,7 @@ def _row(question: Question, one: Verdict, level: float) -> list[object]:
     if one.words:
         said.append(question.word(f"{one.claim}-{one.sentence}", **one.words))
     if (why := _why(question.lab, one, level)) is not None:
-        said.append(word(why.name, "small", **why.fields))
+        said.append(why.html("small"))
     return [
         Html(f"<b>{escape(one.claim)}</b> {question.word(one.claim)}"),
         Html(f'<span class="verdict {state.replace(" ", "-")}">{word(state)}</span>'),
@@ -148,6 +149,18 @@ class Why(NamedTuple):
 
     name: str
     fields: dict[str, Any]
+    """What fills it in; `remedy` is such a sentence itself."""
+
+    def text(self, language: str) -> str:
+        """The sentence in one language."""
+        return WORDS[self.name][language].format(**self._rendered(lambda why: why.text(language)))
+
+    def html(self, tag: str = "span") -> Html:
+        """The sentence in both languages."""
+        return word(self.name, tag, **self._rendered(Why.html))
+
+    def _rendered(self, render: Callable[["Why"], str]) -> dict[str, Any]:
+        return {name: render(value) if isinstance(value, Why) else value for name, value in self.fields.items()}
 
 
 def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
@@ -161,12 +174,34 @@ def _why(lab: Lab, one: Verdict, level: float) -> Why | None:
     low, high = one.deciding.interval(level)
     if one.doubt == "cut-off" or (one.doubt is not None and not low <= 0 <= high):
         return Why(one.doubt, {"halves": " / ".join(map(_say(one), one.estimate.halves))})
-    if one.is_one_sided and high < 0:
+    if one.is_one_sided and one.deciding.value <= 0:
         return Why("beyond-range", {})
-    times = one.deciding.times_seeds(level)
-    if times > _MOST_TIMES:
-        return Why("more-images" if math.isinf(times) else "far-too-few", {})
-    return Why("more-seeds", {"seeds": math.ceil(lab.seeds * times)})
+    remedy = _remedy(lab, one.deciding, level)
+    if one.margin is None:
+        return remedy
+    low, high = one.estimate.interval(level)
+    name = "margin-zero" if low <= 0 <= high else "margin-difference"
+    return Why(name, {"margin": f"{100 * one.margin:.1f}", "remedy": remedy})
+
+
+def _remedy(lab: Lab, estimate: Estimate, level: float) -> Why:
+    """What would tell an estimate from zero: more seeds, else more test images, else more of both."""
+    if seeds := _fewest(lab.seeds, lambda times: estimate.would_tell(level, seeds=times)):
+        return Why("more-seeds", {"seeds": seeds})
+    if times := _fewest(1, lambda times: estimate.would_tell(level, images=times)):
+        return Why("more-images", {"times": times})
+    if times := _fewest(1, lambda times: estimate.would_tell(level, seeds=times, images=times)):
+        return Why("more-of-both", {"times": times})
+    has_images = any(part.lasting for part in estimate.among or (estimate,))
+    return Why("far-too-few" if has_images else "far-too-few-seeds", {"times": _MOST_TIMES})
+
+
+def _fewest(now: int, tells: Callable[[float], bool]) -> int | None:
+    """The smallest number that would tell, of which there are `now`; None if not even the most that anybody would
+    use."""
+    counts = range(now + 1, _MOST_TIMES * now + 1)
+    at = bisect.bisect_left(counts, True, key=lambda count: tells(count / now))
+    return counts[at] if at < len(counts) else None
 
 
 def _entry(lab: Lab, question: Question, one: Verdict, level: float) -> dict[str, Any]:
@@ -178,10 +213,11 @@ def _entry(lab: Lab, question: Question, one: Verdict, level: float) -> dict[str
         "verdict": one.state(level),
         "value": one.estimate.value if one.estimate is not None else one.holds,
         "interval": list(one.estimate.interval(level)) if is_known and one.estimate is not None else None,
+        **({"margin": one.margin} if one.margin is not None else {}),
         "rule": question.words[f"{one.claim}-rule"]["en"],
         "dataset": lab.images.name,
         **({"result": question.words[f"{one.claim}-{one.sentence}"]["en"].format(**one.words)} if one.words else {}),
-        **({"why": WORDS[why.name]["en"].format(**why.fields)} if (why := _why(lab, one, level)) is not None else {}),
+        **({"why": why.text("en")} if (why := _why(lab, one, level)) is not None else {}),
     }
 
 

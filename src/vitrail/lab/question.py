@@ -77,7 +77,9 @@ class Verdict:
     holds: bool | None = None
     """Of an exact claim: whether it was proved."""
     margin: float | None = None
-    """Of a claim that two things are equal: how far `estimate`, their difference, may be from zero."""
+    """Of a claim that two things are equal: how far `estimate`, their difference, may be from zero. Two one-sided tests
+    decide (TOST): supported if the interval lies within the margin, whether or not it includes zero; contradicted if it
+    lies beyond the margin."""
     is_share: bool = True
     """Whether the estimate is of shares, told in percentage points; else it is a plain number."""
     is_one_sided: bool = False
@@ -89,7 +91,8 @@ class Verdict:
 
     @property
     def deciding(self) -> Estimate | None:
-        """What must be above zero, with its interval: the estimate, or how far within the margin it is."""
+        """What must be above zero, with its interval: the estimate, or its distance from the nearer end of the margin,
+        which is the harder of the two one-sided tests."""
         if self.estimate is None or math.isnan(self.estimate.error):
             return None
         if self.margin is None:

@@ -36,6 +36,8 @@ class Estimate(NamedTuple):
     """What the truth cannot lie beyond: 0 and 1 of an accuracy."""
     among: tuple["Estimate", ...] = ()
     """If it is the smallest of several: all of these."""
+    seed_freedom: float | None = None
+    """Degrees of freedom of the part of the error that more seeds lessen; those of the whole if None."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """The interval that misses the truth with probability `level`.
@@ -73,27 +75,47 @@ class Estimate(NamedTuple):
         """Whether both halves of the seeds have its sign."""
         return all(half * self.value > 0 for half in self.halves)
 
-    def times_seeds(self, level: float = LEVEL) -> float:
-        """How many times as many seeds would tell it from 0, if it is what it seems; infinity if the test images are
-        too few for any number of seeds."""
-        wanted = (self.value / t_quantile(1 - level / 2, self.freedom)) ** 2 - self.lasting**2
-        return (self.error**2 - self.lasting**2) / wanted if wanted > 0 else math.inf
+    def would_tell(self, level: float = LEVEL, *, seeds: float = 1.0, images: float = 1.0) -> bool:
+        """Whether its interval would exclude 0 with so many times as many seeds and test images, if the value is the
+        truth."""
+        low, high = self._grown(seeds, images).interval(level)
+        return low > 0 or high < 0
+
+    def _grown(self, seeds: float, images: float) -> "Estimate":
+        """The same value from so many times as many seeds and test images."""
+        if self.among:
+            return self._replace(among=tuple(one._grown(seeds, images) for one in self.among))
+        of_images = self.lasting**2 / images
+        of_seeds = self._seed_variance / seeds
+        # The variance over thousands of test images is as good as known.
+        freedom = _satterthwaite([(of_seeds, seeds * (self.seed_freedom or self.freedom)), (of_images, math.inf)])
+        return self._replace(error=math.sqrt(of_seeds + of_images), freedom=freedom)
+
+    @property
+    def _seed_variance(self) -> float:
+        return max(self.error**2 - self.lasting**2, 0.0)
+
+
+def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
+    """Degrees of freedom of a sum of independent variances, each with its own."""
+    known = [(variance, freedom) for variance, freedom in parts if variance]
+    spread = sum(variance**2 / freedom for variance, freedom in known)
+    return sum(variance for variance, _ in known) ** 2 / spread if spread else math.inf
 
 
 def combine(*terms: tuple[float, Estimate]) -> Estimate:
     """A sum of independent estimates with weights; degrees of freedom by Satterthwaite's rule."""
-    value = sum(weight * one.value for weight, one in terms)
-    parts = [(weight * one.error) ** 2 for weight, one in terms]
-    variance = sum(parts)
-    spread = sum(part**2 / one.freedom for part, (_, one) in zip(parts, terms, strict=True) if part)
     return Estimate(
-        value,
-        math.sqrt(variance),
-        variance**2 / spread if spread else math.inf,
+        sum(weight * one.value for weight, one in terms),
+        math.hypot(*(weight * one.error for weight, one in terms)),
+        _satterthwaite(((weight * one.error) ** 2, one.freedom) for weight, one in terms),
         math.hypot(*(weight * one.lasting for weight, one in terms)),
         # What is exact is the same for every seed.
         _combine_halves([(weight, one.halves if one.error else (one.value,) * 2) for weight, one in terms]),
         any(one.is_cut_off for _, one in terms),
+        seed_freedom=_satterthwaite(
+            (weight**2 * one._seed_variance, one.seed_freedom or one.freedom) for weight, one in terms
+        ),
     )
 
 
@@ -163,8 +185,8 @@ def sum_of_means(
         return Estimate(value, math.nan, 0)
     halves = _combine_halves([(weight, half_means(np.asarray(values))) for weight, values, _ in terms])
     seeds = (Estimate(0.0, math.sqrt(noise.variance * share), noise.freedom) for noise, share in shares.items())
-    sources = (Estimate(value, images, freedom), *seeds)
-    return combine(*((1.0, one) for one in sources))._replace(lasting=images, halves=halves)
+    sources = (Estimate(value, images, freedom, lasting=images), *seeds)
+    return combine(*((1.0, one) for one in sources))._replace(halves=halves)
 
 
 def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
