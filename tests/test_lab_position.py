@@ -133,7 +133,11 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
     question.read(filled.results)
     found = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
     assert {one["id"] for one in found["claims"]} == {"C17", "C18", "C19", "C20", "C21", "P1"}
-    assert (tmp_path / "figures" / "position-structure.svg").exists()
+    english, korean = (
+        (tmp_path / "figures" / f"position-structure{ending}.svg").read_text(encoding="utf-8") for ending in ("", ".ko")
+    )
+    assert ("step<" in english, "스텝" in english) == (True, False)
+    assert ("step<" in korean, "스텝" in korean) == (False, True)
 
 
 def test_the_usual_vit_is_shared_with_other_questions():

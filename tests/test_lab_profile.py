@@ -86,7 +86,8 @@ def test_the_page_and_its_numbers(call, tmp_path, bundles, found, monkeypatch):
     assert [one["name"] for one in document["bundles"]] == ["blind", "cnn"]
     assert "a ViT without positions: 100.0 %, exactly" in page
     assert "위치 임베딩이 없는 ViT" in page
-    assert len(list((tmp_path / "out" / "figures").glob("*.svg"))) == 10
+    assert len(list((tmp_path / "out" / "figures").glob("*.svg"))) == 20
+    assert len(list((tmp_path / "out" / "figures").glob("*.ko.svg"))) == 10
     again = call(*words, "--json")  # written anew
     assert json.loads(again.stdout) == document
 

@@ -93,6 +93,22 @@ def test_tables_are_what_the_lab_found(language, script):
             assert re.search(rf"<b>{claim['id']}</b>.*?<td[^>]*>{re.escape(value)} ", report, re.DOTALL), claim["id"]
 
 
+def test_korean_pages_show_the_figures_of_the_lab_in_korean():
+    """Axes and legends, but for names such as ViT."""
+    folders = set()
+    for page in DOCS.glob("*.md"):
+        for folder, figure in re.findall(r"\((lab/[\w-]+/figures)/([\w.-]+)\.svg\)", page.read_text(encoding="utf-8")):
+            assert figure.endswith(".ko") == page.stem.endswith(".ko"), page
+            folders.add(DOCS / folder)
+    assert folders
+    for path in (path for folder in folders for path in folder.glob("*.ko.svg")):
+        text = path.read_text(encoding="utf-8")
+        assert 'class="en"' not in text, path
+        axes = re.findall(r'<text class="soft[^>]*>(<tspan.*?)</text>', text)
+        assert axes, path
+        assert all(re.search("[가-힣]|R2", axis) for axis in axes), path
+
+
 def test_the_script_draws_the_figures(script):
     names = {figure.__name__ for figure in script["DRAWN"]}
     assert {path.stem for path in script["FIGURES"].iterdir()} == names

@@ -11,6 +11,7 @@ from vitrail.answers.paired import holm
 from vitrail.lab.machine import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
 from vitrail.lab.statistics import Estimate
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
 from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
 from vitrail.storage import write_json, write_text
@@ -54,9 +55,7 @@ def write_report(
         figures |= own
         content = f"<h2>{question.word('title')}</h2>{question.word('about', 'p')}{question.html(own)}"
         sections.append(f'<section id="{name}">{content}</section>')
-    (output / "figures").mkdir(exist_ok=True)
-    for name, svg in figures.items():
-        write_text(output / "figures" / f"{name}.svg", stand_alone(svg))
+    write_figures(output / "figures", figures)
     scores, score_figures = _scores(questions)
     figures |= score_figures
     heads = [word(name) for name in ("claim", "verdict", "number", "rule")]
@@ -86,6 +85,14 @@ def write_report(
     return found
 
 
+def write_figures(folder: Path, figures: Mapping[str, str]) -> None:
+    """Write each figure as a file of its own in English, `NAME.svg`, and in Korean, `NAME.ko.svg`."""
+    folder.mkdir(exist_ok=True)
+    for name, svg in figures.items():
+        write_text(folder / f"{name}.svg", stand_alone(svg))
+        write_text(folder / f"{name}.ko.svg", stand_alone(svg, "ko"))
+
+
 def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
     """Families by bias, as a section and its figures; empty if nothing was measured."""
     groups: dict[tuple[str, str], list[Score]] = {}
@@ -110,7 +117,7 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
 
 def _score_row(name: str, one: Estimate, colour: int) -> Range:
     low, high = bar(one)
-    return Range(name, one.value, low / 100, high / 100, colour)
+    return Range(in_figure(name), one.value, low / 100, high / 100, colour)
 
 
 def _row(question: Question, one: Verdict, level: float) -> list[object]:

@@ -10,9 +10,10 @@ from vitrail.inspection.colours import sequential
 from vitrail.lab import changes
 from vitrail.lab.machine import machine
 from vitrail.lab.page import word as lab_word
+from vitrail.lab.page import write_figures
 from vitrail.lab.profile import Contrast, Number, Profile, document
 from vitrail.pages.families import colours_of
-from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, stand_alone, table
+from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, table
 from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
 from vitrail.storage import atomic_folder, write_json, write_text
 
@@ -57,9 +58,7 @@ def write_profile(
     with atomic_folder(output, force=True) as aside:
         write_text(aside / "index.html", page(word("title", data=data), word("subtitle"), body, language_script()))
         write_json(aside / "profile.json", numbers)
-        (aside / "figures").mkdir()
-        for name, svg in figures.items():
-            write_text(aside / "figures" / f"{name}.svg", stand_alone(svg))
+        write_figures(aside / "figures", figures)
     return numbers
 
 

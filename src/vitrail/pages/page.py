@@ -418,8 +418,8 @@ def matrix(
     return "".join(parts) + "</svg>"
 
 
-def stand_alone(svg: str) -> str:
-    """A chart as a separate SVG file, in the light colours."""
+def stand_alone(svg: str, language: str = "en") -> str:
+    """A chart as a separate SVG file, in one language and in the light colours."""
     colours = dict(reversed(re.findall(r"(--\w+): (#\w+)", _style())))  # the first of each name: the light ones
     svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], svg)
     style = (
@@ -427,8 +427,9 @@ def stand_alone(svg: str) -> str:
         f" text.soft {{ fill: {colours['--lead']}; }} .axis {{ stroke: {colours['--line']}; }}"
         f" {_rules_of_pointer()}"
     )
-    svg = re.sub(r'<tspan class="ko".*?</tspan>', "", svg)
-    svg = re.sub(r'<path class="area ko".*?</path>', "", svg)
+    other = "ko" if language == "en" else "en"
+    svg = re.sub(rf'<tspan class="{other}".*?</tspan>', "", svg)
+    svg = re.sub(rf'<path class="area {other}".*?</path>', "", svg)
     head, body = svg.split(">", 1)
     _, _, width, height = map(float, re.findall(r"[\d.]+", head)[:4])
     size = f'xmlns="http://www.w3.org/2000/svg" width="{2 * width:g}" height="{2 * height:g}"'

@@ -9,6 +9,7 @@ from vitrail.lab.cell import Cell
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -123,7 +124,9 @@ class Compute(Question):
                 if known:
                     macs = [self.config("vit", factor).macs / 1e6 for factor in known]  # the others cost as much
                     values = [100 * one.value for one in estimates]
-                    lines.append(Line(family, macs, values, COLOURS[family], bars=[bar(one) for one in estimates]))
+                    lines.append(
+                        Line(in_figure(family), macs, values, COLOURS[family], bars=[bar(one) for one in estimates])
+                    )
             if lines:
                 labels = self.word("macs", "tspan"), self.word("accuracy", "tspan")
                 yield f"compute-{share}", chart(lines, *labels, log_x=True, dots=True)

@@ -30,6 +30,7 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.models.create import build
 from vitrail.models.positions import attention_mask
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -150,7 +151,8 @@ class Cost(Question):
             yield "cost-attention", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
         if self.latencies is not None:
             lines = [
-                Line(name, SEQUENCES, _medians(self.latencies["1"][name]), COLOURS[name]) for name in ("vit", "lstm")
+                Line(in_figure(name), SEQUENCES, _medians(self.latencies["1"][name]), COLOURS[name])
+                for name in ("vit", "lstm")
             ]
             yield "cost-latency", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
         for what, label in (("step", milliseconds), ("memory", self.word("megabytes", "tspan"))):
@@ -160,7 +162,7 @@ class Cost(Question):
                 known.sort(key=lambda one: one["tokens"])
                 if known:
                     xs, ys = [one["tokens"] for one in known], [one[what] for one in known]
-                    lines.append(Line(name, xs, ys, COLOURS[name]))
+                    lines.append(Line(in_figure(name), xs, ys, COLOURS[name]))
             if lines:
                 yield f"cost-{what}", chart(lines, tokens, label, log=True, log_x=True, dots=True)
 

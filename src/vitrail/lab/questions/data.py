@@ -26,6 +26,7 @@ from vitrail.lab.statistics import (
     sum_of_means,
 )
 from vitrail.lab.training import JUDGED
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -199,7 +200,7 @@ class Data(Question):
                 colour = COLOURS.get(family, 7)
                 lines.append(
                     Line(
-                        family,
+                        in_figure(family),
                         counts,
                         [100 * one.value for one in estimates],
                         colour,
@@ -207,7 +208,12 @@ class Data(Question):
                     )
                 )
                 gaps.append(
-                    Line(family, counts, [100 * float(np.mean(self.gaps[family, count])) for count in counts], colour)
+                    Line(
+                        in_figure(family),
+                        counts,
+                        [100 * float(np.mean(self.gaps[family, count])) for count in counts],
+                        colour,
+                    )
                 )
         if lines:
             yield (
@@ -219,7 +225,7 @@ class Data(Question):
                 chart(gaps, self.word("images", "tspan"), self.word("gap", "tspan"), log_x=True, dots=True),
             )
         courses = [
-            Line(family, seconds, [100 * share for share in right], COLOURS.get(family, 7))
+            Line(in_figure(family), seconds, [100 * share for share in right], COLOURS.get(family, 7))
             for family, (seconds, right) in self.courses.items()
         ]
         if courses:

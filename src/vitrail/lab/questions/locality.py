@@ -21,6 +21,7 @@ from vitrail.lab.statistics import complement
 from vitrail.models.create import create
 from vitrail.models.layers import patchify
 from vitrail.models.vit import ViT
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -153,7 +154,7 @@ class Locality(Question):
                     depth = len(self.areas[key])
                     xs = [100 * (layer + 1) / depth for layer in range(depth)]
                     values = [100 * one for one in self.areas[key]]
-                    areas.append(Line(name, xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
+                    areas.append(Line(in_figure(name), xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
         if areas:
             yield "locality-area", chart(areas, self.word("depth", "tspan"), self.word("area", "tspan"), dots=True)
         doses = []
@@ -162,10 +163,10 @@ class Locality(Question):
             if counts:
                 some = [self.nearest.estimate((family, count)) for count in counts]
                 colour, values = COLOURS[family], [100 * one.value for one in some]
-                doses.append(Line(family, counts, values, colour, bars=[bar(one) for one in some]))
+                doses.append(Line(in_figure(family), counts, values, colour, bars=[bar(one) for one in some]))
                 if (family, 0) in self.nearest:
                     flat = 100 * self.nearest.estimate((family, 0)).value
-                    doses.append(Line(f"{family} 0", counts, [flat] * len(counts), colour, joined=False))
+                    doses.append(Line(in_figure(f"{family} 0"), counts, [flat] * len(counts), colour, joined=False))
         if doses:
             across, up = self.word("images", "tspan"), self.word("nearest", "tspan")
             yield "locality-dose", chart(doses, across, up, dots=True, log_x=True)
@@ -173,7 +174,7 @@ class Locality(Question):
         for key, name, colour in ((("vit", largest), "vit", 0), (("vit", 0), "vit 0", 7)):
             if key in self.heads:
                 spots = [(layer + 1, 100 * one) for layer, some in self.heads[key].items() for one in some]
-                heads.append(Line(name, [x for x, _ in spots], [y for _, y in spots], colour, joined=False))
+                heads.append(Line(in_figure(name), [x for x, _ in spots], [y for _, y in spots], colour, joined=False))
         if heads:
             yield "locality-heads", chart(heads, self.word("layer", "tspan"), self.word("distance", "tspan"))
 

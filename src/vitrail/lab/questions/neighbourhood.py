@@ -22,6 +22,7 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.create import build
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Range, figure, ranges, table
 from vitrail.pages.words import words_beside
 from vitrail.settings import Pair
@@ -153,7 +154,9 @@ class Neighbourhood(Question):
                 one = self.loss(name, level)
                 if one is not None and one.error == one.error:
                     colour = COLOURS.get(name, 7)
-                    rows.append(Range(name, one.value, *(one.interval() if one.error else (0.0, 0.0)), colour))
+                    rows.append(
+                        Range(in_figure(name), one.value, *(one.interval() if one.error else (0.0, 0.0)), colour)
+                    )
             if rows:
                 panels[level] = rows
         ends = [value for rows in panels.values() for row in rows for value in row[1:4]]

@@ -13,6 +13,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, bar, interval_text
 from vitrail.lab.results import Results
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Html, Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -65,7 +66,9 @@ class Robustness(Question):
                 some = [self.found[name].estimate(family) for _, name in points]
                 values = [100 * one.value for one in some]
                 colour = COLOURS.get(family, 7)
-                lines.append(Line(family, [x for x, _ in points], values, colour, bars=[bar(one) for one in some]))
+                lines.append(
+                    Line(in_figure(family), [x for x, _ in points], values, colour, bars=[bar(one) for one in some])
+                )
             across, up = self.word(kind, "tspan"), self.word("accuracy", "tspan")
             yield f"robustness-{kind}", chart(lines, across, up, dots=True, log_x=kind == "shuffle")
 

@@ -17,6 +17,7 @@ from vitrail.lab.question import (
 )
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -118,7 +119,7 @@ class Size(Question):
                 if known:
                     values = [100 * one.value for one in known.values()]
                     bars = [bar(one) for one in known.values()]
-                    lines.append(Line(family, list(known), values, COLOURS[family], bars=bars))
+                    lines.append(Line(in_figure(family), list(known), values, COLOURS[family], bars=bars))
             if lines:
                 labels = self.word("images", "tspan"), self.word("gain", "tspan")
                 yield f"size-{variant}", chart(lines, *labels, log_x=True, dots=True)

@@ -21,6 +21,7 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
 from vitrail.lab.training import fit, keep, protocol, read_config, right_answers
 from vitrail.models.create import build
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -130,7 +131,7 @@ class Transfer(Question):
                 estimates = [one for one in found if one is not None]
                 name, colour = (family, COLOURS[family]) if head == "linear" else (f"{family}, {head}", 6)
                 heights = [100 * one.value for one in estimates]
-                lines.append(Line(name, counts, heights, colour, bars=[bar(one) for one in estimates]))
+                lines.append(Line(in_figure(name), counts, heights, colour, bars=[bar(one) for one in estimates]))
             if lines:
                 labels = self.word("images", "tspan"), self.word("accuracy", "tspan")
                 yield f"transfer-{way}", chart(lines, *labels, log_x=True, dots=True)

@@ -22,6 +22,7 @@ from vitrail.models.create import create
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.look import look
 from vitrail.models.vit import ViT
+from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
 
@@ -162,17 +163,29 @@ class Translation(Question):
             colour, key = COLOURS.get(family, 7), (family, largest)
             some = [self.accuracy[far].estimate(key) for far in (0, *self.far)]
             accuracy.append(
-                Line(family, (0, *self.far), [100 * one.value for one in some], colour, bars=[bar(one) for one in some])
+                Line(
+                    in_figure(family),
+                    (0, *self.far),
+                    [100 * one.value for one in some],
+                    colour,
+                    bars=[bar(one) for one in some],
+                )
             )
             some = [self.consistency[far].estimate(key) for far in self.far]
             consistency.append(
-                Line(family, self.far, [100 * one.value for one in some], colour, bars=[bar(one) for one in some])
+                Line(
+                    in_figure(family),
+                    self.far,
+                    [100 * one.value for one in some],
+                    colour,
+                    bars=[bar(one) for one in some],
+                )
             )
             by_layer = [
                 (number, found[1].estimate(family).value) for number, found in self._layers(family) if 1 in found
             ]
             if by_layer:
-                errors.append(Line(family, [at for at, _ in by_layer], [one for _, one in by_layer], colour))
+                errors.append(Line(in_figure(family), [at for at, _ in by_layer], [one for _, one in by_layer], colour))
         if not accuracy:
             return
         pixels = self.word("pixels", "tspan")
