@@ -52,6 +52,36 @@ def test_the_architecture_page_names_what_exists(page):
             thing = getattr(thing, part, None) or importlib.import_module(f"{thing.__name__}.{part}")
 
 
+KOREAN = {
+    "최신성": "최근성",
+    "매개변수": "파라미터",
+    "사전학습|사전 훈련|프리트레이닝": "사전 학습",
+    "미세조정|파인튜닝": "미세 조정",
+    "얼린|얼려": "동결한",
+    "선형층|선형 계층": "선형 층",
+    "(헤드|모델|층|전체|각각)의? 너비": "폭",
+    "내삽|리사이즈하": "보간",
+    "스코어": "점수",
+    "층 정규화|레이어 정규화": "LayerNorm",
+    r"\d%p|퍼센트포인트|%포인트": "5 %p",
+    "(?<!과)적합한 곡선": "피팅한(fitted) 곡선",
+    "가까이 (보|볼|봅)": "가까운 곳을 보다",
+    "가중치로도 따라|재배열해 따라|순서도 따라": "같은 출력을 얻다",
+}
+"""What Korean pages say, by what they do not."""
+
+
+@pytest.mark.parametrize("avoided", KOREAN)
+def test_korean_pages_have_one_word_for_one_thing(avoided):
+    pages = [ROOT / "README.ko.md", *(ROOT / "docs").glob("*.ko.md"), *(ROOT / "src").rglob("*.toml")]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in pages
+        for match in re.finditer(f".{{0,20}}(?:{avoided}).{{0,20}}", path.read_text(encoding="utf-8"))
+    ]
+    assert found == [], f"write {KOREAN[avoided]}"
+
+
 def steps():
     return {f"| {number}"[:3] for number in range(1, 20)}
 
