@@ -11,7 +11,7 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -659,6 +659,53 @@ DRAWN: tuple[Callable[[], str], ...] = (
     *(knowing, horizon, memory, steps, mixing, prices),
 )
 
+KOREAN = {
+    r"16 tokens": "토큰 16개",
+    r"Bayes": "베이즈",
+    r"R2: row (\S+), column": r"R2: 행 \1, 열",
+    r"\|gradient\|": "|기울기|",
+    r"accuracy, %": "정확도, %",
+    r"entropy": "엔트로피",
+    r"layer": "층",
+    r"linear": "선형",
+    r"logits, position none": "로짓, 위치 없음",
+    r"logits, position": "로짓, 위치",
+    r"mean length": "평균 노름",
+    r"mean of (\w+)": r"\1의 평균",
+    r"n / class": "클래스마다 이미지 수",
+    r"pre-trained": "사전 학습",
+    r"shuffled x and": "섞은 x와",
+    r"shuffled x": "섞은 x",
+    r"std of (\w+)": r"\1의 표준편차",
+    r"test (\S+), train": r"테스트 \1, 학습",
+    r"token": "토큰",
+    r"tree, depth": "트리, 깊이",
+    r"tree": "트리",
+    r"untrained": "학습 전",
+}
+"""The words of the figures, as patterns, in Korean."""
+
+
+def in_korean(svg: str) -> str:
+    """The same figure with Korean words."""
+
+    def translate(text: re.Match[str]) -> str:
+        words = text[1]
+        for english, korean in KOREAN.items():
+            words = re.sub(english, korean, words)
+        return f">{words}</text>"
+
+    return re.sub(r">([^<>]+)</text>", translate, svg)
+
+
+def drawings() -> Iterator[tuple[str, str]]:
+    """Every figure by the name of its file; those that have words in Korean, too, as NAME.ko."""
+    for figure in DRAWN:
+        svg = figure()
+        yield figure.__name__, svg
+        if (korean := in_korean(svg)) != svg:
+            yield f"{figure.__name__}.ko", korean
+
 
 # What the lab found
 
@@ -746,7 +793,7 @@ def pages() -> list[Path]:
 
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
-    for figure in DRAWN:
-        (FIGURES / f"{figure.__name__}.svg").write_text(figure(), encoding="utf-8")
+    for name, svg in drawings():
+        (FIGURES / f"{name}.svg").write_text(svg, encoding="utf-8")
     for page in pages():
         page.write_text(filled(page), encoding="utf-8")
