@@ -1,6 +1,8 @@
 """Scores, labels by name, and the commands evaluate and predict."""
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -190,3 +192,91 @@ def test_deit_on_real_photos(shared, tmp_path):
     assert scores["count"] == len(photos)
     assert 0.6 < scores["accuracy"] < 0.85
     assert scores["accuracy_interval"][0] < scores["accuracy"] < scores["accuracy_interval"][1]
+
+
+@pytest.fixture(scope="module")
+def unsplit(tmp_path_factory):
+    """Images of noise in class folders without splits, and a run that was trained on them with seed 3."""
+    folder = tmp_path_factory.mktemp("unsplit")
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (folder / "photos" / label).mkdir(parents=True)
+        for index in range(20):
+            noise = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(noise).save(folder / "photos" / label / f"{index}.png")
+    vitrail.train(folder / "photos", "ViT-Pico/2", steps=2, seed=3, output=folder / "run", settings={"holdout": 0.25})
+    return folder / "photos", folder / "run"
+
+
+def test_evaluate_on_training_data_takes_the_held_out_images(call, unsplit):
+    photos, run_folder = unsplit
+    done = call("evaluate", run_folder / "bundle", photos, "--json")
+    scores, result = json.loads(done.stdout), vitrail.load(run_folder / "bundle").provenance["scores"]
+    assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
+    assert scores["ece"] == pytest.approx(result["ece"], abs=1e-6)
+    (note,) = scores["notes"]
+    assert "only the 10 images held out are evaluated (--split all: every image)" in note
+    assert done.stderr == f"note: {note}\n"
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "held-out")
+    assert (json.loads(done.stdout)["count"], done.stderr) == (10, "")
+
+
+def test_evaluate_on_training_images_says_so(call, unsplit):
+    photos, run_folder = unsplit
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "all")
+    scores = json.loads(done.stdout)
+    assert (scores["split"], scores["count"], scores["trained_on"]) == ("all", 40, True)
+    assert done.stderr.startswith("note: these are training images: ")
+    assert len(done.stderr.splitlines()) == 1
+    found = vitrail.evaluate(run_folder / "bundle", photos, "all")
+    assert found.trained_on
+    assert repr(found).endswith(", training images)")
+    assert not vitrail.evaluate(run_folder / "bundle", photos).trained_on
+
+
+def test_evaluate_on_copies_and_other_data(unsplit, tmp_path):
+    photos, run_folder = unsplit
+    shutil.copytree(photos, tmp_path / "copy")
+    assert vitrail.evaluate(run_folder / "bundle", tmp_path / "copy").split == "held-out"
+    (tmp_path / "copy" / "cat" / "0.png").unlink()
+    found = vitrail.evaluate(run_folder / "bundle", tmp_path / "copy")
+    assert (found.split, found.count, found.trained_on, found.scores["notes"]) == ("all", 39, False, [])
+    with pytest.raises(UsageError, match="Split held-out must come with the data"):
+        vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
+
+
+def test_evaluate_of_an_older_bundle_or_without_held_out_images_warns(unsplit):
+    photos, run_folder = unsplit
+    bundle = vitrail.load(run_folder / "bundle")
+    for holdout in ({}, {"holdout": 0.0}, {"holdout": "most"}):
+        provenance = {name: value for name, value in bundle.provenance.items() if name != "holdout"} | holdout
+        found = vitrail.evaluate(dataclasses.replace(bundle, provenance=provenance), photos)
+        assert (found.split, found.count, found.trained_on) == ("all", 40, True)
+        assert found.scores["notes"][0].startswith("these are training images: ")
+
+
+def test_protocols_judge_the_images_that_training_held_out(unsplit):
+    photos, run_folder = unsplit
+    bundle = run_folder / "bundle"
+    found = vitrail.evaluate(bundle, photos, protocol="knn")
+    assert (found.split, found.count, found.trained_on, found.scores["train_count"]) == ("held-out", 10, False, 30)
+    assert "only the 10 images held out are evaluated" in found.scores["notes"][0]
+    found = vitrail.evaluate(bundle, photos, protocol="probe", seed=0, penalty=1.0)
+    assert (found.split, found.count, found.trained_on) == ("held-out", 4, True)
+    assert found.scores["notes"][0].startswith("these are training images: ")
+    found = vitrail.evaluate("fashion", photos, protocol="knn")
+    assert (found.count, found.trained_on, found.scores["notes"]) == (4, False, [])
+
+
+def test_against_compares_on_the_same_images_and_names_the_one_trained_on_them(call, unsplit, tmp_path):
+    photos, run_folder = unsplit
+    vitrail.train(photos, "ViT-Pico/2", steps=1, seed=4, output=tmp_path / "other")
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", tmp_path / "other" / "bundle")
+    scores = json.loads(done.stdout)
+    assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
+    assert [f"{tmp_path / 'other' / 'bundle'} was trained on some or all" in note for note in scores["notes"]] == [
+        False,
+        True,
+    ]
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", run_folder / "bundle")
+    assert len(json.loads(done.stdout)["notes"]) == 1

@@ -89,9 +89,11 @@ def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
     done = call("evaluate", tmp_path / "run" / "bundle", data, "--json")
     found = vitrail.evaluate(tmp_path / "run" / "bundle", data)
     assert json.loads(done.stdout) == found.scores
+    assert (found.count, found.accuracy, found.split) == (10, result.accuracy, "held-out")
+    found = vitrail.evaluate(tmp_path / "run" / "bundle", data, "all")
     assert (found.count, found.accuracy, found.split) == (80, found.right / 80, "all")
     assert repr(found).startswith(f"Evaluation(all accuracy {found.accuracy:.1%}, {found.right} of 80, 95 % interval ")
-    assert found.accuracy == vitrail.evaluate(result.bundle, digits).accuracy
+    assert found.accuracy == vitrail.evaluate(result.bundle, digits, "all").accuracy
 
 
 def test_without_an_output_nothing_is_left_and_everything_is_returned(digits, tmp_path, monkeypatch, capfd):
@@ -155,7 +157,7 @@ def test_data_in_every_form(digits, tmp_path, trained):
         (files, labels),
         (np.array(list(map(str, files))), list(map(str, labels))),
     ]
-    accuracies = [vitrail.evaluate(trained.bundle, data).accuracy for data in forms]
+    accuracies = [vitrail.evaluate(trained.bundle, data, "all").accuracy for data in forms]
     assert accuracies == [accuracies[0]] * len(forms)
     split = {"train_images": images[:60], "train_labels": labels[:60], "test_images": images[60:]}
     assert vitrail.evaluate(trained.bundle, split | {"test_labels": labels[60:]}).count == 20

@@ -246,6 +246,8 @@ class Evaluation:
     """All scores, as `vitrail evaluate --json` prints them: also `per_class`, `confusion` and `notes`."""
     map: float | None = None
     """Mean average precision, if the bundle answers with several labels."""
+    trained_on: bool = False
+    """Whether the bundle was trained on images among these, as far as its provenance says."""
 
     @property
     def right(self) -> int:
@@ -253,13 +255,14 @@ class Evaluation:
         return round(self.accuracy * self.count)
 
     def __repr__(self) -> str:
+        trained_on = ", training images" if self.trained_on else ""
         if self.map is not None:
-            return f"Evaluation({self.split} mAP {self.map:.1%}, {self.count:,} images)"
+            return f"Evaluation({self.split} mAP {self.map:.1%}, {self.count:,} images{trained_on})"
         low, high = self.accuracy_interval
         calibration = "" if self.ece is None else f", calibration error {self.ece:.3f}"
         return (
             f"Evaluation({self.split} accuracy {self.accuracy:.1%}, {self.right:,} of {self.count:,}, 95 % interval"
-            f" {low:.1%} to {high:.1%}{calibration})"
+            f" {low:.1%} to {high:.1%}{calibration}{trained_on})"
         )
 
     def _repr_html_(self) -> str:
@@ -275,7 +278,8 @@ class Evaluation:
             *([] if self.top5 is None else [("top 5", f"{self.top5:.1%}")]),
             *([] if self.ece is None else [("calibration error", f"{self.ece:.3f}")]),
         ]
-        return card(f"{self.split} images", rows, "vitrail.evaluate")
+        what = f"{self.split} images" + (" (training images)" if self.trained_on else "")
+        return card(what, rows, "vitrail.evaluate")
 
 
 def evaluate(
@@ -305,7 +309,8 @@ def evaluate(
 
         bundle       a path, an embedded bundle's name, or a `vitrail.Bundle`
         data         as for `train`
-        split        train, val or test; by default test, otherwise val, otherwise all images
+        split        train, val, test, all or held-out; by default test, otherwise val, otherwise the images that the
+                     bundle's training held out of this data, otherwise all images (a note says so)
         protocol     classify: the bundle's own predictions; knn, probe or fewshot: a classifier of the data's
                      classes on the features of the frozen model
         layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
@@ -344,7 +349,8 @@ def evaluate(
         wish=Wish(engine, precision, tolerance),
     )
     low, high = scores["accuracy_interval"]
-    kept: dict[str, Any] = {name: scores.get(name) for name in ("accuracy", "count", "top5", "ece", "split", "map")}
+    names = ("accuracy", "count", "top5", "ece", "split", "map", "trained_on")
+    kept: dict[str, Any] = {name: scores.get(name) for name in names}
     return Evaluation(**kept, accuracy_interval=(low, high), scores=scores)
 
 

@@ -39,7 +39,12 @@ def evaluate(
     data: Data,
     *,
     split: Annotated[
-        str | None, arg(metavar="S", help="train, val or test; default: test, otherwise val, otherwise all images.")
+        str | None,
+        arg(
+            metavar="S",
+            help="train, val, test, all or held-out; default: test, otherwise val, otherwise the images that the"
+            " bundle's training held out of DATA, otherwise all images.",
+        ),
     ] = None,
     protocol: Annotated[
         Literal["classify", "knn", "probe", "fewshot"],
@@ -73,7 +78,11 @@ def evaluate(
     ] = None,
     seed: Annotated[
         int | None,
-        arg(metavar="S", help="Seed of the held-out share of data without splits, of probe and of fewshot (0)."),
+        arg(
+            metavar="S",
+            help="Seed of the held-out share of data without splits (by default as in the bundle's training), of probe"
+            " and of fewshot (0).",
+        ),
     ] = None,
     cache: Annotated[
         Path | None,

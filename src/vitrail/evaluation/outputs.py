@@ -21,6 +21,7 @@ from vitrail.engines.choose import AS_USUAL, Wish
 from vitrail.errors import DamagedError, UsageError
 from vitrail.evaluation.metrics import doubtful_labels, wilson
 from vitrail.evaluation.protocols import Answered, answer_split, open_engine
+from vitrail.evaluation.splits import check_other
 from vitrail.images.preprocess import Preprocess
 from vitrail.pages.page import Html, numbers, table
 from vitrail.storage import check_output
@@ -52,8 +53,9 @@ def evaluate_each(
     answered = answer_split(engine, data, split, workers=workers)
     scores = answered.scores()
     if isinstance(other, Engine):
+        scores["notes"] += check_other(answered.dataset, answered.split, other.parts.provenance, str(against))
         try:
-            other = keep(answer_split(other, data, split, workers=workers))
+            other = keep(answer_split(other, answered.dataset, answered.chosen, workers=workers))
         except UsageError as error:
             raise UsageError(f"--against {against}: {error}") from None
     if against is not None and other is not None:

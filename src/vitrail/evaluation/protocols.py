@@ -21,17 +21,28 @@ from vitrail.evaluation.classify import Answers, collect
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.metrics import mean_interval, score, score_labels
+from vitrail.evaluation.splits import (
+    HELD_OUT,
+    ChosenSplit,
+    choose_split,
+    is_same,
+    note_on_held_out,
+    note_on_training_images,
+    split_of_training,
+    was_trained_on,
+)
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_integer, spoken
 from vitrail.weights.answers import SeveralLabels
 from vitrail.weights.bundle import Bundle, open_bundle
-from vitrail.weights.parts import OVERFLOWS
+from vitrail.weights.parts import OVERFLOWS, read_parts
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
 
 _BATCH = 64
 _HOLDOUT = 0.1  # of data without splits, as training holds out by default
+_HELD_OUT_NAMES = (None, "val", "validation", HELD_OUT)  # what --split may be for data without splits
 _READING = ("layer", "seed", "cache")
 _SETTINGS: dict[Protocol, tuple[str, ...]] = {
     "classify": (),
@@ -87,7 +98,7 @@ class Answered(NamedTuple):
     """A bundle's own predictions on a split."""
 
     dataset: Dataset
-    split: Split
+    chosen: ChosenSplit
     """The images, with the data's classes."""
     place: np.ndarray
     """The model's class of each class of the data."""
@@ -99,6 +110,11 @@ class Answered(NamedTuple):
     """Description of the data and of how classes were matched, as JSON."""
     thresholds: tuple[float, ...] | None = None
     """Of a bundle that answers with several labels."""
+
+    @property
+    def split(self) -> Split:
+        """The images, with the data's classes."""
+        return self.chosen.split
 
     def scores(self) -> dict[str, Any]:
         """All scores, as `evaluate --json` prints them."""
@@ -113,17 +129,21 @@ def open_engine(
 ) -> Engine:
     """The engine for a bundle and a split, as it is wished for."""
     wish.check()
-    images = open_data(data).for_evaluation(split).images if "auto" in wish[:2] else ()
+    images = ()
+    if "auto" in wish[:2]:
+        parts = bundle.parts if isinstance(bundle, Bundle) else read_parts(bundle, weights=False)
+        images = choose_split(open_data(data), split, parts.provenance).split.images
     way = choose_way(wish, bundle, images=images, load=Load(_BATCH, 1, cores()), device=device)
     return ENGINES[way.engine].open(bundle, device, way.precision)
 
 
-def answer_split(engine: Engine, data: AnyData, split: str | None, *, workers: int = 2) -> Answered:
+def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None, *, workers: int = 2) -> Answered:
     """The bundle's own predictions of each image of a split, once."""
     parts = engine.parts
     parts.check_classifies()
     dataset = open_data(data)
-    own = dataset.for_evaluation(split)
+    judged = split if isinstance(split, ChosenSplit) else choose_split(dataset, split, parts.provenance)
+    own = judged.split
     classes = parts.config.classes
     place, how = match_labels(parts.labels, classes, dataset.labels)
     thresholds = parts.answer.thresholds if isinstance(parts.answer, SeveralLabels) else None
@@ -132,7 +152,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | None, *, workers: i
     labels = place_labels(own.labels, place, classes, several=thresholds is not None)
     chosen = dataclasses.replace(own, labels=labels)
     names = parts.labels or tuple(map(str, range(classes)))
-    notes = [*dataset.notes, *note_match(parts.labels, classes, dataset.labels)]
+    notes = [*dataset.notes, *judged.notes, *note_match(parts.labels, classes, dataset.labels)]
     loader = Loader(chosen, parts.preprocess, batch=_BATCH, shuffle=False, workers=workers)
     with engine.running(None) as run:
         answers = collect(
@@ -144,8 +164,8 @@ def answer_split(engine: Engine, data: AnyData, split: str | None, *, workers: i
         )
     if not np.isfinite(answers.probabilities).all():
         raise DamagedError(OVERFLOWS)
-    about = {"protocol": "classify", "data": dataset.name, "split": chosen.name, "labels_matched": how, "notes": notes}
-    return Answered(dataset, own, place, names, answers, about, thresholds)
+    about = {"protocol": "classify", "data": dataset.name, **judged.about, "labels_matched": how, "notes": notes}
+    return Answered(dataset, judged, place, names, answers, about, thresholds)
 
 
 def place_labels(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
@@ -184,39 +204,55 @@ def read_examples(
     split: str | None = None,
     *,
     layer: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     cache: str | Path | None = None,
     workers: int = 2,
     device: str | None = None,
 ) -> Examples:
     """Features of the training images (`train`) and of the test images (`test`, otherwise `val`).
 
-    If DATA has no splits, the test images are those that training with this seed would hold out.
+    If DATA has no splits, the test images are those that the bundle's training held out; of other data, or with a
+    `seed`, those that training with this seed (0) would hold out.
     """
     loaded = open_bundle(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
     dataset = open_data(data)
     dataset.check_one_label("Judging features")
-    training, judged = divide(dataset, split, seed)
+    training, chosen = _divide_for(loaded.provenance, dataset, split, seed)
+    judged = chosen.split
     features, asked = store.of(training), store.of(judged)
     about = {
         "data": dataset.name,
-        "split": judged.name,
+        **chosen.about,
         "train_count": len(training),
         "layer": store.layer,
         "pooling": pooling(loaded.model, store.layer),
         "features": features.shape[1],
         "cached": store.hits == 2,
-        "notes": [*dataset.notes, *store.notes],
+        "notes": [*dataset.notes, *chosen.notes, *store.notes],
     }
     return Examples(features, training.labels, asked, judged.labels, dataset.labels, about)
+
+
+def _divide_for(
+    provenance: dict[str, Any], dataset: Dataset, split: str | None, seed: int | None
+) -> tuple[Split, ChosenSplit]:
+    """`divide` for a bundle: data without splits is divided as its training divided it, unless there is a seed."""
+    training, judged = divide(dataset, split, 0 if seed is None else seed)
+    if judged.name != HELD_OUT or not was_trained_on(dataset, provenance):
+        return training, ChosenSplit(judged)
+    parts = split_of_training(dataset, provenance)
+    if parts is not None and seed is None:
+        return parts[0], ChosenSplit(parts[1], notes=(note_on_held_out(parts[1]),))
+    trained_on = parts is None or not is_same(parts[1], judged)
+    return training, ChosenSplit(judged, trained_on, (note_on_training_images(),) if trained_on else ())
 
 
 def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
     """Training images and test images, which never overlap."""
     seed = check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
-        if split not in (None, "val", "validation"):
+        if split not in _HELD_OUT_NAMES:
             raise UsageError(
                 f"Split must be val, a held-out share, for data without splits, got {split!r} for {dataset.name!r}."
             )

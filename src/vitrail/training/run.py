@@ -446,6 +446,8 @@ def _provenance(
         **({} if trainer.stopped is None else {"stopped": f"by {trainer.stopped}, of {trainer.total} steps"}),
         "epochs": round(trainer.step / trainer.loader.steps, 3),
         "seed": trainer.options.seed,
+        # Which images were held out: `evaluation.splits` finds them again.
+        **({} if "val" in dataset.splits else {"holdout": float(recipe.holdout)}),
         "ranks": trainer.ranks.count,
         "threads": torch.get_num_threads(),
         "vitrail": __version__,
