@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from test_cli import run
-from vitrail.data.doctor import examine
+from vitrail.data.doctor import _find_twins, examine
 from vitrail.data.sources import open_data
 
 
@@ -391,3 +391,49 @@ def test_people_are_strangers_across_splits(tmp_path):
         (tmp_path / "train.txt").write_text(too_few)
         done = run(*known)
         assert (done.returncode, "People must name at least 2" in done.stderr) == (2, True)
+
+
+def test_near_duplicates_inside_one_split_and_between_classes(tmp_path):
+    for seed in range(16):
+        photo(tmp_path / ("cat", "dog")[seed % 2] / f"{seed:02d}.jpg", seed, size=(90 + 3 * seed, 100 + 2 * seed))
+    assert examine(open_data(tmp_path)) == []
+    with Image.open(tmp_path / "cat/02.jpg") as image:
+        image.save(tmp_path / "cat/again.jpg", quality=50)
+    with Image.open(tmp_path / "dog/05.jpg") as image:
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).resize((80, 85)).save(tmp_path / "cat/turned.jpg")
+    found = [
+        (finding.kind, [path.removeprefix(f"{tmp_path}/") for path in finding.files], finding.message)
+        for finding in examine(open_data(tmp_path))
+    ]
+    assert found == [
+        (
+            "near-duplicate",
+            ["cat/turned.jpg", "dog/05.jpg"],
+            "what looks like the same image mirrored with different labels: 'cat' and 'dog'",
+        ),
+        (
+            "near-duplicate",
+            ["cat/02.jpg", "cat/again.jpg"],
+            "what looks like the same image twice; a split of this folder may put copies on both sides",
+        ),
+    ]
+
+
+def test_copies_inside_the_train_split_are_found(healthy):
+    shutil.copy(healthy / "train/dog/4.jpg", healthy / "train/dog/copy.jpg")
+    with Image.open(healthy / "train/cat/3.jpg") as image:
+        image.save(healthy / "train/cat/near.jpg", quality=50)
+    found = {finding.kind: finding for finding in examine(open_data(healthy))}
+    assert found["duplicate"].message == "the same image 2 times in train"
+    assert found["near-duplicate"].message == "what looks like the same image twice in train"
+    assert found["near-duplicate"].files == (str(healthy / "train/cat/3.jpg"), str(healthy / "train/cat/near.jpg"))
+
+
+def test_near_duplicates_of_20_000_images_are_found_in_seconds():
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (20_000, 8, 8), np.uint8)
+    coarse[19_999] = coarse[7, :, ::-1]
+    began = time.process_time()
+    twins = [*_find_twins(coarse.repeat(4, axis=1).repeat(4, axis=2))]
+    assert time.process_time() - began < 20  # about 1 on one core
+    assert [(index, found) for index, found in enumerate(twins) if found] == [(19_999, [(7, True)])]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,6 +30,8 @@ _TINY = 8  # times smaller than the usual image
 _HASH_BITS = 14
 _AGREEMENT = 0.92  # correlation of thumbnails
 _THUMBNAIL = 32
+_MOST_TWINS = 64  # images, the nearest by hash, whose thumbnails are compared
+_FEW_PAIRS, _MANY_ALIKE = 5, 0.05  # pairs to list in any case; share of images that look alike from which one line does
 _SHOWN = 10  # lines for people under one headline
 _LOOKED_AT = 64  # pixels of the shorter side below which all images look alike
 
@@ -78,7 +80,9 @@ def examine(dataset: Dataset, *, people: bool = False, workers: int = 2) -> list
             results = list(prefetch(jobs, workers, ahead=32))
             seen += [result for result in results if isinstance(result, _Seen)]
             findings += [result for result in results if isinstance(result, Finding)]
-    findings += [*_duplicates(seen, people=people), *_lying_endings(seen), *_modes(seen), *_sizes(seen)]
+    findings += [*_duplicates(seen, people=people)]
+    findings += [*_near_duplicates(seen, dataset.labels, people=people)]
+    findings += [*_lying_endings(seen), *_modes(seen), *_sizes(seen)]
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
@@ -232,72 +236,104 @@ def _thumbnail(image: Image.Image) -> np.ndarray:
 
 
 def _duplicates(seen: list[_Seen], *, people: bool) -> Iterator[Finding]:
-    """The same image in two splits, which invalidates scores, or twice in data without splits; and the same image in
-    two classes, or under two names."""
+    """The same image in two classes, under two names, in two splits (which invalidates scores), or twice in one
+    split. Two equal images of one person do no harm."""
     groups = defaultdict(list)
     for one in seen:
         groups[one.digest].append(one)
-    copied = set()
     for group in groups.values():
         splits = list(dict.fromkeys(one.split for one in group))
         names = tuple(one.name for one in group)
-        copied |= set(names[1:])  # the first may still look like others
         if len({one.label for one in group}) > 1:
             message = "the same image under more than one name" if people else "the same image in more than one class"
             message += f", in {' and '.join(splits)}" if people and len(splits) > 1 else ""
             yield Finding("conflicting-labels", "warning", names, message)
         elif len(splits) > 1:
             yield Finding("duplicate", "warning", names, f"the same image in {' and '.join(splits)}")
-        elif splits == ["all"] and len(group) > 1:
-            message = f"the same image {len(group)} times; a split of this folder may put copies on both sides"
+        elif len(group) > 1 and not people:
+            message = f"the same image {len(group)} times{_harm(splits[0])}"
             yield Finding("duplicate", "warning", names, message)
-    yield from _near_duplicates([one for one in seen if one.thumbnail is not None and one.name not in copied])
 
 
-def _near_duplicates(seen: list[_Seen]) -> Iterator[Finding]:
-    """Near-duplicates in two splits: re-encoded, resized, slightly brighter or mirrored images.
+def _harm(split: str) -> str:
+    """The harm of equal images of one class in a split."""
+    return "; a split of this folder may put copies on both sides" if split == "all" else f" in {split}"
 
-    If images within one split look alike as well (drawings on white, aligned faces), one summary replaces hundreds of
-    findings.
+
+def _near_duplicates(seen: list[_Seen], labels: Sequence[str], *, people: bool) -> Iterator[Finding]:
+    """Near-duplicates: re-encoded, resized, slightly brighter or mirrored images. Each image is compared with all that
+    come before it; pairs with different labels come first, then those in two splits.
+
+    If many images of one split look alike (drawings on white, aligned faces, frames of a film), one summary replaces
+    hundreds of findings.
     """
-    splits = list(dict.fromkeys(one.split for one in seen))
-    if len(splits) < 2:
+    # Of equal images, the first of each split and label: the others are found as duplicates.
+    distinct = {(one.digest, one.split, one.label): one for one in reversed(seen) if one.thumbnail is not None}
+    images = [*reversed(distinct.values())]
+    if len(images) < 2:
         return
-    thumbnails = np.stack([one.thumbnail for one in seen if one.thumbnail is not None])
-    split_of = np.array([splits.index(one.split) for one in seen])
+    pairs, alike = [], 0
+    order = {split: place for place, split in enumerate(dict.fromkeys(one.split for one in images))}
+    for index, twins in enumerate(
+        _find_twins(np.stack([one.thumbnail for one in images if one.thumbnail is not None]))
+    ):
+        later = images[index]
+        earlier = [(images[other], is_mirrored) for other, is_mirrored in twins if images[other].digest != later.digest]
+        alike += any(one.split == later.split for one, _ in earlier)
+        if people:
+            earlier = [pair for pair in earlier if (pair[0].label, pair[0].split) != (later.label, later.split)]
+        if earlier:
+            one, is_mirrored = min(earlier, key=lambda pair: _rank(pair[0], later))
+            pairs.append((_rank(one, later), order[later.split], one, later, is_mirrored))
+    pairs.sort(key=lambda pair: pair[:2])
+    findings = [
+        Finding("near-duplicate", "warning", (one.name, later.name), _describe_pair(one, later, labels, is_mirrored))
+        for _, _, one, later, is_mirrored in pairs
+    ]
+    if len(findings) <= _FEW_PAIRS or alike <= _MANY_ALIKE * len(images):
+        yield from findings
+        return
+    ranks = Counter(rank for rank, *_ in pairs)
+    files = tuple(dict.fromkeys(name for finding in findings for name in finding.files))
+    message = (
+        f"{len(findings):,} of {len(images):,} images look like another one ({ranks[0]:,} with another label,"
+        f" {ranks[1]:,} of another split): this may be the nature of the data"
+    )
+    yield Finding("near-duplicate", "warning", files, message)
+
+
+def _rank(one: _Seen, other: _Seen) -> int:
+    """How much two images that look alike matter: 0 with different labels, 1 in two splits, 2 otherwise."""
+    return 0 if one.label != other.label else 1 if one.split != other.split else 2
+
+
+def _describe_pair(one: _Seen, other: _Seen, labels: Sequence[str], is_mirrored: bool) -> str:
+    message = f"what looks like the same image{' mirrored' if is_mirrored else ''}"
+    if one.label != other.label:
+        is_named = isinstance(one.label, int) and isinstance(other.label, int)
+        named = f": {labels[one.label]!r} and {labels[other.label]!r}" if is_named else ""
+        message += f" with different labels{named}"
+    if one.split != other.split:
+        return f"{message}{',' if one.label != other.label else ''} in {one.split} and {other.split}"
+    return message if one.label != other.label else f"{message} twice{_harm(one.split)}"
+
+
+def _find_twins(thumbnails: np.ndarray) -> Iterator[list[tuple[int, bool]]]:
+    """For each image, the earlier images that are near-duplicates of it, and whether mirrored. Hashes are compared with
+    all earlier ones (about a second for 20,000 images), thumbnails with the nearest by hash only."""
     hashes, mirrored = _perceptual_hash(thumbnails), _perceptual_hash(thumbnails[:, :, ::-1])
-
-    def twin(index: int, others: np.ndarray) -> tuple[int, bool] | None:
-        """A near-duplicate of this image among others, and whether it is mirrored."""
-        for candidates, turn in ((hashes, 1), (mirrored, -1)):
-            near = others[np.bitwise_count(candidates[others] ^ hashes[index]) <= _HASH_BITS]
-            for other in near.tolist():
-                if other != index and _agreement(thumbnails[index], thumbnails[other][:, ::turn]) >= _AGREEMENT:
-                    return other, turn < 0
-        return None
-
-    found = []
-    for later in range(1, len(splits)):
-        earlier = np.flatnonzero(split_of < later)
-        for index in np.flatnonzero(split_of == later).tolist():
-            if (match := twin(index, earlier)) is not None:
-                other, is_mirrored = match
-                how = " mirrored" if is_mirrored else ""
-                message = f"what looks like the same image{how} in {seen[other].split} and {seen[index].split}"
-                found.append(Finding("near-duplicate", "warning", (seen[other].name, seen[index].name), message))
-    # Looking alike within the first split is no leak; how often it happens tells what these images are like.
-    first = np.flatnonzero(split_of == 0)
-    sample = first[:: max(len(first) // 200, 1)]
-    usual = sum(twin(index, first) is not None for index in sample.tolist()) / len(sample)
-    if len(found) > 5 and usual > 0.05:
-        files = tuple(dict.fromkeys(name for finding in found for name in finding.files))
-        message = (
-            f"{len(found):,} images look like one of another split; so do {usual:.0%} within {splits[0]}: this may be"
-            " the nature of the data"
-        )
-        yield Finding("near-duplicate", "warning", files, message)
-    else:
-        yield from found
+    patterns, half = _patterns(thumbnails), _THUMBNAIL // 2
+    for index in range(len(thumbnails)):
+        twins = []
+        pattern = patterns[index]
+        turned = pattern.reshape(half, half)[:, ::-1].reshape(-1)
+        for candidates, own, is_mirrored in ((hashes, pattern, False), (mirrored, turned, True)):
+            distances = np.bitwise_count(candidates[:index] ^ hashes[index])
+            near = np.flatnonzero(distances <= _HASH_BITS)
+            if len(near) > _MOST_TWINS:
+                near = near[np.argsort(distances[near], kind="stable")[:_MOST_TWINS]]
+            twins += [(other, is_mirrored) for other in near[patterns[near] @ own >= _AGREEMENT].tolist()]
+        yield twins
 
 
 def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
@@ -315,13 +351,14 @@ def _perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
     return np.packbits(is_above, axis=1).view(np.uint64)[:, 0]
 
 
-def _agreement(one: np.ndarray, other: np.ndarray) -> float:
-    """Correlation of two thumbnails at half their size; 0 for uniform ones."""
+def _patterns(thumbnails: np.ndarray) -> np.ndarray:
+    """Thumbnails at half their size without mean and contrast, float32 (n, 256): the product of two is their
+    correlation. Uniform ones are 0."""
     half = _THUMBNAIL // 2
-    one, other = (image.reshape(half, 2, half, 2).mean(axis=(1, 3)) for image in (one, other))
-    one, other = one - one.mean(), other - other.mean()
-    spread = float(np.sqrt((one**2).sum() * (other**2).sum()))
-    return float((one * other).sum()) / spread if spread > half**2 else 0.0
+    small = thumbnails.reshape(-1, half, 2, half, 2).mean(axis=(2, 4), dtype=np.float32).reshape(-1, half**2)
+    small -= small.mean(axis=1, keepdims=True)
+    length = np.linalg.norm(small, axis=1, keepdims=True)
+    return np.where(length > half, small / np.maximum(length, half), 0)
 
 
 def _lying_endings(seen: list[_Seen]) -> Iterator[Finding]:
