@@ -1,10 +1,18 @@
 """What people see of a run while it runs, in terminals of any width."""
 
+import contextlib
 import errno
+import fcntl
 import io
+import os
 import re
+import struct
+import sys
+import termios
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from vitrail.console import Meter
@@ -73,7 +81,8 @@ def test_a_meter_shows_what_takes_a_while_and_leaves_nothing(monkeypatch):
     meter = Meter(1000, "images")
     for done in (64, 128, 192, 256, 1000):
         meter(done)
-    assert terminal.getvalue() == "\r128 of 1,000 images\r256 of 1,000 images\r" + 19 * " " + "\r"
+    first, second = "128 of 1,000 images, 0:07 left, 116 images/s", "256 of 1,000 images, 0:04 left, 183 images/s"
+    assert terminal.getvalue() == f"\r{first}\r{second}\r{len(second) * ' '}\r"
     # Nothing that is over in a moment, and nothing where nobody watches.
     for stream in (Terminal(), io.StringIO()):
         monkeypatch.setattr("sys.stderr", stream)
@@ -102,3 +111,102 @@ def test_messages_that_cannot_be_written_do_not_end_a_run(call, tmp_path, monkey
     assert f"model   {tmp_path / 'run' / 'bundle'}\n" in done.stdout
     assert (tmp_path / "run" / "bundle" / "manifest.json").is_file()
     assert call("info", "nothing").returncode == 2
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Makes stderr a real terminal of 60 columns on which meters show at once; returns what was written to it."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    os.set_blocking(master, False)
+    terminal = os.fdopen(slave, "w")
+    monkeypatch.setattr("vitrail.console._FIRST_SHOWN", 0.0)
+    monkeypatch.setattr("vitrail.console._SHOWN_EVERY", 0.0)
+
+    def read(run):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", terminal)
+            done = run()
+        pieces = []
+        with contextlib.suppress(BlockingIOError):  # raised when all has been read
+            while True:
+                pieces.append(os.read(master, 4096))
+        return done, b"".join(pieces).decode()
+
+    yield read
+    terminal.close()
+    os.close(master)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for index in range(12):
+        noise = np.random.default_rng(index).integers(0, 256, (28, 28), np.uint8)
+        Image.fromarray(noise).save(tmp_path / "photos" / f"{index:02d}.png")
+    return tmp_path / "photos"
+
+
+LINE = re.compile(r"\r(\d+) of 12 images, \d+:\d\d left, [\d,.]+ images/s")
+
+
+def test_predict_shows_progress_in_a_terminal_and_leaves_stdout_as_it_is(call, watched, photos, tmp_path):
+    words = ("predict", "fashion", photos, "--json")
+    plain = call(*words)
+    assert plain.stderr == ""
+    done, shown = watched(lambda: call(*words))
+    assert done.stdout == plain.stdout
+    assert [int(number) for number in LINE.findall(shown)] == [*range(1, 12)]
+    assert shown.endswith(" \r")  # the line is cleared
+    # Also where all answers go to a file, and where they are sorted in the end.
+    for number, more in enumerate(((), ("--sort", "uncertain"))):
+        table = tmp_path / f"{number}.csv"
+        done, shown = watched(lambda: call("predict", "fashion", photos, "--output", table, *more))  # noqa: B023
+        assert done.returncode == 0
+        assert [int(number) for number in LINE.findall(shown)] == [*range(1, 12)]
+
+
+def test_predict_clears_the_progress_line_before_each_row(call, watched, photos, monkeypatch):
+    """Rows and progress share a terminal."""
+    written = []
+
+    def run():
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setattr("sys.stdout.write", lambda text: (sys.stderr.write(text), written.append(text)))
+        return call("predict", "fashion", photos)
+
+    _, shown = watched(run)
+    rows = [line for line in "".join(written).splitlines() if "photos/" in line]
+    assert len(rows) == 12
+    for row in rows:
+        before, found, _ = shown.replace("\r\n", "\n").partition(row)
+        assert found
+        assert before.endswith(("\r", "\n")) or not before
+
+
+def test_inspect_shows_progress_in_a_terminal(call, watched, photos, tmp_path):
+    words = ("inspect", "fashion", photos, "--output", tmp_path / "page")
+    done, shown = watched(lambda: call(*words))
+    assert done.returncode == 0
+    assert shown.startswith("\r0 of 12 images\r")
+    assert {int(number) for number in LINE.findall(shown)} == {*range(1, 12)}
+    assert call("inspect", "fashion", photos, "--output", tmp_path / "other").stderr == ""
+
+
+def test_an_error_clears_the_progress_line(watched):
+    def run():
+        with contextlib.suppress(KeyboardInterrupt), Meter(12, "images") as meter:
+            meter(3)
+            raise KeyboardInterrupt
+
+    _, shown = watched(run)
+    assert shown.endswith(" \r")
+
+
+def test_a_meter_fits_narrow_terminals(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("vitrail.console._FIRST_SHOWN", -1.0)
+    monkeypatch.setattr("vitrail.console._columns_of", lambda _: 30)
+    Meter(1000, "images")(10)
+    assert re.fullmatch(r"\r10 of 1,000 images, \d+:\d\d left", terminal.getvalue())

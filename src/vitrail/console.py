@@ -9,12 +9,13 @@ import html
 import importlib
 import json
 import math
+import os
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 _LONGEST = 1000  # characters of a line for people
 _FIRST_SHOWN, _SHOWN_EVERY = 1.0, 0.2  # seconds before a `Meter` shows anything, and between its changes
@@ -104,32 +105,70 @@ class NotebookLine:
 
 
 class Meter:
-    """Shows how many of some things are done, if somebody watches and it takes more than a moment: in a terminal on a
-    line that is cleared in the end, in a notebook as `NotebookLine`."""
+    """Shows how many images (or other things) are done, how fast, and the time left, if somebody watches and it takes
+    more than a moment: in a terminal on a line that is cleared in the end, in a notebook as `NotebookLine`. As a
+    context manager, it also clears the line after an error."""
 
     def __init__(self, total: int, noun: str) -> None:
         self._total, self._noun = total, noun
         self._notebook = NotebookLine() if in_notebook() else None
         is_watched = self._notebook is not None or (sys.stderr is not None and sys.stderr.isatty())
-        self._next = time.monotonic() + _FIRST_SHOWN if is_watched else math.inf
+        self._began = time.monotonic()
+        self._next = self._began + _FIRST_SHOWN if is_watched else math.inf
         self._width = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def __call__(self, done: int) -> None:
         """Tell how many are done."""
         if (now := time.monotonic()) < self._next and (done < self._total or not self._width):
             return
         self._next = now + _SHOWN_EVERY
-        text = f"{done:,} of {self._total:,} {self._noun}"
+        parts = [f"{done:,} of {self._total:,} {self._noun}"]
+        if done and now > self._began:
+            rate = done / (now - self._began)
+            parts.append(f"{clock((self._total - done) / rate)} left")
+            parts.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self._noun}/s")
         if self._notebook is not None:
+            text = ", ".join(parts)
             self._notebook.show(text, done / self._total)
             self._width = len(text)
-            return
-        is_end = done >= self._total
-        shown = "\r" + " " * self._width + "\r" if is_end else "\r" + text
+        elif done >= self._total:
+            self.clear()
+        else:
+            self._draw(parts)
+
+    def clear(self) -> None:
+        """Remove the line from a terminal, so that something else can be printed there. The next call draws it again at
+        once."""
+        if self._width and self._notebook is None:
+            self._write("\r" + " " * self._width + "\r")
+            self._width, self._next = 0, 0.0
+
+    def _draw(self, parts: list[str]) -> None:
+        columns = _columns_of(sys.stderr) - 1  # in the last column, some terminals begin a new line
+        while len(parts) > 1 and len(", ".join(parts)) > columns:
+            parts = parts[:-1]
+        text = ", ".join(parts)[:columns]
+        self._write("\r" + text.ljust(self._width))
         self._width = len(text)
+
+    def _write(self, text: str) -> None:
         messages = Messages(sys.stderr)
-        messages.write(shown)
+        messages.write(text)
         messages.flush()
+
+
+def _columns_of(terminal: TextIO) -> int:
+    """The width of a terminal; 80 if it does not tell."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def say(line: str) -> None:

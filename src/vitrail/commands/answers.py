@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ import tyro
 from vitrail import tasks
 from vitrail.answers.formats import endings
 from vitrail.console import (
+    Meter,
     prediction_table,
     print_json,
     print_scores,
@@ -235,13 +236,15 @@ def predict(
         parts.check_one_class("--output, --page and --sort")
     way = choose_way(wish, bundle, images=images, threads=threads, device=device)
     classifier = Classifier(bundle, **way._asdict(), threads=threads, jpeg=jpeg, device=device)
-    show, is_shown = None, json or (output is None and page is None)
-    if is_shown:
-        goes_on = any((features, output, page))
-        show = _printing(json, names, classifier.labels, parts.answer.nothing, goes_on=goes_on)
+    is_shown = json or (output is None and page is None)
+    goes_on = any((features, output, page))
     asked = {"features": features is not None, "thumbnails": page is not None}
-    answers = classifier.stream(images, names=names, top_k=top_k, threshold=threshold, **asked)
-    errors = outputs.take(answers, model=bundle, best=min(top_k or 5, len(classifier.labels)), show=show)
+    with Meter(len(names), "images") as meter:
+        show = None
+        if is_shown:
+            show = _printing(json, names, classifier.labels, parts.answer.nothing, meter, goes_on=goes_on)
+        answers = _metered(classifier.stream(images, names=names, top_k=top_k, threshold=threshold, **asked), meter)
+        errors = outputs.take(answers, model=bundle, best=min(top_k or 5, len(classifier.labels)), show=show)
     written = {"answers": output, "page": page and page / "index.html"}
     if not classifier.labels or not is_shown:
         written["features"] = features
@@ -253,13 +256,22 @@ def predict(
         raise DamagedError(f"{len(errors):,} of {len(names):,} images could not be classified; the first: {errors[0]}")
 
 
+def _metered(answers: Iterable[dict[str, Any]], meter: Meter) -> Iterator[dict[str, Any]]:
+    """The answers; the meter is told of each when it has been taken."""
+    for done, answer in enumerate(answers, 1):
+        yield answer
+        meter(done)
+
+
 def _printing(
-    json: bool, names: Sequence[str], labels: Sequence[str], blank: str, *, goes_on: bool
+    json: bool, names: Sequence[str], labels: Sequence[str], blank: str, meter: Meter, *, goes_on: bool
 ) -> Callable[[dict[str, Any]], None]:
     """What prints an answer as soon as it is known. If its reader leaves (`| head`), other outputs may still be due."""
     show = print_json if json else prediction_table(names, labels, blank=blank)
 
     def receive(answer: dict[str, Any]) -> None:
+        if sys.stdout.isatty():  # rows and the meter share the terminal
+            meter.clear()
         try:
             show(answer)
             sys.stdout.flush()

@@ -120,13 +120,13 @@ def examine(
     present = [panel for panel in panels.values() if panel.why_absent() is None]
     observed = len(context.images) if any(panel.sees_others for panel in present) else len(images)
     opened = frozenset[int]().union(*(panel.opens for panel in present))
-    meter = Meter(observed, "images")
-    with evaluating(bundle.model):
+    with evaluating(bundle.model), Meter(observed, "images") as meter:
         for number, image in enumerate(context.images[:observed]):
             seen = look(bundle.model, image[None], inside=opened if number < len(images) else ())
             if not seen.logits.isfinite().all():
                 raise DamagedError(OVERFLOWS)
             for panel in present:
+                meter(number)
                 if panel.sees_others or number < len(images):
                     panel.observe(number, image, seen)
             meter(number + 1)
