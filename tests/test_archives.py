@@ -260,7 +260,7 @@ def test_an_archive_of_class_folders_is_the_folder(tmp_path, home, ending):
 
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz"])
 def test_unused_files_in_an_archive_are_found_as_in_the_folder(tmp_path, ending):
-    unused = {"photos/train/lost.png": png(1), "photos/lost.jpg": b"", "photos/train/cat/notes.heic": b""}
+    unused = {"photos/train/lost.png": png(1), "photos/lost.jpg": b"", "photos/train/cat/notes.txt": b""}
     files = PHOTOS | unused | {"photos/README.txt": b"", "photos/val/cat/Thumbs.db": b""}
     folder = write_folder(tmp_path, files) / "photos"
     archive = write_archive(tmp_path / f"set{ending}", files)

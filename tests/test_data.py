@@ -432,3 +432,70 @@ def test_held_out_is_the_share_of_each_class_and_never_all_of_it(counts, share, 
 def test_another_seed_holds_out_others():
     labels = np.zeros(100, int)
     assert (sample_held_out(labels, 0.2, 0) != sample_held_out(labels, 0.2, 1)).any()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark", "name"),
+    [
+        ("cp949", b"", "CP949"),
+        ("utf-16-le", b"\xff\xfe", "UTF-16"),
+        ("utf-16-be", b"\xfe\xff", "UTF-16"),
+        ("utf-16-le", b"", "UTF-16"),
+        ("utf-16-be", b"", "UTF-16"),
+        ("utf-8", b"\xef\xbb\xbf", None),
+        ("utf-8", b"", None),
+    ],
+)
+def test_csv_files_of_spreadsheets_are_read_in_their_encoding(tmp_path, encoding, mark, name):
+    text = "file,label\r\n사진/고양이1.png,고양이\r\n사진/2.png,강아지\r\n"
+    (tmp_path / "목록.csv").write_bytes(mark + text.encode(encoding))
+    data = open_data(tmp_path / "목록.csv")
+    assert data.labels == ("강아지", "고양이")
+    assert [os.path.relpath(path, tmp_path) for path in data.first.images] == ["사진/고양이1.png", "사진/2.png"]
+    assert data.notes == (() if name is None else (f"목록.csv is read as text in {name}",))
+
+
+@pytest.mark.parametrize(
+    "content", ["a.png,猫\n".encode("shift-jis"), "a.png,café\n".encode("latin-1"), b"a.png,x\n\xff,y\n"]
+)
+def test_csv_in_another_encoding_says_what_to_do(tmp_path, content):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(DamagedError, match=r'must be text in UTF-8, UTF-16 or CP949, .* Save it as "CSV UTF-8"\.$'):
+        open_data(tmp_path / "x.csv")
+
+
+def test_missing_data_says_so_first_and_suggests_a_neighbour(tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UsageError) as refused:
+        open_data(tmp_path / "photso")
+    assert str(refused.value) == (
+        "Data must be a file or folder that exists, or a built-in data set (digits, fashion-40, fashion-mnist), got"
+        f" {str(tmp_path / 'photso')!r}. Did you mean {str(tmp_path / 'photos')!r}?"
+    )
+
+
+def test_a_folder_that_wraps_one_data_set_is_descended_into(folder, tmp_path_factory):
+    outer = tmp_path_factory.mktemp("outer")
+    (outer / "photos").mkdir()
+    folder.rename(outer / "photos" / "photos")
+    for beside in (outer, outer / "photos"):
+        (beside / "__MACOSX" / "photos").mkdir(parents=True)
+        (beside / "__MACOSX" / "photos" / "._0.png").touch()
+        (beside / ".DS_Store").touch()
+        (beside / "readme.txt").touch()
+    data, inner = open_data(outer / "photos"), open_data(outer / "photos" / "photos")
+    assert (data.labels, list(data.splits)) == (("cat", "dog", "emu"), ["train", "val"])
+    assert data.notes == (
+        f"{str(outer / 'photos')!r} holds one folder, which is the data set: {str(outer / 'photos' / 'photos')!r}",
+    )
+    assert inner.notes == ()
+    assert open_data(outer).fingerprint() == data.fingerprint() == inner.fingerprint()
+
+
+def test_a_single_class_or_a_folder_beside_images_is_not_descended_into(tmp_path):
+    for path in ("one/cat/0.png", "one/cat/1.png", "deep/cat/more/0.png", "loose/0.png", "loose/a/b/0.png"):
+        image(tmp_path / path)
+    image(tmp_path / "loose/a/c/0.png")
+    assert open_data(tmp_path / "one").labels == ("cat",)
+    assert open_data(tmp_path / "deep").labels == ("cat",)
+    assert open_data(tmp_path / "loose").labels == ("a",)

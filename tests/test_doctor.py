@@ -245,12 +245,18 @@ def test_many_files_are_listed_in_seconds(tmp_path):
 
 
 def test_what_training_would_refuse_or_lose(healthy, tmp_path):
-    (healthy / "train/dog/notes.heic").write_bytes(b"x")
+    (healthy / "train/dog/notes.txt").write_bytes(b"x")
     (healthy / "train/dog/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     found = kinds(healthy)
     assert set(found) == {"ignored-file", "unreadable"}
     assert found["unreadable"].files == (str(healthy / "train/dog/gone.jpg"),)
-    assert found["ignored-file"].files == (str(healthy / "train/dog/notes.heic"),)
+    assert found["ignored-file"].files == (str(healthy / "train/dog/notes.txt"),)
+    (healthy / "train/dog/gone.jpg").unlink()
+    (healthy / "train/dog/phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    assert kinds(healthy)["unreadable"].message == (
+        "is a HEIC (HEIF) image, which cannot be decoded: convert it to JPEG, for example by"
+        " `magick mogrify -format jpg FILE`"
+    )
     for index in range(3):
         photo(tmp_path / "one" / "cat" / f"{index}.jpg", index)
     assert set(kinds(tmp_path / "one")) == {"single-class"}

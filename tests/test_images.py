@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitrail.data.files import list_images
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.decode import MAX_PIXELS, open_image, read_file, to_channels
 from vitrail.images.preprocess import Preprocess
@@ -409,3 +410,16 @@ def test_every_odd_image_of_pillows_own_tests_decodes_or_is_refused(capfd):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000  # KiB
     assert decoded > 400
     assert refused > 100
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
+def test_heic_is_named_with_what_to_do(tmp_path, brand):
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(100))
+    with pytest.raises(
+        DamagedError, match=r"IMG_1.HEIC' is a HEIC \(HEIF\) image, .*: convert it to JPEG, for example"
+    ):
+        open_image(tmp_path / "IMG_1.HEIC")
+    assert list_images([tmp_path]) == [str(tmp_path / "IMG_1.HEIC")]
+    (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(100))
+    with pytest.raises(DamagedError, match="its header is not that of a JPEG"):
+        open_image(tmp_path / "film.mp4")

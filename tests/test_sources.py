@@ -64,8 +64,8 @@ def test_help_and_error_are_made_of_the_descriptions(call):
     refused = call("doctor", "digit")
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"vitrail: Data must be {describe_sources()}, got 'digit', where there is no folder and no regular file."
-        " Did you mean 'digits'?\n"
+        "vitrail: Data must be a file or folder that exists, or a built-in data set (digits, fashion-40,"
+        " fashion-mnist), got 'digit'. Did you mean 'digits'?\n"
     )
     assert describe_sources() == (
         "a folder of class folders (perhaps in train, val, test), Oxford Flowers, Oxford Pets, ImageNet's validation"
@@ -91,11 +91,11 @@ class Stripes(Source):
 
 
 def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
-    with pytest.raises(UsageError, match=r"^Data must be a folder of .*, got 'stripes:5'"):
+    with pytest.raises(UsageError, match=r"^Data must be a file or folder that exists, .*, got 'stripes:5'"):
         open_data("stripes:5")
     monkeypatch.setattr(sources, "SOURCES", (Stripes(), *SOURCES))
     assert len(open_data("stripes:5").first) == 5
-    with pytest.raises(UsageError, match=r"fashion-mnist or stripes:N, got 'stripe:5',.* Did you mean 'stripes:2'\?"):
+    with pytest.raises(UsageError, match=r"fashion-mnist, stripes:2\), got 'stripe:5'\. Did you mean 'stripes:2'\?"):
         open_data("stripe:5")
     assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "images", "6", "all", "classes"]
 

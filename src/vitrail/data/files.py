@@ -16,9 +16,10 @@ _ENDINGS = {
     "TIFF": ("tif", "tiff"),
     "PPM": ("ppm", "pgm", "pbm", "pnm"),
     "AVIF": ("avif",),
+    "HEIC": ("heic", "heif"),  # listed, so that no photo is left out silently; `images.decode` says what to do
 }
 
-# Endings of the formats that `images.decode` reads, and the format that each promises.
+# Endings of the formats that `images.decode` reads or explains, and the format that each promises.
 SUFFIXES = {ending: form for form, endings in _ENDINGS.items() for ending in endings}
 
 
@@ -33,9 +34,13 @@ def is_file(path: str | Path, ending: str = "") -> bool:
 
 
 def subfolders(folder: str | Path) -> list[str]:
-    """Names of the folders in a folder, without hidden ones."""
+    """Names of the folders in a folder, without hidden ones and those that macOS adds to archives."""
     with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        return [
+            entry.name
+            for entry in entries
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name != "__MACOSX"
+        ]
 
 
 def list_images(folders: Iterable[str | Path]) -> list[str]:

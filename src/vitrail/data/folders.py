@@ -1,9 +1,11 @@
 """A folder with one folder of images for each class."""
 
+import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.data.base import SPLIT_NAMES
-from vitrail.data.tree import Layout, Tree
+from vitrail.data.tree import Folder, Layout, Tree, is_image
 from vitrail.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,21 @@ class ClassFolder(Layout):
     def fits(self, tree: Tree) -> bool:
         """Any folder; other layouts are tried first."""
         return True
+
+    def find(self, tree: Tree) -> Tree:
+        """The tree itself; or the only folder in it, if that holds class folders or splits, as unzipping makes it."""
+        while (name := _only_data_folder(tree)) is not None:
+            tree = tree.below(name)
+        return tree
+
+    def open(self, data: str | Path) -> "Dataset":
+        outer = Folder(data)
+        tree = self.find(outer)
+        dataset = self.read(tree)
+        if tree is outer:
+            return dataset
+        note = f"{str(data)!r} holds one folder, which is the data set: {tree.name!r}"
+        return dataclasses.replace(dataset, name=str(data), notes=(*dataset.notes, note))
 
     def read(self, tree: Tree) -> "Dataset":
         from vitrail.data.dataset import Dataset
@@ -44,6 +61,19 @@ class ClassFolder(Layout):
         files = {split: pairs for split, pairs in files.items() if pairs or split == "train"}
         named = {split: {name: tree.full(at) for name, at in listed.items()} for split, listed in folders.items()}
         return Dataset.from_files(tree.name, files, labels, folders=named, root=tree.name)
+
+
+def _only_data_folder(tree: Tree) -> str | None:
+    """The only folder of a tree, if it holds at least two folders (classes) or a split, and no images beside them."""
+    folders = tree.folders()
+    if len(folders) != 1 or folders[0].lower() in SPLIT_NAMES or any(map(is_image, tree.files())):
+        return None
+    inside = tree.folders(folders[0])
+    is_divided = len(inside) > 1 or any(name.lower() in SPLIT_NAMES for name in inside)
+    is_wrapped = len(inside) == 1 and _only_data_folder(tree.below(folders[0])) is not None
+    if any(map(is_image, tree.files(folders[0]))) or not (is_divided or is_wrapped):
+        return None
+    return folders[0]
 
 
 def _split_folders(tree: Tree) -> dict[str, str]:

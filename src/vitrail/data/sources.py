@@ -63,9 +63,24 @@ def open_data(data: AnyData) -> "Dataset":
     with _told_in_a_line(data):
         if (source := _find_source(data)) is not None:
             return source.open(data)
-    near = did_you_mean(str(data), filter(None, (source.word for source in SOURCES)))
+    words = [source.word for source in SOURCES if source.word]
+    if not os.path.lexists(data):
+        near = did_you_mean(str(data), [*words, *_siblings(data)])
+        raise UsageError(
+            f"Data must be a file or folder that exists, or a built-in data set ({', '.join(sorted(words))}), got"
+            f" {str(data)!r}.{near}"
+        )
     where = "" if is_file(data) else ", where there is no folder and no regular file"
-    raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.{near}")
+    raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.")
+
+
+def _siblings(path: str | Path) -> list[str]:
+    """Paths of the folder in which a path would be, written as the user wrote it."""
+    folder, name = os.path.split(path)
+    try:
+        return [os.path.join(folder, entry) for entry in os.listdir(folder or ".")] if name else []  # noqa: PTH118, PTH208
+    except (OSError, ValueError):
+        return []
 
 
 def find_split(words: Sequence[str], split: str | None = None) -> "Split | None":

@@ -1,7 +1,10 @@
 """A table of image files and their classes."""
 
+import codecs
+import contextlib
 import csv
 import dataclasses
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
 _COLUMNS = ("label", "labels", "split")
+_ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16", "cp949": "CP949"}
+_HEAD = 4096  # bytes that show whether a file is UTF-16
 _FILE_COLUMNS = ("file", "path", "filename", "image")
 
 
@@ -30,7 +35,8 @@ class CsvFile(Source):
 
         path = Path(data)
         files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
-        for split, file, label in _read_lines(path):
+        text, notes = _decode(path)
+        for split, file, label in _read_lines(path, text):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
             raise DamagedError(path=path, cause="must name a split in every line or in none")
@@ -40,10 +46,10 @@ class CsvFile(Source):
             raise DamagedError(path=path, cause="has no label in any line")
         dataset = Dataset.from_files(str(path), files, labels, root=str(path.parent))
         if not dataset.several:
-            return dataset
+            return dataclasses.replace(dataset, notes=notes)
         mean = sum(map(len, every)) / len(every)
         note = f"read as images with several labels: {mean:.2g} of {len(labels):,} on average"
-        return dataclasses.replace(dataset, notes=(note,))
+        return dataclasses.replace(dataset, notes=(*notes, note))
 
 
 def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
@@ -62,13 +68,47 @@ def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]
             )
 
 
-def _read_lines(path: Path) -> list[tuple[str, str, str | tuple[str, ...]]]:
+def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The text of a CSV file in UTF-8, UTF-16 or CP949 (as Excel saves "CSV" in Korean), and a note if it is not in
+    UTF-8."""
+    content = path.read_bytes()
+    encoding = _guess_encoding(content)
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DamagedError(
+            path=path,
+            cause=f"must be text in UTF-8, UTF-16 or CP949, got other bytes in line {line}",
+            advice='Save it as "CSV UTF-8".',
+        ) from None
+    return text, () if encoding == "utf-8-sig" else (f"{path.name} is read as text in {_ENCODINGS[encoding]}",)
+
+
+def _guess_encoding(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    head = content[:_HEAD]
+    if b"\0" in head:  # without a mark: commas, digits and ends of lines have a zero byte after or before them
+        return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
+    try:
+        content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        with contextlib.suppress(UnicodeDecodeError):
+            pairs = [letter.encode("cp949") for letter in content.decode("cp949") if not letter.isascii()]
+            # Other encodings often decode as CP949, but seldom to the usual syllables of Hangul (KS X 1001).
+            if 2 * sum(0xB0 <= pair[0] <= 0xC8 and pair[1] >= 0xA1 for pair in pairs) > len(pairs):
+                return "cp949"
+    return "utf-8-sig"
+
+
+def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
     """The split, file and label (or labels) of every line; the split is `all` if there is none."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [(number, row) for number, row in enumerate(csv.reader(file, strict=True), 1) if any(row)]
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = [(number, row) for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True), 1)]
+    except csv.Error as error:
         raise DamagedError(path=path, cause=f"cannot be read as CSV ({error})") from None
+    rows = [(number, row) for number, row in rows if any(row)]
     columns = {"file": 0, "label": 1, "split": 2}
     header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     several = "labels" in header

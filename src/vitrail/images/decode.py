@@ -46,6 +46,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+_CONVERT = "convert it to JPEG, for example by `magick mogrify -format jpg FILE`"
 _EMPTY = "cannot be decoded (it is empty)"
 
 
@@ -169,11 +171,24 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
     except UnidentifiedImageError:  # its text names objects in memory
         if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
             raise DamagedError(path=name, cause=_EMPTY) from None
+        if (cause := _unsupported(source)) is not None:
+            raise DamagedError(path=name, cause=f"{cause}: {_CONVERT}") from None
         *some, last = _known_formats()
         reason = f"its header is not that of a {', '.join(some)} or {last} file"
         raise DamagedError(path=name, cause=f"cannot be decoded ({reason})") from None
     except Exception as error:  # decoders raise whatever their format's parser raises
         raise DamagedError(path=name, cause=f"cannot be decoded ({first_line(error)})") from None
+
+
+def _unsupported(source: str | Path | bytes) -> str | None:
+    """The cause, if the file is in a format that phones write and that cannot be decoded here."""
+    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+        head = file.read(12)
+    if head[4:8] != b"ftyp":  # ISO base media file format: HEIF, AVIF, films
+        return None
+    if head[8:12] in _HEIF_BRANDS:
+        return "is a HEIC (HEIF) image, which cannot be decoded"
+    return "is an AVIF image, which this Pillow cannot decode" if head[8:12] in (b"avif", b"avis") else None
 
 
 class _Quiet:
