@@ -296,6 +296,26 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
     assert gallery.read_bytes() == before
 
 
+def test_a_gallery_with_a_trigger_or_an_endless_view_is_one_line_and_not_written(call, people, gallery):
+    trigger = "CREATE TRIGGER t AFTER INSERT ON template BEGIN UPDATE person SET name = 'Eve' WHERE id = 1; END"
+    endless = "WITH RECURSIVE n (id) AS (SELECT 1 UNION SELECT id + 1 FROM n) SELECT id, 'x' || id AS name FROM n"
+    for statements in ([trigger], ["ALTER TABLE person RENAME TO other", f"CREATE VIEW person AS {endless}"]):
+        forged = gallery.with_name(f"forged-{len(statements)}.gallery")
+        shutil.copyfile(gallery, forged)
+        connection = sqlite3.connect(forged, isolation_level=None)
+        for statement in statements:
+            connection.execute(statement)
+        connection.close()
+        before = forged.read_bytes()
+        image = people / "others" / "person-08" / "1.png"
+        for words in (("enroll", "fashion", forged, "Ann", image), ("remove", forged, "Ann")):
+            done = call("faces", *words)
+            assert done.returncode == 1
+            assert "must have the tables that `vitrail faces enroll` makes" in done.stderr
+            assert done.stderr.count("\n") == 1
+        assert forged.read_bytes() == before
+
+
 def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
     with sqlite3.connect(gallery) as connection:
         connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")

@@ -4,8 +4,10 @@ import json
 import math
 import re
 import shutil
+import signal
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -213,6 +215,135 @@ def test_files_that_are_damaged_or_no_galleries_are_one_line(path, change_it, ki
         read_all(path)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == (2 if kind is UsageError else 1)
+
+
+# Files from elsewhere
+
+ENDLESS = "WITH RECURSIVE n (id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n)"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE person RENAME TO other", f"CREATE VIEW person AS {ENDLESS} SELECT id, 'x' || id AS name FROM n"),
+        ("ALTER TABLE about RENAME TO other", f"CREATE VIEW about AS {ENDLESS} SELECT id AS key, id AS value FROM n"),
+        (f"CREATE VIEW more AS {ENDLESS} SELECT * FROM n",),
+        ("CREATE TRIGGER t AFTER INSERT ON template BEGIN UPDATE person SET name = 'Eve' WHERE id = 1; END",),
+        ("CREATE TABLE more (x)",),
+        ("CREATE VIRTUAL TABLE more USING fts5 (x)",),
+        ("CREATE INDEX more ON person (upper(name))",),
+        ("ALTER TABLE person ADD COLUMN more TEXT",),
+        ("ALTER TABLE person ADD COLUMN more GENERATED ALWAYS AS (name || name)",),
+        ("DROP INDEX template_person",),
+        ("DROP INDEX template_person", "CREATE INDEX template_person ON template (source)"),
+        ("ANALYZE",),
+        (
+            "PRAGMA writable_schema = ON",
+            "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', 'NOT NULL CHECK (1)') WHERE name = 'person'",
+        ),
+    ],
+)
+def test_tables_that_are_not_ours_are_rejected_before_anything_is_written(path, statements):
+    make(path)
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+    before = path.read_bytes()
+    for open_it in (Gallery.open, lambda path: Gallery.open(path, model="m" * 64, width=WIDTH)):
+        with pytest.raises(DamagedError, match="must have the tables that `vitrail faces enroll` makes") as caught:
+            open_it(path).close()
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def tree_page(children, header=0, size=512):
+    """An inner page of a table, whose children may be one page many times."""
+    page = bytearray(size)
+    for number, child in enumerate(children[:-1]):
+        place = size - 5 * (number + 1)
+        struct.pack_into(">IB", page, place, child, number + 1)
+        struct.pack_into(">H", page, header + 12 + 2 * number, place)
+    count = len(children) - 1
+    struct.pack_into(">BHHHBI", page, header, 5, 0, count, size - 5 * count, 0, children[-1])
+    return page
+
+
+def index_page(name, table, root, size=512):
+    """A page of the schema with one entry: an index that belongs to a constraint."""
+    texts = [b"index", name.encode(), table.encode()]
+    header = bytes([13 + 2 * len(text) for text in texts] + [1, 0])
+    record = bytes([len(header) + 1]) + header + b"".join(texts) + bytes([root])
+    cell = bytes([len(record), 100]) + record
+    page = bytearray(size)
+    struct.pack_into(">BHHHBH", page, 0, 13, 0, 1, size - len(cell), 0, size - len(cell))
+    page[size - len(cell) :] = cell
+    return page
+
+
+def forge_tree(path, table):
+    """Let the pages of a table, or of the schema, refer to the next page thirty times each: reading would not end."""
+    connection = sqlite3.connect(path)
+    roots = dict(connection.execute("SELECT name, rootpage FROM sqlite_master"))
+    connection.close()
+    content = path.read_bytes()
+    pages = [bytearray(content[at : at + 512]) for at in range(0, len(content), 512)]
+    tree = [tree_page([len(pages) + 2 + level] * 30) for level in range(12)]
+    if table == "sqlite_master":
+        first = pages[0]
+        places = [108, *struct.unpack_from(">3H", first, 112)[: struct.unpack_from(">H", first, 103)[0]]]
+        children = [struct.unpack_from(">I", first, place)[0] for place in (*places[1:], places[0])]
+        pages[0] = first[:100] + tree_page([*children, len(pages) + 1], header=100)[100:]
+        leaf = index_page("sqlite_autoindex_about_1", "about", roots["sqlite_autoindex_about_1"])
+    else:
+        leaf, pages[roots[table] - 1] = pages[roots[table] - 1], tree_page([len(pages) + 1] * 30)
+    pages += [*tree, leaf]
+    struct.pack_into(">I", pages[0], 28, len(pages))
+    path.write_bytes(b"".join(pages))
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [("sqlite_master", "reading it does not end"), ("about", "out of order"), ("template", "out of order")],
+)
+def test_pages_that_make_reading_endless_are_one_line(path, monkeypatch, table, reason):
+    monkeypatch.setattr(module, "_PAGE", 512)
+    make(path)
+    forge_tree(path, table)
+    start = time.monotonic()
+    with pytest.raises(DamagedError, match=f"is damaged.*{reason}") as caught:
+        read_all(path)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - start < 10
+
+
+STUCK = f"""
+import signal, sys
+from vitrail.faces import gallery
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+gallery._SHORT = 10**15
+try:
+    with gallery.Gallery.open(sys.argv[1]) as opened, opened.reading():
+        print("ready", flush=True)
+        opened._connection.execute("{ENDLESS} SELECT count(*) FROM n WHERE id < 0").fetchall()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_statement_that_runs(path, number, code):
+    make(path)
+    process = subprocess.Popen([sys.executable, "-c", STUCK, path], stdout=-1, stderr=-1)
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.2)
+    process.send_signal(number)
+    try:
+        assert (process.communicate(timeout=10)[1], process.returncode) == (b"", code)
+    finally:
+        process.kill()
 
 
 def answers(path):

@@ -8,11 +8,16 @@ about         the model that made the embeddings, the numbers of images and of c
 SQLite notices damage to its own structures, but not to what they hold: one flipped bit would make Ann another person.
 So embeddings and thresholds are kept with a hash of all that must be read together.
 
+A gallery from elsewhere may be forged: a view that never ends, a trigger that changes entries, pages that refer to each
+other. So a file must have exactly our tables and a sound structure before anything else is read from it, and every
+statement ends after a signal, or after more instructions than a file of its size can need.
+
 The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
 when it returns: `kill -9` and power failures lose nothing that was committed.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -21,7 +26,7 @@ import sqlite3
 import unicodedata
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -46,6 +51,9 @@ CREATE TABLE template (
 );
 CREATE INDEX template_person ON template (person);
 """
+_CHECKED_EVERY = 10_000  # instructions of SQLite between two looks at a statement
+_SHORT = 1_000_000  # instructions that any statement may take, plus one for each byte of the file (0.1 is enough)
+_LONGEST_VALUE = 2**24  # bytes of a text or an embedding
 
 
 def composed(name: str) -> str:
@@ -90,8 +98,8 @@ class Index(NamedTuple):
 class Gallery:
     """A gallery file that is open. Use `open`, and close it, or use it in a `with` statement."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path, self._connection = path, connection
+    def __init__(self, path: Path) -> None:
+        self.path, self._connection = path, _connect(path)
 
     @classmethod
     def open(cls, path: str | Path, *, model: str | None = None, bundle: str = "", width: int | None = None) -> Self:
@@ -106,7 +114,7 @@ class Gallery:
             )
         if not path.exists():
             _create_private(path)
-        gallery = cls(path, _connect(path))
+        gallery = cls(path)
         try:
             gallery._prepare(model, bundle, width)
         except BaseException:
@@ -119,7 +127,7 @@ class Gallery:
         """Refuse early what `open` with a width would refuse. A file that does not exist, or that a program was making
         when it was killed, is not refused."""
         if path.is_file():
-            with contextlib.closing(cls(path, _connect(path))) as gallery, _told(path):
+            with contextlib.closing(cls(path)) as gallery, gallery._connection.told():
                 if gallery._is_unfinished():
                     return
         if path.exists():
@@ -147,7 +155,7 @@ class Gallery:
 
     def people(self) -> dict[str, int]:
         """How many images each person has, by name."""
-        with _told(self.path):
+        with self._connection.told():
             query = "SELECT name, count(template.id) FROM person LEFT JOIN template ON person = person.id"
             found = dict(self._connection.execute(f"{query} GROUP BY person.id ORDER BY name"))
         self._check_names(found)
@@ -155,7 +163,7 @@ class Gallery:
 
     def sources(self) -> dict[str, str]:
         """The name of the person in each image, by the SHA-256 of the image."""
-        with _told(self.path):
+        with self._connection.told():
             query = "SELECT source, name FROM template JOIN person ON person = person.id"
             found = dict(self._connection.execute(query))
         self._check_names(found.values())
@@ -279,12 +287,10 @@ class Gallery:
     def _check_entries(self) -> None:
         """Refuse a file of which a part is not as it was written."""
         self._entries()
-        (found,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
-            raise DamagedError(path=self.path, cause=f"is damaged ({found})", advice=_RESTORE)
+        self._check_pages("integrity_check")
 
     def _prepare(self, model: str | None, bundle: str, width: int | None) -> None:
-        with _told(self.path):
+        with self._connection.told():
             for setting in ("synchronous = FULL", "secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 self._connection.execute(f"PRAGMA {setting}")
             if width is not None and self._is_unfinished():
@@ -307,6 +313,7 @@ class Gallery:
                 f"{str(self.path)!r} has format {version}, in which damage is not noticed. Enroll its people into a new"
                 " gallery."
             )
+        self._check_structure()
         if model is not None and model != self.model:
             raise UsageError(
                 f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
@@ -318,9 +325,26 @@ class Gallery:
 
     def _is_unfinished(self) -> bool:
         """Whether the file is empty, or a program was killed before it made the tables."""
-        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # Not count(*): SQLite counts in one instruction, which nothing can interrupt.
+        entry = self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
-        return (tables, application) == (0, 0)
+        return (entry, application) == (None, 0)
+
+    def _check_structure(self) -> None:
+        """Reject tables, views, triggers and indexes that are not ours, and pages that are in two places."""
+        with self._connection.told():
+            if _schema(self._connection) != _expected_schema():
+                raise DamagedError(
+                    path=self.path,
+                    cause="must have the tables that `vitrail faces enroll` makes, and no views or triggers",
+                    advice=_RESTORE,
+                )
+            self._check_pages("quick_check")
+
+    def _check_pages(self, pragma: str) -> None:
+        (verdict,) = self._connection.execute(f"PRAGMA {pragma}(1)").fetchone()
+        if verdict != "ok":  # some verdicts have a title
+            raise DamagedError(path=self.path, cause=f"is damaged ({verdict.splitlines()[-1]})", advice=_RESTORE)
 
     def _create(self, model: str, bundle: str, width: int) -> None:
         with self._writing():
@@ -335,7 +359,7 @@ class Gallery:
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _about(self, key: str) -> str:
-        with _told(self.path):
+        with self._connection.told():
             row = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         if row is None or not isinstance(row[0], str):
             raise DamagedError(path=self.path, cause=f"is damaged: it does not state its {key}")
@@ -369,7 +393,7 @@ class Gallery:
         if self._connection.in_transaction:  # of which it is a part
             yield
             return
-        with _told(self.path):
+        with self._connection.told():
             self._connection.execute("BEGIN")
             try:
                 yield
@@ -379,7 +403,7 @@ class Gallery:
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
         """A transaction: all of it is on disk at the end of the block, or nothing is changed."""
-        with _told(self.path):
+        with self._connection.told():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -393,7 +417,7 @@ class Gallery:
         """Write all that the file should hold anew, which takes as much room again, and empty its journal. Returns the
         reason if that is not possible now."""
         traces = self._about("traces")
-        with _told(self.path):
+        with self._connection.told():
             try:
                 self._connection.execute("VACUUM")
                 if reason := self._empty_journal():
@@ -431,6 +455,72 @@ def _in_use() -> str:
     return f"another program has been using it for {PATIENCE:g} seconds"
 
 
+class _Connection(sqlite3.Connection):
+    """A connection to a gallery. Its statements end after a signal, or after too many instructions."""
+
+    path: Path
+
+    def prepare(self, path: Path) -> None:
+        """Distrust the file, and watch every statement, before anything is read."""
+        self.path, self._checks, self._raised = path, 0, None
+        self.set_progress_handler(self._watch().__next__, _CHECKED_EVERY)
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        with self.told():
+            for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+                self.execute(f"PRAGMA {setting}")
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        """Execute a statement; its instructions are counted from zero."""
+        self._checks = 0
+        return super().execute(*statement)
+
+    def _watch(self) -> Generator[bool]:
+        """Yield whether to end the statement that runs.
+
+        A handler of signals raises in the first Python code that runs, which is this; sqlite3 would drop the exception
+        and only end the statement. In a generator it arrives at `yield`, so that `told` can raise it again.
+        """
+        ends = False
+        while True:
+            try:
+                yield ends
+                self._checks += 1
+                ends = self._checks * _CHECKED_EVERY > _SHORT + self._size()
+            except GeneratorExit:
+                raise
+            except BaseException as raised:
+                self._raised, ends = raised, True
+
+    def _size(self) -> int:
+        journal = self.path.with_name(f"{self.path.name}-wal")
+        return sum(file.stat().st_size for file in (self.path, journal) if file.exists())
+
+    @contextlib.contextmanager
+    def told(self) -> Generator[None]:
+        """Convert errors of SQLite; an exception that a handler of signals raised is raised again."""
+        try:
+            with _told(self.path):
+                yield
+        except VitrailError:
+            if (raised := self._raised) is None:
+                raise
+            self._raised = None
+            raise raised from None
+
+
+def _schema(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Type, name, table and SQL of every entry of the schema; spaces count once."""
+    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
+    return {(*map(str, entry), re.sub("[ \n]+", " ", str(sql))) for *entry, sql in rows}
+
+
+@functools.cache
+def _expected_schema() -> set[tuple[str, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_SCHEMA)
+        return _schema(connection)
+
+
 @contextlib.contextmanager
 def _told(path: Path) -> Generator[None]:
     """SQLite's errors in our words."""
@@ -451,13 +541,21 @@ def _told(path: Path) -> Generator[None]:
             raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({error}).") from None
         if code in _NO_ROOM:
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
+        if code == sqlite3.SQLITE_INTERRUPT:
+            raise DamagedError(path=path, cause="is damaged: reading it does not end", advice=_RESTORE) from None
         raise DamagedError(path=path, cause=f"is damaged ({first_line(error)})", advice=_RESTORE) from None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> _Connection:
     with _told(path):
         uri = f"{path.absolute().as_uri()}?mode=rw"
-        return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
+        connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, factory=_Connection)
+    try:
+        connection.prepare(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _create_private(path: Path) -> None:
