@@ -1,15 +1,20 @@
 """Weights from a network: the Hub's real client and our own reader of addresses, against a server on this machine."""
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -24,7 +29,7 @@ from vitrail.configs.remotes import REMOTES, remote_kind
 from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError
 from vitrail.evaluation.protocols import evaluate
 from vitrail.storage import user_folder
-from vitrail.weights import web
+from vitrail.weights import transport, web
 from vitrail.weights.convert import Told, convert, read_any
 from vitrail.weights.proof import prove
 
@@ -705,6 +710,188 @@ def test_a_read_only_cache_gives_what_it_has_and_a_full_one_is_one_line(hub, pub
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
+# Servers that do not end, and addresses that are not public
+
+
+class Stream:
+    """A server that sends the same pieces of bytes to everybody, until the client leaves."""
+
+    def __init__(self, pieces, host="127.0.0.1"):
+        stream = self
+        self.requests = []
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self):
+                stream.requests.append(self.rfile.readline())
+                while self.rfile.readline().strip():
+                    pass
+                with contextlib.suppress(OSError):
+                    for piece in pieces():
+                        self.wfile.write(piece)
+
+        self._server = socketserver.ThreadingTCPServer((host, 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"http://{host}:{self._server.server_address[1]}/x.npz"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def dripped(content):
+    """Bytes one by one, and after them the last one for ever."""
+    for byte in itertools.chain(content, itertools.repeat(content[-1])):
+        time.sleep(0.02)
+        yield bytes([byte])
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.fixture
+def impatient(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(transport, "PATIENCE", 0.3)
+    monkeypatch.setattr(web, "_PAUSE", 0.01)
+    monkeypatch.setattr(web, "_ATTEMPTS", 2)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        lambda: dripped(OK),
+        lambda: itertools.chain([OK], dripped(b"X-Header: y")),
+        lambda: itertools.chain([OK + b"Content-Length: 999999\r\n\r\nPK"], dripped(b"x")),
+        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n"], dripped(b"0")),
+        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"], itertools.repeat(b"a: b\r\n" * 999)),
+        lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 999),
+    ],
+)
+def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_path, pieces):
+    with Stream(pieces) as stream:
+        start = time.monotonic()
+        done = call("convert", stream.address, tmp_path / "out")
+    assert done.returncode == 1
+    assert "cannot be fetched (less than 30,000 bytes came in 0.3 seconds)" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - start < 10
+    assert leftovers(tmp_path / "home") == []
+
+
+def test_attempts_that_bring_a_byte_each_end(impatient, call, tmp_path):
+    head = OK + b'ETag: "a"\r\nContent-Length: 99999\r\n\r\n'
+    place = itertools.count(2)
+
+    def pieces():
+        time.sleep(0.05)
+        if stream.requests[1:]:
+            at = next(place)
+            rest = f"Content-Range: bytes {at}-99998/99999\r\nContent-Length: {99999 - at}\r\n\r\n"
+            return [b'HTTP/1.1 206 Partial Content\r\nETag: "a"\r\n' + rest.encode() + b"x"]
+        return [head + b"PK"]
+
+    with Stream(pieces) as stream:
+        done = call("convert", stream.address, tmp_path / "out")
+    assert done.returncode == 1
+    assert "the connection ended after" in done.stderr.splitlines()[-1]
+    assert len(stream.requests) < 5
+
+
+def test_the_body_of_a_redirect_is_not_read(impatient, call, tmp_path):
+    """urllib would read it into memory."""
+    redirect = b"HTTP/1.1 302 Found\r\nLocation: /y.npz\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with Stream(lambda: itertools.chain([redirect], itertools.repeat(b"ffff\r\n" + bytes(0xFFFF) + b"\r\n"))) as stream:
+        done = call("convert", stream.address, tmp_path / "out")
+    assert done.returncode == 2
+    assert "redirect error that would lead to an infinite loop" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_public_address_does_not_lead_to_a_private_one(impatient, call, tmp_path, monkeypatch, name):
+    """The first server is taken for public; the second, on this machine, gets no request."""
+    is_public = transport.is_public
+    monkeypatch.setattr(transport, "is_public", lambda host: host == "127.0.0.2" or is_public(host))
+    with Stream(lambda: [OK + b"Content-Length: 2\r\n\r\nPK"]) as private:
+        target = private.address.replace("127.0.0.1", name).encode()
+        answer = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + target + b"\r\n\r\n"
+        with Stream(lambda: [answer], host="127.0.0.2") as public:
+            done = call("convert", public.address, tmp_path / "out")
+        assert (len(public.requests), len(private.requests)) == (1, 0)
+        assert done.returncode == 2
+        assert re.search(r"it leads to (127.0.0.1|::1), which is not a public address", done.stderr)
+        with Stream(lambda: [answer]) as typed:  # a private one, so that the other may be private, too
+            call("convert", typed.address, tmp_path / "out")
+        assert (len(typed.requests), len(private.requests)) == (1, 1)
+
+
+def test_a_name_that_changes_its_address_is_connected_to_as_it_was_checked(impatient, call, tmp_path, monkeypatch):
+    is_public, look_up, times = transport.is_public, socket.getaddrinfo, []
+    monkeypatch.setattr(transport, "is_public", lambda host: host == "127.0.0.2" or is_public(host))
+
+    def rebind(host, *rest, **options):
+        if host == "localhost":
+            times.append(host)
+            host = "127.0.0.2" if len(times) == 1 else "127.0.0.1"
+        return look_up(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebind)
+    answer = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: /y.npz\r\n\r\n"
+    with Stream(lambda: [answer], host="127.0.0.2") as public:
+        done = call("convert", public.address.replace("127.0.0.2", "localhost"), tmp_path / "out")
+    assert (len(times), len(public.requests)) == (2, 1)
+    assert "it leads to 127.0.0.1, which is not a public address" in done.stderr
+
+
+PRIVATE = """
+10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 127.1.2.3 224.0.0.1 240.0.0.1 :: ::1 fe80::1
+fe80::1%eth0 fc00::1 fec0::1 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::7f00:1 2002:7f00:1:: 2001:db8::1
+localhost a.localhost
+"""
+
+
+@pytest.mark.parametrize("private", PRIVATE.split())
+def test_private_addresses(private):
+    assert not transport.is_public(private)
+
+
+@pytest.mark.parametrize("public", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "example.com"])
+def test_public_addresses(public):
+    assert transport.is_public(public)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate")
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    subprocess.run(words, check=True, capture_output=True)
+    return folder
+
+
+def test_a_secure_address_is_fetched_and_does_not_lead_to_an_insecure_one(hub, published, certificate, monkeypatch):
+    """The same server, behind TLS."""
+    secure = HubServer()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    secure._server.socket = context.wrap_socket(secure._server.socket, server_side=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
+    base = f"{secure.address}/files".replace("http:", "https:")
+    try:
+        serve(secure, published)
+        secure.files["away.npz"] = serve(hub, published)
+        assert fetch(f"{base}/small.safetensors").library == "timm"
+        with pytest.raises(UsageError, match=r"it leads to 'http://127\.0\.0\.1.*', which is not https"):
+            fetch(f"{base}/away.npz")
+        assert hub.requests == []
+    finally:
+        secure.close()
+
+
 # Processes
 
 
@@ -713,7 +900,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 sys.path.insert(0, {tests!r})
 from vitrail.weights import web
-web._CHUNK = 20_000
+web.CHUNK = 20_000
 read = web._copy_stream
 class Slow:
     def __init__(self, answer): self.answer = answer

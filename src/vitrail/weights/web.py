@@ -7,30 +7,27 @@ import contextlib
 import errno
 import hashlib
 import http.client
-import ipaddress
 import json
 import re
 import shutil
 import ssl
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlunsplit
 
 from vitrail.console import say
 from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.storage import checksum, locked, replace_text, user_folder
 from vitrail.weights.layout import ENDINGS, check_content
 from vitrail.weights.remote import Fetched, Remote, demand
+from vitrail.weights.transport import CHUNK, PATIENCE, RefusedError, open_address, parse_address
 
 MOST = 16 * 2**30
 """Bytes of a file at most."""
-_CHUNK = 2**20
-_PATIENCE = 30.0  # seconds without a byte
-_ATTEMPTS = 5  # without a byte of progress
+_ATTEMPTS = 5  # without progress
 _PAUSE = 1.0  # seconds before the next one
 
 
@@ -38,7 +35,7 @@ class Web(Remote):
     """One file. A second time it is only asked for if it has changed."""
 
     def fetch(self, address: str, sha256: str | None) -> Fetched:
-        parts = _parse(address)
+        parts = parse_address(address)
         name = unquote(parts.path.rpartition("/")[2])
         bare = urlunsplit(parts._replace(query="", fragment=""))  # a query may hold a key
         if not name.endswith(ENDINGS) or Path(name).name != name:
@@ -65,10 +62,6 @@ class _Cut(Exception):
 
 _BROKEN = (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLError)
 """What a connection that breaks raises."""
-
-
-class _Refused(Exception):
-    """The server is there, but has no file to give; the message is for the user."""
 
 
 class _Copy:
@@ -104,7 +97,7 @@ class _Copy:
                 f"{self.bare} cannot be fetched ({wall}).{kept} Or fetch it where there is a network (curl -LO), bring"
                 f" it here, then: vitrail convert {self.file.name} DST"
             ) from None
-        except _Refused as refusal:
+        except RefusedError as refusal:
             self._forget_part()
             raise UsageError(f"Address must be a file that can be fetched, got {self.bare!r} ({refusal}).") from None
         try:
@@ -126,15 +119,17 @@ class _Copy:
             self._state.unlink(missing_ok=True)
 
     def _try_often(self) -> None:
-        """Fetch until the file is complete, as long as each attempt brings something."""
+        """Fetch until the file is complete, as long as attempts bring enough for their time."""
         attempts, most = 0, self._come
         while True:
+            start = time.monotonic()
             try:
                 return self._attempt()
             except (_Cut, *_BROKEN) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code < 500:
-                    raise _Refused(_spoken(error)) from None
-                attempts = 0 if self._come > most else attempts + 1
+                    raise RefusedError(_spoken(error)) from None
+                least = CHUNK / PATIENCE * (time.monotonic() - start)  # else a few bytes an attempt would never end
+                attempts = 0 if self._come > most + least else attempts + 1
                 most = max(most, self._come)  # what comes a second time is no progress
                 if attempts >= _ATTEMPTS or (not self._come and _is_wall(error)):
                     raise _Cut(_spoken(error)) from None
@@ -152,7 +147,7 @@ class _Copy:
             named = "If-None-Match" if state["validator"].startswith('"') else "If-Modified-Since"
             headers[named] = state["validator"]
         try:
-            answer = _OPENER.open(urllib.request.Request(self.address, headers=headers), timeout=_PATIENCE)
+            answer = open_address(self.address, headers)
         except urllib.error.HTTPError as error:
             if error.code == 304 and {"If-None-Match", "If-Modified-Since"} & headers.keys():
                 return
@@ -161,10 +156,10 @@ class _Copy:
                 raise _Cut("the file has changed") from None
             raise
         except ValueError:  # urllib reads the address of a redirect before we do
-            raise _Refused("it leads to an address that cannot be read") from None
+            raise RefusedError("it leads to an address that cannot be read") from None
         with answer:
             if answer.status != 200 and not (answer.status == 206 and "Range" in headers):
-                raise _Refused(f"the server answers {answer.status} {answer.reason}, which is no whole file")
+                raise RefusedError(f"the server answers {answer.status} {answer.reason}, which is no whole file")
             self._receive(answer)
 
     def _receive(self, answer: Any) -> None:
@@ -186,7 +181,7 @@ class _Copy:
         if total is not None and self._come != total:
             raise _Cut(f"the connection ended after {self._come:,} of {total:,} bytes")
         if not self._come:
-            raise _Refused("the file is empty")
+            raise RefusedError("the file is empty")
         self.digest = checksum(self._part)
         self._write_state({"validator": validator, "sha256": self.digest})
         self._part.replace(self.file)
@@ -236,13 +231,13 @@ def _length(answer: Any) -> int | None:
         return None
     length = answer.headers.get("Content-Length", "")
     if not (length.isascii() and length.isdecimal()):
-        raise _Refused("the server does not say how many bytes it has, so its end cannot be known")
+        raise RefusedError("the server does not say how many bytes it has, so its end cannot be known")
     return int(length)
 
 
 def _copy_stream(answer: Any, file: BinaryIO, bare: str, name: str, begun: int) -> None:
     come, told = begun, time.monotonic()
-    while chunk := answer.read(_CHUNK):
+    while chunk := answer.read(CHUNK):
         if not come:
             check_content(name, chunk, bare)
         come += len(chunk)
@@ -256,44 +251,6 @@ def _copy_stream(answer: Any, file: BinaryIO, bare: str, name: str, begun: int) 
 def _check_size(size: int | None, bare: str) -> None:
     if size is not None and size > MOST:
         raise DamagedError(path=bare, cause=f"must have at most {MOST:,} bytes, got {size:,} or more")
-
-
-def _parse(address: str) -> SplitResult:
-    """The parts of an address that may be asked for: https, or http on this machine."""
-    try:
-        parts = urlsplit(address)
-        host = parts.hostname or ""
-        parts.port  # noqa: B018 - raises if it is none
-    except ValueError:
-        host = ""
-    if not host or not address.isascii() or not address.isprintable() or " " in address:
-        raise UsageError(f"Address must be https://host/path/file, got {address!r}.")
-    if parts.username is not None:
-        raise UsageError("Address must be without a name and password, got one with them.")
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise UsageError(f"Address must begin with https:// (http:// only on this machine), got {address!r}.")
-    return parts
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only to addresses that could have been given."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        try:
-            _parse(newurl)
-        except UsageError:
-            raise _Refused(f"it leads to {newurl.partition('?')[0]!r}, which is not https") from None
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_OPENER = urllib.request.build_opener(_Redirects())
 
 
 def _is_wall(error: Exception) -> bool:
