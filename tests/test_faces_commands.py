@@ -316,6 +316,21 @@ def test_a_gallery_with_a_trigger_or_an_endless_view_is_one_line_and_not_written
         assert forged.read_bytes() == before
 
 
+def test_paths_that_are_not_utf8(call, people, tmp_path):
+    folder = tmp_path / os.fsdecode(b"f\xff")
+    shutil.copytree(people / "known", folder)
+    (folder / "person-01" / "1.png").rename(folder / "person-01" / os.fsdecode(b"1\xfe.png"))
+    bundle, path = tmp_path / os.fsdecode(b"b\xff"), tmp_path / os.fsdecode(b"g\xff.gallery")
+    shutil.copytree(HEADLESS, bundle)
+    for name in ("person-00", "person-01"):
+        assert call("faces", "enroll", bundle, path, name, folder / name).returncode == 0
+    rows = lines(call("faces", "identify", bundle, path, folder / "person-01", "--json"))
+    assert (len(rows), rows[0]["candidates"][0]["name"]) == (6, "person-01")
+    done = call("faces", "identify", "fashion", path, folder / "person-01")
+    assert done.returncode == 2
+    assert r"/b\udcff, hash " in done.stderr
+
+
 def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
     with sqlite3.connect(gallery) as connection:
         connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")

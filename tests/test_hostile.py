@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -342,3 +343,21 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
         index.write_text(json.dumps({"weight_map": table}))
         with pytest.raises(DamagedError, match=reason):
             _read(index, [])
+
+
+def test_checkpoints_in_folders_that_are_not_utf8_are_read(tmp_path, call):
+    folder = tmp_path / os.fsdecode(b"f\xff")
+    assert call("convert", "fashion", folder / "timm", "--to", "timm", "--no-verify").returncode == 0
+    assert call("convert", folder / "timm", folder / "again", "--no-verify").returncode == 0
+
+
+@pytest.mark.parametrize("words", [["evaluate", "fashion", "fashion-40"], ["predict", "fashion", __file__]])
+def test_too_little_memory_for_torch_is_one_line(words):
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -v 300000 && exec "$@"', "sh", sys.executable, "-m", "vitrail", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"vitrail: Memory must have room for the libraries, got too little \(.*\)\. .*\n", done.stderr)

@@ -25,7 +25,7 @@ import tyro
 from vitrail import __version__
 from vitrail.commands import COMMANDS
 from vitrail.console import say
-from vitrail.errors import VitrailError, did_you_mean, first_line
+from vitrail.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.flags import Group, OptionFlags, Running, given_words
 
 DESCRIPTION = """The complete Vision Transformer: define it, train it, look inside it, deploy it.
@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if (lacking := library_memory_error(error)) is not None:
+            _leave(str(lacking), lacking.exit_code)
         if isinstance(error, OSError) and error.strerror:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)

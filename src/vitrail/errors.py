@@ -57,6 +57,17 @@ class UnprovedError(VitrailError):
     """A file that was made from a bundle does not answer as the bundle does."""
 
 
+def library_memory_error(error: Exception) -> VitrailError | None:
+    """The error to raise in place of one of an import, if a shared library did not fit into memory."""
+    is_unmapped = re.search("failed to map segment|annot allocate memory", str(error)) and "permitted" not in str(error)
+    if not isinstance(error, ImportError | OSError) or not is_unmapped:
+        return None
+    return VitrailError(
+        f"Memory must have room for the libraries, got too little ({first_line(error)}). End other programs, or raise"
+        " the limit (ulimit -v)."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, without colours; its class if it has no message."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 
 from vitrail.console import say
-from vitrail.errors import MissingError, first_line
+from vitrail.errors import MissingError, first_line, library_memory_error
 
 # ONNX Runtime (from 1.29 on) writes a device id and a database into the user's home as soon as it is imported, and
 # looks up its maker's host some seconds later. Its function `disable_telemetry_events` comes too late; this does not.
@@ -54,5 +54,7 @@ def need(package: str, *, extra: str, subject: str) -> ModuleType:
                 f"{subject} needs the {extra!r} extra ({root} is missing). Run, in the folder of vitrail: pip install"
                 f' ".[{extra}]".'
             ) from None
+        if (lacking := library_memory_error(error)) is not None:
+            raise lacking from None
         # It is there, but its libraries are not, or not for this machine.
         raise MissingError(f"{subject} needs {package}, which cannot be imported ({first_line(error)}).") from None

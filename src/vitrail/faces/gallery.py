@@ -33,6 +33,7 @@ import numpy as np
 from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.faces.calibrate import Calibration
 from vitrail.faces.verification import unit_means
+from vitrail.storage import writable
 
 FORMAT = 2
 TASKS = ("verify", "identify")
@@ -352,7 +353,7 @@ class Gallery:
                 return
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._connection.execute(statement)
-            about = {"model": model, "bundle": bundle, "width": str(width)}
+            about = {"model": model, "bundle": writable(bundle), "width": str(width)}
             about |= {"images": "0", "changes": "0", "traces": _NONE, **dict.fromkeys(TASKS, _NONE)}
             self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")

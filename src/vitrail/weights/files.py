@@ -20,7 +20,7 @@ from vitrail import unpack
 from vitrail.configs.catalogue import like_published
 from vitrail.errors import DamagedError, UsageError, first_line
 from vitrail.pickles import convert_pickle
-from vitrail.storage import read_document, read_json
+from vitrail.storage import named_in_utf8, read_document, read_json
 from vitrail.weights import unpickle
 from vitrail.weights.layout import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.weights.vocabulary import Checkpoint
@@ -90,7 +90,8 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
         return _read_shards(file, notes)
     if file.name.endswith(".safetensors"):
         try:
-            return load_file(file)
+            with named_in_utf8(file) as path:
+                return load_file(path)
         except (SafetensorError, OSError) as error:
             raise DamagedError(path=file, cause=f"cannot be read ({error})") from None
     if file.name.endswith(".npz"):

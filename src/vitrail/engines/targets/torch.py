@@ -76,7 +76,8 @@ class _Program(Engine):
     packages = ("torch",)
 
     def __init__(self, path: Path, parts: Parts) -> None:
-        self._program, self.parts = torch.export.load(path).module(), parts
+        with path.open("rb") as file:  # torch takes only paths in UTF-8
+            self._program, self.parts = torch.export.load(file).module(), parts
 
     @classmethod
     def open(cls, bundle: Any, device: str | None = None, precision: str = "float32") -> Self:
