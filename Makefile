@@ -54,7 +54,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-core: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) ".[lab]"
+	@echo "Installing vitrail and its extras into $(VENV): the first time takes some minutes, mostly for torch."
+	$(INSTALL) ".[all]"
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/python
@@ -71,7 +72,7 @@ $(VENV)/.ready-notebooks: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.ready-dist: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[dist]"
-	@touch $@ $(VENV)/.ready-core
+	@touch $@
 
 $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[bench]"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import vitrail
+from vitrail.errors import MissingError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +38,49 @@ def test_every_tool_that_an_extra_names_is_pinned():
     for extra in ("docs", "notebooks", "dist"):
         wanted = {word.split(">=")[0] for word in project["optional-dependencies"][extra]}
         assert {name for name in wanted if not name.startswith("vitrail[")} <= pins
+
+
+def test_every_hint_names_an_extra_of_ours_and_the_same_command():
+    """A package called vitrail on a public index is not ours, so no page and no message may install it from there."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/vitrail/**/*.md")]
+    pages.remove(ROOT / "CHANGELOG.md")
+    commands = [
+        found for page in pages for found in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))
+    ]
+    assert len(commands) > 10
+    for command in commands:
+        hint = re.match(r'pip install -c constraints\.txt "\.\[([a-z,]+)\]"', command)
+        assert hint, command
+        assert set(hint[1].split(",")) <= extras.keys(), command
+
+    code = {path: path.read_text(encoding="utf-8") for path in ROOT.glob("src/vitrail/**/*.py")}
+    assert [path.name for path, text in code.items() if "pip install" in text] == ["errors.py"]
+    error = str(MissingError.of_extra("Engine onnx", "onnx", "onnxruntime"))
+    assert error.endswith('Run, in the source folder of vitrail: pip install -c constraints.txt ".[onnx]".')
+    named = {extra for text in code.values() for extra in re.findall(r'\bextra="(\w+)"', text)}
+    assert {"lab", "dask", "hub"} <= named <= extras.keys()
+
+
+def test_make_demo_installs_every_extra_that_a_command_of_the_readme_needs():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert makefile.split("$(VENV)/.ready-core:")[1].split("\n\n")[0].count('$(INSTALL) ".[all]"') == 1
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert set(everything.removeprefix("vitrail[").rstrip("]").split(",")) == {
+        *extras.keys() - {"all", "bench", "dask", "dist", "docs", "notebooks", "peers", "test"}
+    }
+    # Whichever of these targets comes first, `make demo` need not install anything afterwards.
+    for target, extra in re.findall(r'\.ready-(\w+):.*\n(?:\t@echo.*\n)?\t\$\(INSTALL\) "\.\[(\w+)\]"', makefile):
+        marks = makefile.split(f"$(VENV)/.ready-{target}:")[1].split("\n\n")[0]
+        if target != "core" and "$(VENV)/.ready-core" in marks:
+            assert "all" in _reached(extra, extras)
+
+
+def _reached(extra, extras):
+    """An extra of ours and all that it includes."""
+    inside = [name for word in extras[extra] for name in re.findall(r"vitrail\[(.*)\]", word)]
+    return {extra}.union(*(_reached(name, extras) for names in inside for name in names.split(",")))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from made_up import Filled
 from vitrail.configs import zoo
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, MissingError, UsageError
 from vitrail.evaluation.student import t_quantile, t_tail
 from vitrail.lab import compare as lab_room
 from vitrail.lab.cell import Cell, Outcome, pack, unpack
@@ -519,6 +519,13 @@ def test_a_lost_worker_loses_its_cell_alone_which_is_run_again(tmp_path):
     cells = [Cell("test_lab:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
     found = list(run_cells(tmp_path, cells, jobs=2, backend="loky"))
     assert sorted(one["result"]["number"] for one in found) == list(range(6))
+
+
+def test_missing_packages_of_the_lab_are_named_with_their_extra(tmp_path, monkeypatch):
+    for package, extra, backend in (("distributed", "dask", "dask"), ("joblib", "lab", "loky")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingError, match=rf"'{extra}' extra \({package} is missing\).* \"\.\[{extra}\]\"\.$"):
+            list(run_cells(tmp_path, [], jobs=2, backend=backend))
 
 
 @pytest.mark.slow

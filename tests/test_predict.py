@@ -410,7 +410,7 @@ def test_a_missing_extra_is_one_line(bundle, images, monkeypatch, capsys):
     code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "onnx")
     assert (code, rows) == (2, [])
     assert said.startswith("vitrail: Engine onnx needs the 'onnx' extra")
-    assert said.endswith('Run, in the folder of vitrail: pip install ".[onnx]".\n')
+    assert said.endswith('Run, in the source folder of vitrail: pip install -c constraints.txt ".[onnx]".\n')
     assert said.count("\n") == 1
 
 

@@ -322,7 +322,7 @@ def test_a_hash_can_be_demanded(hub, tmp_path, call):
 
 def test_a_missing_client_is_one_line(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingError, match=r"needs the 'hub' extra .* pip install \"\.\[hub\]\""):
+    with pytest.raises(MissingError, match=r"needs the 'hub' extra .* pip install -c constraints.txt \"\.\[hub\]\""):
         fetch("hf:timm/small")
 
 

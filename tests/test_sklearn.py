@@ -197,7 +197,7 @@ def test_without_scikit_learn_one_line_says_what_to_do():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == (
-        "MissingError vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra."
-        ' Run, in the folder of vitrail: pip install ".[sklearn]".\n'
+        "MissingError vitrail.sklearn needs the 'sklearn' extra (scikit-learn 1.6 or newer is missing)."
+        ' Run, in the source folder of vitrail: pip install -c constraints.txt ".[sklearn]".\n'
     )
     assert issubclass(MissingError, UsageError)

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 
 class VitrailError(Exception):
@@ -27,6 +28,15 @@ class UsageError(VitrailError, ValueError):
 
 class MissingError(UsageError, ImportError):
     """An optional package that is needed is not installed."""
+
+    @classmethod
+    def of_extra(cls, subject: str, extra: str, package: str) -> Self:
+        """The error of something that needs a package of an extra of ours. The name vitrail on a public index is not
+        ours, so the command installs from the source folder."""
+        return cls(
+            f"{subject} needs the {extra!r} extra ({package} is missing). Run, in the source folder of vitrail:"
+            f' pip install -c constraints.txt ".[{extra}]".'
+        )
 
 
 class DamagedError(VitrailError):

@@ -37,10 +37,7 @@ try:
         validate_data,
     )
 except ImportError:
-    raise MissingError(
-        "vitrail.sklearn (scikit-learn 1.6 or newer) needs the 'sklearn' extra. Run, in the folder of vitrail:"
-        ' pip install ".[sklearn]".'
-    ) from None
+    raise MissingError.of_extra("vitrail.sklearn", "sklearn", "scikit-learn 1.6 or newer") from None
 
 _BATCH = 64
 

@@ -50,10 +50,7 @@ def need(package: str, *, extra: str, subject: str) -> ModuleType:
     except Exception as error:
         root = package.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root:
-            raise MissingError(
-                f"{subject} needs the {extra!r} extra ({root} is missing). Run, in the folder of vitrail: pip install"
-                f' ".[{extra}]".'
-            ) from None
+            raise MissingError.of_extra(subject, extra, root) from None
         if (lacking := library_memory_error(error)) is not None:
             raise lacking from None
         # It is there, but its libraries are not, or not for this machine.

@@ -7,17 +7,17 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitrail.errors import MissingError, UsageError, VitrailError
+from vitrail.errors import UsageError, VitrailError
 from vitrail.extensions import load_object
 from vitrail.lab.cell import Cell
 from vitrail.lab.images import Images, restore
 from vitrail.lab.machine import here
+from vitrail.telemetry import need
 
 BACKENDS = ("loky", "dask")
 _ATTEMPTS = 3
@@ -94,11 +94,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _joblib() -> Any:
-    try:
-        import joblib
-    except ImportError:
-        raise MissingError("vitrail compare needs the 'lab' extra. Run: pip install \"vitrail[lab]\".") from None
-    return joblib
+    return need("joblib", extra="lab", subject="vitrail compare")
 
 
 @contextlib.contextmanager
@@ -110,10 +106,8 @@ def _connected(backend: str, jobs: int) -> Generator[None]:
     if backend == "loky":
         yield
         return
-    try:
-        config, client_of = import_module("dask.config"), import_module("distributed").Client
-    except ImportError:
-        raise MissingError("Backend dask needs distributed. Run: pip install distributed.") from None
+    client_of = need("distributed", extra="dask", subject="Backend dask").Client
+    config = need("dask.config", extra="dask", subject="Backend dask")
     address = config.get("scheduler-address", None)
     try:
         client = (

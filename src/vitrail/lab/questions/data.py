@@ -29,6 +29,7 @@ from vitrail.lab.training import JUDGED
 from vitrail.pages.families import in_figure
 from vitrail.pages.page import Line, chart, figure, table
 from vitrail.pages.words import words_beside
+from vitrail.telemetry import need
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
 _LEAST_SIZES = 4  # that a curve is fitted to
@@ -296,6 +297,7 @@ def _count(number: float) -> str:
 
 def floor(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
     """A classical learner on raw pixels, as scikit-learn has it."""
+    need("sklearn", extra="lab", subject="vitrail compare")
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import GaussianNB
     from sklearn.neighbors import KNeighborsClassifier
