@@ -91,8 +91,11 @@ def test_patterns_and_names_of_others():
     assert len(list_published("BiT-*")) == 12
     assert like_published("vit_base_patch16_224.augreg_in21k_ft_in1k") == " Did you mean 'vit-b16.augreg-in21k-1k'?"
     assert like_published("deit-ti16.in1") == " Did you mean 'deit-ti16.in1k'?"
-    with pytest.raises(UsageError, match=r"Did you mean 'dinov2\*'\?"):
-        list_published("dinov2")
+    assert list_published("DINOv2") == list_published("dinov2*") != []
+    with pytest.raises(UsageError, match=r"got 'perceiver'\.$"):
+        list_published("perceiver")
+    with pytest.raises(UsageError, match=r"got ''\.$"):
+        list_published("")
 
 
 def test_the_list_is_printed_without_torch_and_without_a_connection():

@@ -16,14 +16,16 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.cli import _busy_share
+from vitrail.cli import _arguments, _busy_share, _flags
 from vitrail.commands import COMMANDS
 from vitrail.configs.base import INFO_KEYS
 from vitrail.configs.options import Options
-from vitrail.configs.recipe import change_recipe, find_recipe, recipe_names
+from vitrail.configs.other_tools import _GROUPS, OTHER_COMMANDS
+from vitrail.configs.recipe import change_recipe, find_recipe, recipe_names, setting_keys
 from vitrail.configs.zoo import MODELS
 from vitrail.console import json_text, printable
 from vitrail.errors import MissingError
+from vitrail.flags import Group
 from vitrail.training.checkpoint import load_newest
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
@@ -245,6 +247,103 @@ def test_folders_that_are_no_bundles_are_called_what_they_are(call, tmp_path):
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert message in done.stderr
     assert "Did you mean 'fashion'?" in call("predict", "fashon", __file__).stderr
+
+
+def test_names_in_the_folder_come_before_those_of_the_catalogue(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "bundle").mkdir(parents=True)
+    (tmp_path / "dinov2-s15.lvd").mkdir()
+    for folder in ("run/bundle", "dinov2-s15.lvd"):
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "ruin").mkdir()  # no bundle
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    for words, near in (
+        (["predict", "rnu", __file__], "run/bundle"),
+        (["predict", "rnu/bundle", __file__], "run/bundle"),
+        (["predict", "run/bundel", __file__], "run/bundle"),
+        (["predict", tmp_path / "rum", __file__], f"{tmp_path}/run/bundle"),
+        (["info", "dinov2-s1.lvd"], "dinov2-s15.lvd"),
+        (["predict", "dinov2-s14.lvd", __file__], "dinov2-s15.lvd"),
+        (["predict", "dinov2-s14.lvd142", __file__], "dinov2-s15.lvd"),
+        (["convert", "weight.safetensor", "new"], "weights.safetensors"),
+        (["convert", "deit-ti16.in1", "new"], "deit-ti16.in1k"),
+    ):
+        done = call(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.endswith(f" Did you mean '{near}'?\n"), done.stderr
+    for words in (["predict", "zebra", __file__], ["info", "x" * 300], ["predict", "no/such/run", __file__]):
+        assert "Did you mean" not in call(*words).stderr
+
+
+def test_patterns_without_a_star_match_names_that_begin_so(call):
+    assert call("models", "vit-b").stdout == call("models", "ViT-B*").stdout != ""
+    assert call("weights", "dino").stdout == call("weights", "dino*").stdout != ""
+    assert call("weights", "vit-b16.in21k").stdout.count("\n") < call("weights", "vit-b16").stdout.count("\n")
+
+
+# Flags that users of other tools type first, and what is said of them.
+OF_OTHER_TOOLS = [
+    *[
+        (["train", "digits", flag, "3"], f"got {flag}. Did you mean '{ours}'?")
+        for flag, ours in (
+            ("--img-size", "--resolution"), ("--imgsz", "--resolution"), ("--image-size", "--resolution"),
+            ("--input-size", "--resolution"), ("--num-epochs", "--epochs"), ("--num-train-epochs", "--epochs"),
+            ("-e", "--epochs"), ("-b", "--batch"), ("--batch-size", "--batch"), ("--batchsize", "--batch"),
+            ("--per-device-train-batch-size", "--batch"), ("--lr0", "--lr"), ("-lr", "--lr"), ("-o", "--output"),
+            ("--save-dir", "--output"), ("--project", "--output"), ("-j", "--workers"), ("--num-workers", "--workers"),
+            ("--arch", "--model"), ("--bf16", "--precision"), ("--no-cuda", "--device"), ("--wd", "--set weight_decay"),
+            ("--opt", "--set optimiser"), ("--clip-grad", "--set clip"), ("--sched", "--set schedule"),
+            ("--drop-path-rate", "--set model.drop_path"), ("--mixup", "--set augment.mixup"),
+            ("--model-ema", "--set average"), ("--gradient-accumulation-steps", "--set accumulate"),
+        )
+    ],
+    *[
+        (["train", "digits", flag, "photos"], f"got {flag}. Give it without a flag: vitrail train DATA")
+        for flag in ("--data", "--data-dir", "--data-path", "--dataset", "--train-dir", "-d")
+    ],
+    (["train", "digits", "--num-classes", "3"], "The classes are those of the data or of the bundle."),
+    (["train", "digits", "--pretrained"], "`vitrail finetune` starts from weights"),
+    (["train", "data=photos", "epochs=3"], "got data=photos. Give it without a flag: vitrail train DATA"),
+    (["train", "digits", "epochs=3"], "got epochs=3. Did you mean '--epochs'?"),
+    (["train", "digits", "--set", "batch_size=3"], "vitrail train needs --model"),
+    ([*TRAIN, "--set", "batch_size=3"], "'batch_size' is not one of a recipe's. Did you mean 'batch'?"),
+    (["finetune", "--model", "x"], "got --model. Give it without a flag: vitrail finetune BUNDLE DATA"),
+    (["predict", "fashion", "--source", "x"], "Give it without a flag: vitrail predict BUNDLE FILE|DIR|GLOB|DATA|-"),
+    (["predict", "fashion", "x.png", "--imgsz", "64"], "got --imgsz. The resolution is the bundle's."),
+    (["predict", "fashion", "x.png", "-k", "3"], "got -k. Did you mean '--top-k'?"),
+    (["predict", "fashion", "x.png", "--conf", "0.5"], "got --conf. Did you mean '--threshold'?"),
+    (["info", "ViT-B/16", "--num-classes", "3"], "got --num-classes. Did you mean '--classes'?"),
+    (["convert", "fashion", "x", "-o", "y"], "got -o. Give it without a flag: vitrail convert SRC DST"),
+    (["faces", "enroll", "--name", "Kim"], "vitrail faces enroll BUNDLE GALLERY NAME IMAGES"),
+    ([*TRAIN, "--lr", "-inf"], "Learning rate must be a number of at least 0"),
+    (["val"], "Did you mean 'evaluate'?"),
+    (["faces", "fit"], "Did you mean 'train'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), OF_OTHER_TOOLS, ids=lambda value: str(value)[:60])
+def test_words_of_other_tools_are_recognised(call, words, message):
+    done = call(*words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
+
+
+def test_a_file_whose_name_looks_like_a_flag_of_another_tool_is_a_file(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "img=1.png").write_bytes(b"")
+    assert "'img=1.png' " in call("predict", "fashion", "img=1.png").stderr
+    assert "got 'img=*.jpg', which matches none" in call("predict", "fashion", "img=*.jpg").stderr
+
+
+def test_every_word_of_other_tools_stands_for_one_of_ours():
+    commands = [*COMMANDS.values(), *COMMANDS["faces"].commands.values()]
+    commands = [command for command in commands if not isinstance(command, Group)]
+    names = {flag[2:].replace("-", "_") for command in commands for flag in _flags(command)}
+    names |= {name for command in commands for name in _arguments(command)} | setting_keys().keys()
+    assert {word for words in _GROUPS for word in words if " " not in word} <= names
+    theirs = [word for words in _GROUPS.values() for word in words.split()]
+    assert len(theirs) == len({*theirs})
+    assert {*OTHER_COMMANDS.values()} <= COMMANDS.keys()
 
 
 def test_an_edited_bundle_is_exit_1(call, tmp_path):

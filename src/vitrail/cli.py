@@ -24,6 +24,7 @@ import tyro
 
 from vitrail import __version__
 from vitrail.commands import COMMANDS
+from vitrail.configs.other_tools import OTHER_COMMANDS, our_words
 from vitrail.console import say
 from vitrail.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.flags import Group, OptionFlags, Running, given_words
@@ -110,21 +111,14 @@ def _parse(words: list[str]) -> Callable[[], None]:
         words = [*words[1:3], "--help"]
     program, description, commands, words = _find_place(words)
     if not words[0].startswith("-") and words[0] not in commands:
-        near = did_you_mean(words[0], [*commands, "--help"])
+        other = OTHER_COMMANDS.get(words[0])
+        near = did_you_mean(words[0], [*commands, "--help"], {words[0]: other} if other in commands else None)
         kind = "Command" if program == "vitrail" else f"Command of `{program}`"
         _leave(f"{kind} must be one of {', '.join(commands)}, got {words[0]!r}.{near}", 2)
     flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
     if twice := [flag for flag, count in flags.items() if count > 1]:
         _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
-    all_flags = _flags(commands.get(words[0]))
-    known = {form for flag in all_flags for form in (flag, f"--no-{flag[2:]}")} | {"--help"}
-    if unknown := [flag for flag in flags if flag not in known and (words[0], flag) not in _FORMER_FLAGS]:
-        from vitrail.configs.recipe import other_words
-
-        others = other_words({flag[2:].replace("-", "_") for flag in known})
-        elsewhere = {f"--{other.replace('_', '-')}": f"--{word.replace('_', '-')}" for other, word in others.items()}
-        near = did_you_mean(unknown[0], [*all_flags, "--help"], elsewhere)
-        _leave(f"Flag must be one that --help lists, got {unknown[0]}.{near}", 2)
+    _check_flags(program, words, commands.get(words[0]))
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -139,6 +133,47 @@ def _parse(words: list[str]) -> Callable[[], None]:
         if leaving.code != 2:
             raise
         _leave(f"{_in_one_line(complaint.getvalue())} See --help.", 2)
+
+
+def _check_flags(program: str, words: list[str], command: Callable[..., None] | Group | None) -> None:
+    """Refuse a flag that the command does not have, also in the forms of other tools: `-b 8` and, before any flag,
+    `batch=8`."""
+    all_flags = _flags(command)
+    flags = {form for flag in all_flags for form in (flag, f"--no-{flag[2:]}")} | {"--help", "-h"}
+    flags |= {former for name, former in _FORMER_FLAGS if name == words[0]}
+    positional = itertools.takewhile(lambda word: not word.startswith("-"), words)
+    pairs = [word for word in positional if re.match(r"[A-Za-z]\w*=[^*?\[]*$", word) and not os.path.lexists(word)]
+    for word in words:
+        flag = word.partition("=")[0].replace("_", "-")
+        if word not in pairs and (flag in flags or not re.match(r"--|-(?!inf$|nan$)[A-Za-z]", flag)):
+            continue
+        near = _like_other_tools(flag, f"{program} {words[0]}", command)
+        if word in pairs and not near:
+            continue
+        typed, near = (word, near) if word in pairs else (flag, near or did_you_mean(flag, [*all_flags, "--help"]))
+        _leave(f"Flag must be one that --help lists, got {typed}.{near}", 2)
+
+
+def _like_other_tools(flag: str, usage: str, command: Callable[..., None] | Group | None) -> str:
+    """What the command has for a flag of another tool: a flag, an argument without one, or a setting of its recipe."""
+    from vitrail.configs.base import ModelConfig
+    from vitrail.configs.recipe import setting_keys
+
+    if command is None or isinstance(command, Group):
+        return ""
+    flags, arguments = _flags(command), _arguments(command)
+    settings = setting_keys() if "--set" in flags else {}
+    theirs = flag.lstrip("-").replace("-", "_")
+    for word in (*our_words(theirs), theirs, ModelConfig.called_elsewhere.get(theirs, "")):
+        if (ours := f"--{word.replace('_', '-')}") in flags:
+            return f" Did you mean {ours!r}?"
+        if word in arguments:
+            return f" Give it without a flag: {usage} {' '.join(arguments.values())}"
+        if word in settings and word not in ("name", "classes", "channels"):  # of the model; DATA decides them
+            return f" Did you mean '--set {settings[word]}'?"
+        if " " in word:
+            return f" {word}"
+    return ""
 
 
 def _share_processors() -> None:
@@ -196,6 +231,16 @@ def _flags(command: Callable[..., None] | Group | None) -> list[str]:
             stated = [getattr(about, "name", None) for about in getattr(parameter.annotation, "__metadata__", ())]
             names += [*filter(None, stated)] or [name]  # `--from` is no name for a parameter of Python
     return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
+
+
+def _arguments(command: Callable[..., None]) -> dict[str, str]:
+    """What --help calls each argument without a flag."""
+    parameters = inspect.signature(command).parameters.values()
+    about = {
+        one.name: getattr(one.annotation, "__metadata__", ()) for one in parameters if one.kind is not one.KEYWORD_ONLY
+    }
+    metavars = {name: [getattr(part, "metavar", None) for part in parts] for name, parts in about.items()}
+    return {name: next(filter(None, choices)) for name, choices in metavars.items() if any(choices)}
 
 
 def _delayed(command: Callable[..., None] | Group) -> Callable[..., Callable[[], None]]:

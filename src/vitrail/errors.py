@@ -1,8 +1,10 @@
 """Errors for users: one line with the rule, the value and what to do."""
 
 import difflib
+import itertools
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -94,6 +96,23 @@ def did_you_mean(given: str, known: Iterable[str], elsewhere: Mapping[str, str] 
     near = near or difflib.get_close_matches(given, meant, n=1, cutoff=0.6)
     return f" Did you mean {meant[near[0]]!r}?" if near else ""
 
+
+def like_path(path: str | Path, suggest: Callable[[Path], Path | None]) -> str:
+    """`" Did you mean 'photos/cats'?"` for a path that does not exist: a similar one, of those that exist beside the
+    first part that is missing. `suggest` returns what to suggest for a path, or None if it does not fit."""
+    path = Path(path)
+    first_missing = next((part for part in (*reversed(path.parents), path) if not os.path.lexists(part)), path)
+    rest = path.relative_to(first_missing)
+    try:
+        with os.scandir(first_missing.parent) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MOST_ENTRIES)]
+    except OSError:
+        return ""
+    suggestions = {name: suggest(first_missing.with_name(name) / rest) for name in sorted(names)}
+    return did_you_mean(first_missing.name, (), {name: str(near) for name, near in suggestions.items() if near})
+
+
+_MOST_ENTRIES = 1000  # of a folder that are looked at for a suggestion
 
 # Other libraries spell the sizes out: vit_base_patch16_224 is ViT-B/16.
 _SIZE_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "gg"}

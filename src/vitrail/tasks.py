@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack
 from vitrail.configs import zoo
 from vitrail.configs.bundle import check_folder
 from vitrail.configs.options import Options
+from vitrail.configs.other_tools import same_word
 from vitrail.configs.recipe import (
-    OTHER_WORDS,
     Recipe,
     adjust_recipe,
     find_recipe,
-    other_words,
     recipe_names,
 )
 from vitrail.console import Meter, in_notebook
@@ -573,8 +572,9 @@ def _check_keywords(function: FunctionType, given: Mapping[str, Any], others: Se
     for name, value in given.items():
         if name in known:
             continue
-        elsewhere, setting = other_words(known), OTHER_WORDS.get(name, name)
-        if "settings" in known and setting in Recipe.__dataclass_fields__ and not {name, setting} & elsewhere.keys():
+        elsewhere, settings = same_word(name, known), Recipe.__dataclass_fields__
+        setting = same_word(name, settings).get(name, name)
+        if "settings" in known and setting in settings and not elsewhere:
             near = f" It is a setting of recipes: settings={{{setting!r}: {value!r}}}."
         else:
             near = did_you_mean(name, known, elsewhere)

@@ -28,16 +28,15 @@ from vitrail.flags import (
 
 def models(
     pattern: Annotated[
-        str, tyro.conf.Positional, arg(metavar="[PATTERN]", help="Only names like this one: 'ViT*', '*/16'.")
+        str, tyro.conf.Positional, arg(metavar="[PATTERN]", help="Only names like this one: 'ViT*', '*/16', ViT-B.")
     ] = "*",
     *,
     json: Json = False,
 ) -> None:
     """List all models, or those that match a pattern, with their parameters, multiply-accumulates and shapes."""
-    names = zoo.list_models(pattern)
+    names = zoo.list_models(pattern) or zoo.list_models(f"{pattern}*" if pattern else "")
     if not names:
-        starts = bool(zoo.list_models(f"{pattern}*"))
-        near = f" Did you mean {pattern + '*'!r}?" if starts else did_you_mean(pattern, zoo.list_models())
+        near = did_you_mean(pattern, zoo.list_models())
         raise UsageError(f"Pattern must match the name of a model, got {pattern!r}.{near}")
     # Families of other packages are named without importing them; `info` knows the rest.
     others = {name: dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.added}
@@ -129,7 +128,7 @@ def weights(
     pattern: Annotated[
         str,
         tyro.conf.Positional,
-        arg(metavar="[PATTERN]", help="Only names, models or repositories like this one: 'vit-b16*', 'dino*', 'BiT*'."),
+        arg(metavar="[PATTERN]", help="Only names, models or repositories like this one: vit-b16, dino, '*in21k'."),
     ] = "*",
     *,
     json: Json = False,

@@ -10,7 +10,7 @@ from vitrail.configs.base import FAMILIES, ModelConfig, read_model
 from vitrail.configs.catalogue import catalogue, like_published
 from vitrail.configs.positions import POSITIONS
 from vitrail.configs.remotes import remote_kind
-from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean
+from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean, like_path
 from vitrail.extensions import Registry
 from vitrail.storage import MANIFEST, read_json, verify
 
@@ -44,7 +44,7 @@ def check_folder(bundle: str | Path) -> Path:
                 f"Bundle must be a folder that exists, got {str(bundle)!r}, the name of a model without weights."
                 " `vitrail weights` lists public ones, `vitrail convert` makes a bundle of them."
             )
-        near = did_you_mean(str(path), EMBEDDED) or like_published(str(path))
+        near = like_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or like_published(str(path))
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
@@ -69,8 +69,16 @@ def find_config(model: str) -> ModelConfig:
         return zoo.find(model)
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{zoo.like_model(model)}"
+        f"{(like_path(model, _bundle_at) if model else '') or zoo.like_model(model)}"
     )
+
+
+def _bundle_at(path: Path) -> Path | None:
+    """The bundle at a path, also if a run is there."""
+    for folder in (path, path / "bundle"):
+        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - Path.is_file raises for folders of other users
+            return folder
+    return None
 
 
 def read_config(folder: Path) -> ModelConfig:

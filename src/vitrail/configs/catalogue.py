@@ -72,17 +72,22 @@ def _read(name: str) -> str:
 
 
 def list_published(pattern: str = "*") -> list[Published]:
-    """Public checkpoints whose name, model or repository matches a pattern with `*` and `?`, in upper or lower case."""
-    found = [
-        one
-        for one in catalogue().values()
-        if any(fnmatch.fnmatchcase(text.lower(), pattern.lower()) for text in (one.name, one.model, one.hub))
-    ]
-    if not found:
-        starts = bool(pattern) and any(name.startswith(pattern.lower()) for name in catalogue())
-        near = f" Did you mean {pattern + '*'!r}?" if starts else like_published(pattern)
-        raise UsageError(f"Pattern must match a name that `vitrail weights` lists, got {pattern!r}.{near}")
-    return found
+    """Public checkpoints whose name, model or repository matches a pattern with `*` and `?`, in upper or lower case. A
+    pattern that matches nothing may be how these begin: `dino` is `dino*`."""
+    for wanted in (pattern, f"{pattern}*"):
+        matching = [
+            published
+            for published in catalogue().values()
+            if any(
+                fnmatch.fnmatchcase(text.lower(), wanted.lower())
+                for text in (published.name, published.model, published.hub)
+            )
+        ]
+        if pattern and matching:
+            return matching
+    raise UsageError(
+        f"Pattern must match a name that `vitrail weights` lists, got {pattern!r}.{like_published(pattern)}"
+    )
 
 
 def like_published(name: str) -> str:

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import re
 import tomllib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from vitrail.configs.augment import Augment
 from vitrail.configs.base import model_settings
 from vitrail.configs.margin import Margin
+from vitrail.configs.other_tools import same_word
 from vitrail.errors import DamagedError, UsageError, did_you_mean
 from vitrail.extensions import Registry
 from vitrail.settings import Settings, as_integer, check_number, spoken
@@ -262,7 +263,9 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         changed.add(key)
         known = fields[table] if table else fields
         if table != "model" and table != "preprocess" and name not in known:
-            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), _keys(fields))}")
+            keys = setting_keys()
+            keys |= {theirs: keys[ours] for theirs, ours in same_word(name, keys).items()}
+            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), keys)}")
         if not table and name in _LENGTHS:  # one of them replaces the others
             fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
         known[name] = value
@@ -290,27 +293,14 @@ def adjust_recipe(
 
 
 _LENGTHS = ("epochs", "steps", "minutes")
-# What other libraries call some settings, where the words are not alike.
-OTHER_WORDS = {
-    "lr": "learning_rate",
-    "wd": "weight_decay",
-    "bs": "batch",
-    "ema": "average",
-    "early_stopping": "patience",
-}
 
 
-def other_words(known: Container[str]) -> dict[str, str]:
-    """For each known word that has another form, `lr` or `learning_rate`: the other one, with the known one."""
-    pairs = [pair for one in OTHER_WORDS.items() for pair in (one, one[::-1])]
-    return {other: word for word, other in pairs if word in known}
-
-
-def _keys(fields: dict[str, Any]) -> dict[str, str]:
-    """The full key of every setting, by its name without the table."""
+def setting_keys() -> dict[str, str]:
+    """The full key of every setting of a recipe, by its name without the table: `augment.mixup` by `mixup`."""
+    fields = Recipe().to_json()
     in_model = {name: f"model.{name}" for name in model_settings()}
     in_tables = {name: f"{table}.{name}" for table in ("augment", "margin") for name in fields[table]}
-    return in_model | in_tables | {name: name for name in fields} | OTHER_WORDS
+    return in_model | in_tables | {name: name for name, value in fields.items() if not isinstance(value, dict)}
 
 
 def recipe_names() -> list[str]:

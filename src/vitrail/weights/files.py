@@ -4,6 +4,7 @@ A pickle can run code. It is always read with `weights_only=True`, by a child pr
 tensors: `weights.unpickle` behind `vitrail.wall`.
 """
 
+import os
 import re
 import tempfile
 import zipfile
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from vitrail import unpack
 from vitrail.configs.catalogue import like_published
-from vitrail.errors import DamagedError, UsageError, first_line
+from vitrail.errors import DamagedError, UsageError, first_line, like_path
 from vitrail.pickles import convert_pickle
 from vitrail.storage import named_in_utf8, read_document, read_json
 from vitrail.weights import unpickle
@@ -34,9 +35,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError):  # no file can have such a name
         exists = False
     if not exists:
+        near = like_path(path, lambda other: other if os.path.lexists(other) else None) or like_published(str(path))
         raise UsageError(
             f"Source must be a file or folder that exists, hf:owner/repository, an https:// address, or a name that"
-            f" `vitrail weights` lists, got {str(path)!r}.{like_published(str(path))}"
+            f" `vitrail weights` lists, got {str(path)!r}.{near}"
         )
     file = path / choose_weights([one.name for one in path.iterdir()], str(path)) if path.is_dir() else path
     documents = {name: read_json(file.parent / name) for name in DOCUMENTS if (file.parent / name).is_file()}
