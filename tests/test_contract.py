@@ -138,6 +138,40 @@ def test_export_keeps_the_logits(name):
         torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-4)
 
 
+# torch breaks the graph at an LSTM. Tracing takes a second for each block, so there are few.
+COMPILABLE = {
+    "ViT-Pico/2": {"depth": 2},
+    "Hybrid-Pico": {"depth": 2},
+    "ResNet-Pico": {},
+    "Mixer-Pico/2": {"depth": 2},
+    "iGPT-Micro": {"depth": 2},
+    "MLP-Pico": {},
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("name", COMPILABLE)
+def test_compile_makes_one_graph_for_all_batches(name, training):
+    model = redraw(create(name, **COMPILABLE[name])).train(training)
+    images = [random_images(model.config) for _ in range(3)]
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
+        for batch in images:
+            logits = compiled(batch)
+            logits.sum().backward()
+            torch.testing.assert_close(logits, model(batch), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("name", COMPILABLE)
+def test_strict_export_keeps_the_logits(name, training):
+    model = redraw(create(name, **COMPILABLE[name])).train(training)
+    images = random_images(model.config)
+    exported = torch.export.export(copy.deepcopy(model), (images,), strict=True)
+    torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "size"), [("Hybrid-Nano", 36), ("ResNet-Nano", 41), ("LSTM-Nano/7", 35), ("iGPT-Micro", 16)]
 )

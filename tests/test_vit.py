@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitrail.configs.positions import POSITIONS
 from vitrail.configs.vit import ViTConfig
 from vitrail.errors import UsageError
 from vitrail.lab.exact import redraw
@@ -317,6 +318,31 @@ def test_every_mask_and_position_exports(changes):
     images = torch.randn(2, 1, 28, 28)
     exported = torch.export.export(model, (images,))
     torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"position": position} for position in POSITIONS if position not in POSITIONS.added),
+        *({"position": "learned-1d", "position_at": placement} for placement in ("every", "shared")),
+        {"position": "learned-2d", "position_at": "every"},
+        {"position": "relative", "position_at": "shared"},
+        {"attention": "local"},
+        {"attention": "strided"},
+        {"pool": "map"},
+        {"norm": "batch"},
+        {"dropout": 0.1, "drop_path": 0.1, "token_drop": 0.5},
+        {"merge": 2},
+    ],
+    ids=str,
+)
+def test_compile_makes_one_graph_for_every_setting(changes):
+    model = create("ViT-Pico/2", depth=2, **changes).train()
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        for _ in range(3):
+            compiled(torch.randn(2, 1, 8, 8)).sum().backward()
 
 
 def test_tables_follow_the_type_without_being_rounded_twice():

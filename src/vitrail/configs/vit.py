@@ -1,6 +1,7 @@
 """Configuration of the Vision Transformer (arXiv 2010.11929): settings, rules, parameters and MACs."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any, ClassVar, Literal
 
@@ -160,9 +161,10 @@ class ViTConfig(PatchedConfig):
             found.append(self.prefix + patches)
         return tuple(found)
 
-    @property
+    @functools.cached_property
     def placement(self) -> Placement:
-        """`position_at`, with its default filled in."""
+        """`position_at`, with its default filled in. `__post_init__` resolves it: forward passes read it, and a
+        registry's import inside of one would break the graph of `torch.compile`."""
         return self.position_at or self.position_rules.placements[0]
 
     @property
