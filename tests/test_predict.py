@@ -1,5 +1,6 @@
 """`vitrail predict`: engines, the files that are kept for them, and every way to name images."""
 
+import inspect
 import io
 import json
 import os
@@ -575,8 +576,63 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_every_command_that_computes_has_the_same_device_flag():
+    from vitrail.commands import COMMANDS
+    from vitrail.configs.options import Options
+    from vitrail.flags import Group, Running
+
+    commands = {
+        **COMMANDS,
+        **{f"faces {name}": command for name, command in COMMANDS["faces"].commands.items()},
+    }
+    flags = {}
+    for name, command in commands.items():
+        parameters = {} if isinstance(command, Group) else inspect.signature(command).parameters
+        if "device" in parameters:
+            help_text = parameters["device"].annotation.__metadata__[0].help
+            flags[name] = (parameters["device"].default, help_text)
+        elif any(isinstance(parameter.default, Running) for parameter in parameters.values()):
+            flags[name] = (Options().device, Options.meanings()["device"])
+    assert flags.keys() >= {"train", "finetune", "predict", "evaluate", "inspect", "bench", "faces evaluate"}
+    assert flags.keys() >= {"faces train", "faces enroll", "faces verify", "faces identify", "faces calibrate"}
+    assert set(flags.values()) == {("auto", Options.meanings()["device"])}
+
+
+@pytest.mark.parametrize("accelerator", ["cuda", "xpu", "mps", None])
+def test_auto_is_the_accelerator_that_torch_finds(accelerator, monkeypatch, capsys):
+    """Without such a device, torch's answer is replaced: everything after it is the code that would run."""
+    from vitrail.models import device
+
+    answer = None if accelerator is None else torch.device(accelerator)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: answer)
+    device._say_device.cache_clear()
+    assert device.find_device("auto") == (answer or torch.device("cpu"))
+    assert capsys.readouterr().err == ""
+    assert device.choose_device("auto") == device.choose_device("auto") == (answer or torch.device("cpu"))
+    note = f"note: computing on device {accelerator}; --device cpu computes on the CPU\n"
+    assert capsys.readouterr().err == ("" if accelerator is None else note)
+    assert device.choose_device("cpu") == torch.device("cpu")
+    device._say_device.cache_clear()
+
+
+def test_paths_are_opened_on_auto_and_models_stay_where_they_are(bundle, monkeypatch):
+    from vitrail.inspection.subject import open_subject
+    from vitrail.weights import bundle as bundles
+
+    chosen = []
+    monkeypatch.setattr(bundles, "choose_device", lambda name: chosen.append(name) or torch.device("cpu"))
+    loaded = vitrail.load(bundle)
+    for opened in (bundle, loaded):
+        vitrail.Classifier(opened)
+        vitrail.evaluate(opened, "digits", protocol="knn")
+        open_subject(opened)
+    assert chosen == ["auto"] * 3
+    vitrail.Classifier(loaded, device="cpu")
+    assert chosen == ["auto"] * 3 + ["cpu"]
+
+
 def test_devices_by_name(bundle, call, images, tmp_path):
-    assert next(vitrail.load(bundle, device="auto").model.parameters()).device.type in ("cuda", "cpu")
+    assert next(vitrail.load(bundle, device="auto").model.parameters()).device.type in (*ACCELERATORS, "cpu")
     for engine in ("torch", "onnx"):
         done = call("predict", bundle, images / "01.png", "--device", "cpu", "--engine", engine)
         assert done.returncode == 0, done.stderr

@@ -44,8 +44,8 @@ class Classifier:
     that, torch is not imported. `precision` is float32, which is exact, bfloat16 or int8, where the engine has it. With
     `auto` for either, the fastest for many images is taken, by measurement; of precisions, the fastest that changes at
     most the share `tolerance` of answers. `threads` is the number of computing threads (default: every core); `jpeg`
-    overrides how the bundle's preprocessing decodes JPEG files; `device` is where torch computes (default: the CPU, or
-    the device of the model).
+    overrides how the bundle's preprocessing decodes JPEG files; `device` is where torch computes (default: auto, the
+    accelerator that torch finds, or the device of a loaded model).
 
         >>> classifier = vitrail.Classifier("fashion")
         >>> (answer,) = classifier.predict([np.zeros((28, 28), np.uint8)], top_k=2)

@@ -47,7 +47,7 @@ Resume = Annotated[
     Literal["auto"] | None,
     arg(metavar="[auto]", help="Continue from the newest intact checkpoint of the run, or start if there is none."),
 ]
-Device = Annotated[str, arg(metavar="D", help="cpu, cuda, mps, ...; auto takes CUDA if there is any.")]
+Device = Annotated[str, arg(metavar="D", help=Options.meanings()["device"])]
 
 EngineName = Annotated[
     str,

@@ -48,7 +48,7 @@ class RunOptions(TypedDict, total=False):
     threads: int | None
     """Threads that compute; by default torch's choice."""
     device: str
-    """cpu, cuda, mps, ...; auto (default) takes CUDA if there is any."""
+    """cpu, cuda, xpu, mps, ...; auto (default) takes the accelerator that torch finds, otherwise the CPU."""
     precision: Literal["float32", "bfloat16"]
     """bfloat16 computes in 16 bits where that is safe (float32)."""
     amp: bool
@@ -315,7 +315,7 @@ def evaluate(
         layer, neighbours, temperature, shots, seeds, penalty, seed, cache    settings of these protocols
         engine, precision, tolerance    how to run the model with protocol classify, as for `predict`
         workers      threads that prepare images
-        device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+        device       where to compute: by default auto, as in `train`, or where the model of a `vitrail.Bundle` is
 
         >>> found = vitrail.evaluate("fashion", "fashion-40")
         >>> found.count, found.right == round(40 * found.accuracy), found.accuracy > 0.8
@@ -416,7 +416,7 @@ def predict(
         threads      number of threads that decode and compute; by default every core
         jpeg         decode JPEG files exactly, or (double) large ones at a reduced scale, faster; default: the
                      bundle's way
-        device       where torch computes: by default the CPU, or where the model of a `vitrail.Bundle` is
+        device       where torch computes: by default auto, as in `train`, or where the model of a `vitrail.Bundle` is
 
         >>> answers = vitrail.predict("fashion", np.zeros((3, 28, 28), np.uint8), top_k=2)
         >>> len(answers), answers[2].file, len(answers[2].classes), 0 < answers[2].score < 1
@@ -480,7 +480,7 @@ def inspect(
         inside       layers to show step by step, from 0 or from the end (-1); by default first, middle and last
         layers, heads    show only the attention of these
         full         keep everything on the page, however large it becomes, and write arrays.npz
-        device       where to compute: by default the CPU, or where the model of a `vitrail.Bundle` is
+        device       where to compute: by default auto, as in `train`, or where the model of a `vitrail.Bundle` is
         force        overwrite the folder `output`
 
         >>> seen = vitrail.inspect("fashion", np.zeros((1, 28, 28), np.uint8), patch=(2, 3))

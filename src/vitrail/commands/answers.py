@@ -93,7 +93,7 @@ def evaluate(
     precision: Precision = "float32",
     tolerance: Tolerance = 0.02,
     workers: Annotated[int, arg(metavar="N", help="Number of threads that decode and prepare images.")] = 2,
-    device: Device = "cpu",
+    device: Device = "auto",
     output: Annotated[
         Path | None,
         arg(
@@ -181,7 +181,7 @@ def predict(
     threads: Annotated[
         int | None, arg(metavar="N", help="Number of threads that decode and compute; default: every core.")
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     jpeg: Annotated[
         Literal["exact", "double"] | None,
         arg(

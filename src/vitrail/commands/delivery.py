@@ -19,6 +19,7 @@ from vitrail.data.sources import open_data
 from vitrail.errors import UsageError
 from vitrail.flags import (
     BundlePath,
+    Device,
     Json,
     arg,
     lines_of_stdin,
@@ -85,13 +86,14 @@ def bench(
         str | None, arg(metavar="S", help="train, val or test; default: test, otherwise val, otherwise all images.")
     ] = None,
     threads: Annotated[int | None, arg(metavar="N", help="Number of computing threads; default: every core.")] = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure every engine in every precision on this machine: speed, start, memory, size, answers and accuracy. What
     it finds is kept; --engine auto and --precision auto read it."""
     from vitrail.evaluation.bench import bench as run
 
-    found = run(bundle, data, split=split, threads=threads)
+    found = run(bundle, data, split=split, threads=threads, device=device)
     for one in found["left_out"]:
         say(f"note: {one['engine']} {one['precision']} is left out: {one['reason']}")
     for note in found["notes"]:

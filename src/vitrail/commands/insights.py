@@ -73,7 +73,7 @@ def inspect(
         bool,
         arg(help="Keep the attention of every head and patch, however large the page becomes, and write arrays.npz."),
     ] = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
     json: Annotated[bool, arg(help="Print the content of inspect.json.")] = False,
 ) -> None:

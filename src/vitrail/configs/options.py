@@ -20,7 +20,7 @@ class Options(Settings):
     threads: int | None = None
     """Threads that compute; by default torch's choice. A resumed run keeps the number it began with."""
     device: str = "auto"
-    """cpu, cuda, mps, ...; auto takes CUDA if there is any."""
+    """cpu, cuda, xpu, mps, ...; auto takes the accelerator that torch finds, otherwise the CPU."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 computes in 16 bits where that is safe; the start of the run says what it gains or costs here."""
     amp: bool = False

@@ -73,7 +73,7 @@ class Engine(abc.ABC):
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
-        """Whether it computes on a device."""
+        """Whether it computes on a device, or on `auto`, whichever that is."""
         return True
 
     @classmethod
@@ -84,7 +84,7 @@ class Engine(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
-        """The engine for a bundle or for the path of one."""
+        """The engine for a bundle or for the path of one, on a device: by default on `auto`, or where a bundle is."""
 
     @abc.abstractmethod
     def running(self, threads: int | None, callers: int = 1) -> contextlib.AbstractContextManager[Run]:
@@ -134,7 +134,7 @@ class FileEngine(Engine):
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
-        return device == "cpu"
+        return device in ("auto", "cpu")
 
     @classmethod
     def prepare(cls, path: str | Path, precision: str) -> Path:
@@ -145,7 +145,7 @@ class FileEngine(Engine):
 
     @classmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
-        if device not in (None, "auto") and not cls.computes_on(device):
+        if device is not None and not cls.computes_on(device):
             raise UsageError(f"Device must be cpu for engine {cls.name}, got {device!r}. Use engine torch.")
         if not isinstance(bundle, str | Path):
             raise UsageError(f"Engine {cls.name} must be given the path of a bundle, got one in memory. Save it first.")

@@ -74,6 +74,7 @@ def choose_way(
     parts = read_parts(bundle, weights=False)
     parts.check_computable()
     load = load or Load(batch_for(parts.config), threads or cores(), 1)
+    load = load._replace(device=device or load.device)
     measured = Measured.read(bundle)
     engines = [name for name in ENGINES if wish.engine in (name, "auto")]
     ways = [Way(name, one) for name in engines for one in _precisions(wish, name)]

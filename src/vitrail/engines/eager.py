@@ -21,19 +21,15 @@ class TorchEngine(Engine):
     precisions = ("float32", "bfloat16")
     packages = ("torch",)
 
-    def __init__(self, bundle: "Bundle", device: str | None = None, precision: str = "float32") -> None:
-        from vitrail.models.device import find_device
-
+    def __init__(self, bundle: "Bundle", precision: str = "float32") -> None:
         self.model, self.parts, self.precision = bundle.model, bundle.parts, precision
-        if device is not None:
-            self.model.to(find_device(device))
 
     @classmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
-        from vitrail.weights.bundle import open_bundle
+        from vitrail.weights.bundle import open_to_compute
 
         cls.check(precision)
-        return cls(open_bundle(bundle), device, precision)
+        return cls(open_to_compute(bundle, device=device), precision)
 
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:

@@ -31,7 +31,7 @@ def measure(path: str, ways: list[Way], load: Load) -> dict[Way, Speed]:
     """The speed of each way, measured in turn, so that a machine that slows down slows all of them."""
     say(f"measuring {', '.join(map(str, ways))} on this machine (once)")
     folders = {way: ENGINES[way.engine].prepare(path, way.precision) for way in ways}
-    engines = {way: ENGINES[way.engine].open(path, None, way.precision) for way in ways}
+    engines = {way: ENGINES[way.engine].open(path, load.device, way.precision) for way in ways}
     seconds = _race(engines, load)
     return {way: Speed(seconds[way], *_start(path, way, load), _size(folders[way])) for way in ways}
 
@@ -68,7 +68,8 @@ def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
 def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
     """Seconds of a new process to its first answer, because this one may have loaded everything already; and the bytes
     that it holds at most."""
-    words = [sys.executable, "-P", "-c", _FIRST, path, *way, str(load.batch), str(load.callers * load.threads)]
+    numbers = str(load.batch), str(load.callers * load.threads)
+    words = [sys.executable, "-P", "-c", _FIRST, path, *way, *numbers, load.device]
     start = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         stdout = process.stdout or io.StringIO()
@@ -82,9 +83,9 @@ def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
     return seconds, int(memory)
 
 
-def answer_first(path: str, engine: str, precision: str, batch: str, threads: str) -> None:
+def answer_first(path: str, engine: str, precision: str, batch: str, threads: str, device: str) -> None:
     """What a new process does: one image, then a batch. Prints a line after the first, and its memory in the end."""
-    opened = ENGINES[engine].open(path, None, precision)
+    opened = ENGINES[engine].open(path, device, precision)
     pixels = sample(opened.parts.preprocess, int(batch))
     with opened.running(int(threads)) as run:
         run(pixels[:1])

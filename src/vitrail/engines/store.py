@@ -24,14 +24,17 @@ _MOST, _LEAST = 1e15, 1e-9  # of any number that is kept; seconds per image
 
 
 class Load(NamedTuple):
-    """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` threads."""
+    """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` threads; and
+    the device on which torch computes."""
 
     batch: int
     callers: int
     threads: int
+    device: str = "auto"
 
     def __str__(self) -> str:
-        return f"batch {self.batch}, {self.callers} x {self.threads} threads"
+        place = "" if self.device == "auto" else f", {self.device}"
+        return f"batch {self.batch}, {self.callers} x {self.threads} threads{place}"
 
 
 class Speed(NamedTuple):

@@ -47,22 +47,29 @@ class Compared(NamedTuple):
 
 
 def bench(
-    path: str, data: str | None = None, *, split: str | None = None, threads: int | None = None
+    path: str,
+    data: str | None = None,
+    *,
+    split: str | None = None,
+    threads: int | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Speed, start, memory, size and answers of each engine in each precision, as `bench --json` prints them. Without
-    data, answers to embedded images are compared."""
+    data, answers to embedded images are compared. Torch computes on the device; other engines, which only have the CPU,
+    are left out for any other device that is named."""
     parts = read_parts(path, weights=False)
     parts.check_classifies()
     dataset = open_images("fashion-40" if data is None else data)
     chosen = dataset.for_evaluation(split)
     threads = cores() if threads is None else check_integer("threads", threads, low=1, high=4096)
-    load = Load(batch_for(parts.config), threads, 1)
-    ways, refused = find_usable(path, every_way())
+    load = Load(batch_for(parts.config), threads, 1, device)
+    ways, refused = find_usable(path, [way for way in every_way() if ENGINES[way.engine].computes_on(device)])
     measured, speeds = Measured.read(path), measure(path, ways, load)
     measured.keep_speeds(load, speeds, refused)
     fastest = min(speed.image for way, speed in speeds.items() if way.precision == PRECISIONS[0])
     slow = [way for way in ways[1:] if speeds[way].image > _TOO_SLOW * fastest]
-    compared = _compare(path, parts, [way for way in ways if way not in slow], chosen, dataset.name, dataset.labels)
+    quick = [way for way in ways if way not in slow]
+    compared = _compare(path, device, parts, quick, chosen, dataset.name, dataset.labels)
     if data is not None:
         measured.keep_agreements({way: compared.agreement(way) for way in compared.decisions})
     return {
@@ -87,13 +94,16 @@ def _notes(parts: Parts, dataset: Dataset, compared: Compared) -> list[str]:
     return [f"classes of {dataset.name!r} are not the bundle's, so there is no accuracy"] if dataset.labels else []
 
 
-def _compare(path: str, parts: Parts, ways: list[Way], split: Split, name: str, labels: tuple[str, ...]) -> Compared:
+def _compare(
+    path: str, device: str, parts: Parts, ways: list[Way], split: Split, name: str, labels: tuple[str, ...]
+) -> Compared:
     """The answers of all ways to a split; each image is decoded once."""
     loader = Loader(split, parts.preprocess, batch=_BATCH, shuffle=False, workers=2)
     meter, found = Meter(len(split), "images"), {way: [] for way in ways}
     with contextlib.ExitStack() as stack:
         runs = {
-            way: stack.enter_context(ENGINES[way.engine].open(path, None, way.precision).running(None)) for way in ways
+            way: stack.enter_context(ENGINES[way.engine].open(path, device, way.precision).running(None))
+            for way in ways
         }
         for batch in loader.epoch():
             for way, run in runs.items():

@@ -40,7 +40,7 @@ def evaluate_each(
     against: str | None = None,
     force: bool = False,
     workers: int = 2,
-    device: str = "cpu",
+    device: str = "auto",
     wish: Wish = AS_USUAL,
 ) -> dict[str, Any]:
     """The scores of a bundle, and what is asked for of each image: a table or file of answers, a page of mistakes, the

@@ -35,7 +35,7 @@ from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbou
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_integer, spoken
 from vitrail.weights.answers import SeveralLabels
-from vitrail.weights.bundle import Bundle, open_bundle
+from vitrail.weights.bundle import Bundle, open_to_compute
 from vitrail.weights.parts import OVERFLOWS, read_parts
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
@@ -214,7 +214,7 @@ def read_examples(
     If DATA has no splits, the test images are those that the bundle's training held out; of other data, or with a
     `seed`, those that training with this seed (0) would hold out.
     """
-    loaded = open_bundle(bundle, device=device)
+    loaded = open_to_compute(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
     dataset = open_data(data)
     dataset.check_one_label("Judging features")

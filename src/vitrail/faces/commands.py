@@ -113,7 +113,7 @@ def evaluate(
     output: Annotated[Path | None, arg(metavar="DIR", help="Also write a report page to this folder.")] = None,
     show_images: Annotated[bool, arg(help="Show the images of the worst pairs on the page.")] = False,
     force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure how well a bundle tells people apart: verification, identification, open set; with intervals.
@@ -155,7 +155,7 @@ def enroll(
     images: Images,
     *,
     landmarks: Landmarks = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Add a person, or more images of one, to a gallery. No image is kept: only embeddings and hashes.
@@ -211,7 +211,7 @@ def verify(
         Path | None, arg(metavar="GALLERY", help="Take the threshold from this gallery, as `calibrate` has set it.")
     ] = None,
     landmarks: Landmarks = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Do two images show the same person? Without a calibrated threshold, a score is all that is printed."""
@@ -235,7 +235,7 @@ def identify(
     *,
     top_k: Annotated[int, arg(metavar="K", help="How many people to show for each image.")] = 3,
     landmarks: Landmarks = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     json: Annotated[bool, arg(help="Print a JSON line for each image instead of a table.")] = False,
 ) -> None:
     """Who is it? The most alike people of a gallery or, below its calibrated threshold, "unknown".
@@ -275,7 +275,7 @@ def calibrate(
     without: Without = None,
     landmarks: Landmarks = None,
     split: Split = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Set the thresholds of a gallery for a rate of false accepts, on images of people who are not enrolled.

@@ -10,8 +10,8 @@ from vitrail.configs import zoo
 from vitrail.configs.bundle import EMBEDDED
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.create import build
-from vitrail.models.device import find_device
-from vitrail.weights.bundle import Bundle, load, open_bundle
+from vitrail.models.device import choose_device
+from vitrail.weights.bundle import Bundle, open_to_compute
 
 _SMALL = 64  # pixels: smaller images are not cropped
 
@@ -29,28 +29,27 @@ class Subject(NamedTuple):
 def open_subject(given: str | Path | Bundle, *, device: str | None = None) -> Subject:
     """Open what was given. A model's name wins over a path of that name: its weights are new, drawn with seed 0."""
     if isinstance(given, Bundle):
-        return Subject(open_bundle(given, device=device), given.model.config.name or "bundle", [], [])
-    place = "cpu" if device is None else device
+        return Subject(open_to_compute(given, device=device), given.model.config.name or "bundle", [], [])
     name = str(given)
     if name not in EMBEDDED and zoo.is_model(name):
         note = f"{name} is the name of a model: its weights are new and random"
-        return Subject(_untrained(name, place), name, [], [*zoo.alias_notes(name), note])
+        return Subject(_untrained(name, device or "auto"), name, [], [*zoo.alias_notes(name), note])
     snapshots = _snapshots(Path(name))
     final = Path(name) / "bundle"
     if name in EMBEDDED or not (snapshots or (final / "config.json").exists()):
-        return Subject(load(given, device=place), name, [], [])
+        return Subject(open_to_compute(given, device=device), name, [], [])
     notes = [] if snapshots else [f"{name} has no snapshots: train with --snapshots N to see what grows"]
     if not final.exists():
         final = snapshots[-1][1]
         notes.append(f"{name} has no bundle yet: its last snapshot is shown")
-    return Subject(load(final, device=place), str(final), snapshots, notes)
+    return Subject(open_to_compute(final, device=device), str(final), snapshots, notes)
 
 
 def _untrained(name: str, device: str) -> Bundle:
     config = zoo.find(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = build(config).eval().to(find_device(device))
+        model = build(config).eval().to(choose_device(device))
     values = (0.5,) * config.channels
     crop = 1.0 if max(config.resolution) <= _SMALL else 0.875
     preprocess = Preprocess(resolution=config.resolution, mean=values, std=values, crop_fraction=crop)

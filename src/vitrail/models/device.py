@@ -1,15 +1,19 @@
 """Choice of the device."""
 
+import functools
+
 import torch
 from torch import nn
 
+from vitrail.console import say
 from vitrail.errors import UsageError
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; `auto` is a GPU if there is one. A device that this machine does not have is refused."""
+    """The device of this name; `auto` is the accelerator that torch finds (CUDA, XPU, MPS, ...), otherwise the CPU. A
+    device that this machine does not have is refused."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         torch.zeros(1, device=name).tolist()
         return torch.device(name)
@@ -21,6 +25,25 @@ def find_device(name: str) -> torch.device:
         raise UsageError(
             f"Device must be one that this machine has ({', '.join(known)}), got {name!r}.{advice}"
         ) from None
+
+
+def choose_device(name: str) -> torch.device:
+    """`find_device`, with a note on stderr unless it is the CPU."""
+    device = find_device(name)
+    if device.type != "cpu":
+        _say_device(str(device))
+    return device
+
+
+@functools.cache
+def _say_device(device: str) -> None:
+    """Say once per process on which device it computes."""
+    say(f"note: {describe_use(device)}")
+
+
+def describe_use(device: object) -> str:
+    """The text of the note about a device that is not the CPU."""
+    return f"computing on device {device}; --device cpu computes on the CPU"
 
 
 @torch.no_grad()

@@ -56,5 +56,5 @@ def note_on_bfloat16(trainer: Trainer) -> str:
 
 def _wait(device: torch.device) -> None:
     """Wait until the device has computed what was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

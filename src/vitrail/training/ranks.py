@@ -98,6 +98,8 @@ def join(device: str) -> Generator[Ranks]:
     if count == 1:
         yield Ranks(0, 1, place)
         return
+    if device == "auto" and place.type != "cuda":  # gloo, which connects ranks without CUDA, moves tensors of the CPU
+        place = torch.device("cpu")
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(place)

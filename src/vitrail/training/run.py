@@ -21,6 +21,7 @@ from vitrail.data.sources import AnyData, open_data
 from vitrail.errors import UsageError
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
+from vitrail.models.device import describe_use
 from vitrail.pages.notebook import card
 from vitrail.settings import counted
 from vitrail.storage import writable
@@ -141,6 +142,8 @@ def run(
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
+        if ranks.device.type != "cpu":
+            tell(f"note: {describe_use(ranks.device)}")
         # The seed and the number of threads belong to the process: whoever called finds them as they were.
         stack.enter_context(torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []))
         stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -29,7 +29,7 @@ from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
-from vitrail.models.device import find_device
+from vitrail.models.device import choose_device, find_device
 from vitrail.pages.notebook import card
 from vitrail.settings import counted
 from vitrail.storage import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
@@ -278,11 +278,17 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
 
 def open_bundle(bundle: Bundle | str | Path, *, device: str | None = None) -> Bundle:
     """The bundle at a path or of a name, on the device or the CPU; a `Bundle` as it is, moved if a device is given."""
+    place = None if device is None else choose_device(device)
     if not isinstance(bundle, Bundle):
-        return load(bundle, device="cpu" if device is None else device)
-    if device is not None:
-        bundle.model.to(find_device(device))
+        return load(bundle, device=str(place or "cpu"))
+    if place is not None:
+        bundle.model.to(place)
     return bundle
+
+
+def open_to_compute(bundle: Bundle | str | Path, *, device: str | None = None) -> Bundle:
+    """`open_bundle` on the device `auto` unless one is given; a `Bundle` stays where it is."""
+    return open_bundle(bundle, device="auto" if device is None and not isinstance(bundle, Bundle) else device)
 
 
 def bundle_key(bundle: Bundle | str | Path) -> str:
