@@ -28,6 +28,7 @@ from vitrail.configs.other_tools import OTHER_COMMANDS, our_words
 from vitrail.console import say
 from vitrail.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.flags import Group, OptionFlags, Running, given_words
+from vitrail.memory import describe_failure, is_allocation_failure
 
 DESCRIPTION = """The complete Vision Transformer: define it, train it, look inside it, deploy it.
 
@@ -35,6 +36,13 @@ Errors are one line; add --debug for the traceback. --version prints the version
 
 
 _COMPUTING = ("train", "finetune", "evaluate", "demo")
+_LESS_MEMORY = {
+    "train": "Use a smaller --batch, or --set accumulate=4 activation_checkpointing=true.",
+    "finetune": "Use a smaller --batch, or --set accumulate=4 activation_checkpointing=true.",
+    "predict": "Use --threads 1: each thread computes a batch of its own.",
+    "inspect": "Give fewer images, or --layers to show some of the layers.",
+}
+"""What saves memory, by command."""
 _BUSY = 0.25  # share of the processors that others use
 
 
@@ -74,6 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, OSError) and error.strerror:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
+        if is_allocation_failure(error):
+            place = " ".join(words[:2]) if words[0] == "faces" else words[0]
+            advice = _LESS_MEMORY.get(place, "Use a smaller model or a lower resolution, or close other programs.")
+            _leave(f"Memory must be enough for `vitrail {place}`: {describe_failure(error)}. {advice}", 1)
         # A net, not a cure: whatever lands here should have been foreseen where it happens.
         _leave(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
 

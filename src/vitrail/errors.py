@@ -65,6 +65,10 @@ class DamagedImageError(DamagedError):
     """An image of a data set cannot be read."""
 
 
+class OutOfMemoryError(VitrailError, MemoryError):
+    """Memory is not enough, or could not be allocated."""
+
+
 class UnprovedError(VitrailError):
     """A file that was made from a bundle does not answer as the bundle does."""
 

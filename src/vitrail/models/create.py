@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Never
 
+import torch
+
 from vitrail.configs import zoo
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.positions import Placement
 from vitrail.configs.vit import ResizeRule
 from vitrail.errors import UsageError
 from vitrail.extensions import load_object
+from vitrail.memory import check_room
 from vitrail.models.base import AnyModel
 from vitrail.settings import Pair
 
@@ -108,4 +111,6 @@ def create(
 
 def build(config: ModelConfig) -> AnyModel:
     """A newly initialised model of this configuration."""
+    if torch.get_default_device().type != "meta":
+        check_room(4 * config.parameters, f"Model {config.name or config.family}")
     return load_object(config.model)(config)

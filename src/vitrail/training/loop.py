@@ -213,17 +213,17 @@ class Trainer:
     def _make_memory(self) -> None:
         """Let the optimisers allocate their state, by a step with zero gradients. This changes the weights."""
         self.objective.train()
-        blank = self._blank()
+        blank = self.blank()
         (self.objective(*blank, None, None).sum() * 0).backward()
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
 
-    def _blank(self) -> tuple[Tensor, Tensor]:
-        """Two blank images (batch normalisation needs two) with arbitrary labels."""
-        shape, device = (2, self.preprocess.channels, *self.preprocess.resolution), self.ranks.device
+    def blank(self, count: int = 2) -> tuple[Tensor, Tensor]:
+        """Blank images (batch normalisation needs two) with arbitrary labels."""
+        shape, device = (count, self.preprocess.channels, *self.preprocess.resolution), self.ranks.device
         label = torch.from_numpy(self.loader.split.labels[:1])
-        return torch.zeros(shape, device=device), label.new_zeros((2, *label.shape[1:]), device=device)
+        return torch.zeros(shape, device=device), label.new_zeros((count, *label.shape[1:]), device=device)
 
     @property
     def kept(self) -> AnyModel:
@@ -463,7 +463,7 @@ class Trainer:
         """The arguments of the objective and the weights of the images, split into `accumulate` parts."""
         device = self.ranks.device
         if not len(batch.labels):  # fewer images than ranks: take part in the step, but weigh nothing
-            yield (*self._blank(), None, None), torch.zeros(2, device=device)
+            yield (*self.blank(), None, None), torch.zeros(2, device=device)
             return
         images = self.preprocess.scale(batch.pixels.to(device))
         labels, weights = batch.labels.to(device), batch.weights.to(device)

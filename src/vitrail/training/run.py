@@ -19,6 +19,7 @@ from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources import AnyData, open_data
 from vitrail.errors import UsageError
+from vitrail.memory import check_room
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.device import describe_use
@@ -30,6 +31,7 @@ from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.choice import Choice, choose
 from vitrail.training.course import LINEAR_HEAD
 from vitrail.training.folder import RunFolder
+from vitrail.training.footprint import check_memory, explain_shortage
 from vitrail.training.initial import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import Judgement
@@ -168,6 +170,8 @@ def run(
         cache = None
         if options.cache:
             cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
+        copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
+        check_room(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
         trainer = Trainer(
             initial.model,
             initial.preprocess,
@@ -180,6 +184,7 @@ def run(
             learned=initial.learned,
             cache=cache,
         )
+        check_memory(trainer)
         trainer.began = began
         trainer.loader.damaged |= initial.damaged
 
@@ -222,7 +227,8 @@ def run(
                 _introduce(log, initial, dataset, training, held_out, trainer)
             state = {**agreed, **_circumstances(options, ranks), "origin": initial.origin}
             snapshots = _snapshots(trainer, folder, dataset)
-            trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
+            with explain_shortage(trainer):
+                trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
 
         split = dataset.splits.get("test", held_out)
         bundle, judgement = _conclude(trainer, initial, dataset, split, log, agreed["data"], command)

@@ -27,6 +27,7 @@ from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import ANSWER, FORMAT, check_folder
 from vitrail.errors import DamagedError, UsageError
 from vitrail.images.preprocess import Preprocess
+from vitrail.memory import check_room
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.create import build
 from vitrail.models.device import choose_device, find_device
@@ -238,6 +239,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     """
     place = find_device(device)
     parts, folder = read_parts(path), check_folder(path)
+    check_room((folder / "model.safetensors").stat().st_size, f"Bundle {str(path)!r}")
     with torch.device("meta"):
         model = build(parts.config)
     weights = folder / "model.safetensors"

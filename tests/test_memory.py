@@ -1,0 +1,152 @@
+"""Memory: what cannot fit is refused before the first step, and a failed allocation is one line."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from vitrail import memory
+from vitrail.cli import main
+from vitrail.commands import COMMANDS
+from vitrail.errors import OutOfMemoryError
+from vitrail.training import footprint
+
+# The limit counts address space: what importing torch maps is not part of it.
+LIMITED = """
+import resource, sys
+import vitrail.training.run, vitrail.inspection.examine
+from vitrail.cli import main
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + int(float(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+main(sys.argv[2:])
+"""
+LARGE = ("--model", "ViT-Micro/4", "--set", "model.resolution=32", "holdout=0", "--steps", "1", "--workers", "0")
+
+
+def run_limited(size, *words):
+    command = [sys.executable, "-c", LIMITED, str(size), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_train_refuses_a_batch_that_cannot_fit_and_names_one_that_does(tmp_path):
+    words = ("train", "digits", *LARGE, "--output", tmp_path / "run")
+    done = run_limited(4e8, *words, "--batch", "1024")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert not (tmp_path / "run").exists()
+    numbers = re.search(r"1,024 images at a time needs ([\d.]+) GB, got ([\d.]+) GB available\.", done.stderr)
+    assert float(numbers[1]) > float(numbers[2])
+    assert re.search(r"Use --batch \d+ or --set accumulate=\d+ \([\d.]+ .B\)", done.stderr)
+    batch = re.search(r"--batch (\d+)", done.stderr)[1]
+    done = run_limited(4e8, *words, "--batch", batch)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_built(tmp_path):
+    done = run_limited(2e8, "train", "digits", "--model", "ViT-L/16", "--output", tmp_path / "run", "--steps", "1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert re.match(r"vitrail: Model ViT-L/16 must fit into memory: it needs 1\.2 GB, got", done.stderr)
+
+
+def test_available_memory_keeps_to_limits_of_process_and_control_groups(tmp_path):
+    script = (
+        "import resource; from vitrail import memory\n"
+        "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**28\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); print(memory.available())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 2**27 < int(done.stdout) <= 2**28
+
+    (tmp_path / "job" / "step").mkdir(parents=True)
+    for folder, limit, used in (("", "max", 900), ("job", "1000", 400), ("job/step", "max", 100)):
+        (tmp_path / folder / "memory.max").write_text(limit)
+        (tmp_path / folder / "memory.current").write_text(str(used))
+        (tmp_path / folder / "memory.stat").write_text("anon 5\ninactive_file 50\n")
+    (tmp_path / "groups").write_text("0::/job/step\n")
+    assert list(memory._free_of_cgroups(tmp_path / "groups", tmp_path)) == [650]
+
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("500")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("100")
+    (tmp_path / "memory" / "memory.stat").write_text("total_inactive_file 10\n")
+    (tmp_path / "groups").write_text("4:memory:/elsewhere\n3:cpu:/\n")
+    assert list(memory._free_of_cgroups(tmp_path / "groups", tmp_path)) == [410]
+
+
+FAILURES = {
+    "torch": lambda: torch.empty(2**58),
+    "numpy": lambda: np.empty(2**58),
+    "python": lambda: bytearray(2**60),
+}
+
+
+@pytest.mark.parametrize("library", FAILURES)
+@pytest.mark.parametrize("name", ["predict", "evaluate", "inspect"])
+def test_a_failed_allocation_is_one_line(name, library, monkeypatch, capsys):
+    def command() -> None:
+        """Allocate more than any machine has."""
+        FAILURES[library]()
+
+    monkeypatch.setitem(COMMANDS, name, command)
+    with pytest.raises(SystemExit, match="1"):
+        main([name])
+    line = capsys.readouterr().err
+    assert line.startswith(f"vitrail: Memory must be enough for `vitrail {name}`: ")
+    assert "could not be allocated" in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 7.79 GiB",
+        "MPS backend out of memory (MPS allocated: 9.05 GiB)",
+        "libtorch_cpu.so: failed to map segment from shared object",
+    ],
+)
+def test_failures_of_devices_and_libraries_are_known(text):
+    assert memory.is_allocation_failure(RuntimeError(text))
+    assert not memory.is_allocation_failure(RuntimeError("shapes cannot be multiplied"))
+    assert "could not be allocated" in memory.describe_failure(RuntimeError(text))
+
+
+def test_a_failed_allocation_in_training_says_what_to_change():
+    with pytest.raises(OutOfMemoryError, match=r"images at a time: .* Use --batch 8, --set accumulate=2 or --set act"):
+        vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16, callback=lambda step: torch.empty(2**58))
+
+
+def test_small_runs_are_not_measured(monkeypatch):
+    monkeypatch.setattr(footprint, "_measure", lambda *_: pytest.fail("measured"))
+    assert vitrail.train("digits", "ViT-Pico/2", steps=1, batch=128).steps == 1
+
+
+@pytest.mark.parametrize("settings", [{"model.norm": "batch"}, {"model.dropout": 0.1, "optimiser": "muon"}], ids=str)
+def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
+    measured = []
+    plain = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
+    measure = footprint._measure
+    monkeypatch.setattr(footprint, "_TINY", 0)
+    monkeypatch.setattr(footprint, "_measure", lambda *given: measured.append(measure(*given)) or measured[-1])
+    other = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
+    (found,) = measured
+    assert found.fixed > 4 * plain.bundle.model.config.parameters
+    assert found.image > 0
+    tensors = other.bundle.model.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in plain.bundle.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "name", ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "MLP-Nano"]
+)
+def test_macs_bound_the_activations_of_an_image(name, monkeypatch):
+    """Small runs are not measured by this rule."""
+    found = []
+    monkeypatch.setattr(footprint, "_TINY", 0)
+    measure = footprint._measure
+    monkeypatch.setattr(footprint, "_measure", lambda *given: found.append(measure(*given)) or found[-1])
+    model = vitrail.train("digits", name, steps=1, batch=8, settings={"model.resolution": 28}).bundle.model
+    assert found[0].image < model.config.macs
