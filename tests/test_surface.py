@@ -270,12 +270,12 @@ def test_models_are_listed_by_pattern(call):
         vitrail.list_models(3)
     listed = call("models", "BiT*").stdout.splitlines()[1:]
     assert [line.split()[0] for line in listed if "BiT" in line] == vitrail.list_models("BiT*")
-    for pattern, meant in (("ViT", "ViT*"), ("ViT-B16", "ViT-B/16")):
-        done = call("models", pattern)
-        assert (done.returncode, done.stderr) == (
-            2,
-            f"vitrail: Pattern must match the name of a model, got {pattern!r}. Did you mean {meant!r}?\n",
-        )
+    assert call("models", "ViT-B").stdout == call("models", "ViT-B*").stdout
+    done = call("models", "ViT-B16")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "vitrail: Pattern must match the name of a model, got 'ViT-B16'. Did you mean 'ViT-B/16'?\n",
+    )
 
 
 LONG = re.compile("large|huge|gi|384|101|152|x3|base_r|deit")

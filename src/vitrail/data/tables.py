@@ -89,7 +89,8 @@ def _guess_encoding(content: bytes) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     head = content[:_HEAD]
-    if b"\0" in head:  # without a mark: commas, digits and ends of lines have a zero byte after or before them
+    # Without a byte order mark: in UTF-16, commas, digits and ends of lines have a zero byte after or before them.
+    if 10 * head.count(0) > len(head):
         return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
     try:
         content.decode("utf-8-sig")
