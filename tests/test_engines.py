@@ -5,7 +5,10 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +20,7 @@ import vitrail
 from test_bundle import FIXTURE, make
 from vitrail.answers.paired import wilson
 from vitrail.configs.engines import ENGINES, PRECISIONS
-from vitrail.engines import cache, choose, measure, openvino, store
+from vitrail.engines import base, cache, choose, measure, openvino, store
 from vitrail.engines import make as engine_making
 from vitrail.engines.base import Way, batch_for, need
 from vitrail.engines.cache import FORMAT, fingerprint
@@ -317,6 +320,120 @@ def test_threads_that_call_openvino_at_the_same_time_get_their_own_answers(made)
         jobs = (lambda at=at: run(pixels[at : at + 1]).logits.copy() for at in range(40))
         found = np.concatenate(list(prefetch(jobs, 3, ahead=6)))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+_BEGIN_TOGETHER = """
+import sys, threading
+from vitrail.configs.engines import ENGINES
+from vitrail.engines.proof import sample
+
+path, engine, precision = sys.argv[1:]
+sys.setswitchinterval(1e-6)
+opened = ENGINES[engine].open(path, None, precision)
+pixels, barrier = sample(opened.parts.preprocess, 1), threading.Barrier(4)
+
+def begin():
+    barrier.wait()
+    run(pixels)
+
+with opened.running(1, 4) as run:
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [*EXACT, *ROUNDED], ids=str)
+def test_threads_that_begin_together_in_a_new_process_do_not_hang(way, made):
+    """Without `first_call_alone`, 9 of 30 processes with OpenVINO waited for ever."""
+    for _ in range(60):
+        words = [sys.executable, "-c", _BEGIN_TOGETHER, str(made), *way]
+        subprocess.run(words, check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "entered"), [("torch", "scale"), ("onnx", "scale_array"), ("openvino", "scale_array")]
+)
+def test_the_first_call_of_an_engine_is_computed_alone(name, entered, made, monkeypatch):
+    monkeypatch.setattr(base, "_USED", set())
+    original, spans = getattr(vitrail.Preprocess, entered), []
+
+    def slow(self, pixels):
+        began = time.monotonic()
+        time.sleep(0.1)
+        spans.append((began, time.monotonic()))
+        return original(self, pixels)
+
+    engine = ENGINES[name].open(made)
+    pixels, barrier = sample(engine.parts.preprocess, 1), threading.Barrier(4)
+
+    def begin(_):
+        barrier.wait()
+        return run(pixels)
+
+    monkeypatch.setattr(vitrail.Preprocess, entered, slow)
+    with engine.running(1, 4) as run, ThreadPoolExecutor(4) as pool:
+        list(pool.map(begin, range(4)))
+        list(pool.map(begin, range(4)))
+    first, *later = sorted(spans)
+    assert all(began >= first[1] for began, _ in later)
+    last = sorted(spans)[-4:]
+    assert max(began for began, _ in last) < min(ended for _, ended in last)  # afterwards, all at a time
+
+
+_USE_IN_FORKS = """
+import multiprocessing, sys
+import numpy as np, vitrail
+
+path, engine = sys.argv[1:]
+images = [np.full((8, 8), 9 * index, np.uint8) for index in range(12)]
+classifier = vitrail.Classifier(path, engine=engine)
+
+def predict(_):
+    try:
+        return [rows[0]["label"] for rows in classifier.predict(images)]
+    except vitrail.VitrailError as error:
+        return str(error)
+
+expected = predict(0)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for labels in pool.map(predict, range(4)):
+        print("same" if labels == expected else labels)
+child = multiprocessing.get_context("fork").Process(target=vars().pop, args=("classifier",))
+child.start()
+child.join()
+print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+def test_a_fork_predicts_the_same_or_says_in_one_line_that_it_cannot(name, made):
+    words = [sys.executable, "-W", "ignore", "-c", _USE_IN_FORKS, str(made), name]
+    done = subprocess.run(words, timeout=120, capture_output=True, text=True, check=True)
+    *rows, exit_code = done.stdout.splitlines()
+    assert (len(rows), len({*rows}), exit_code) == (4, 1, "0")
+    if name != "openvino":
+        assert rows[0] == "same"
+        return
+    assert rows[0].startswith("Engine openvino must be used in a process that was not forked from one that has used it")
+    assert 'Start processes with multiprocessing.get_context("spawn")' in rows[0]
+
+
+def test_more_threads_than_cores_are_lowered_with_one_note(made, monkeypatch, capsys):
+    count = len(os.sched_getaffinity(0))
+    base._note_limit.cache_clear()
+    monkeypatch.setenv("OMP_NUM_THREADS", "999")
+    assert base.cores() == base.cores() == count
+    assert vitrail.Classifier(made, threads=4096).threads == count
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: 999 threads are lowered to {count}, the number of cores",
+        f"note: 4,096 threads are lowered to {count}, the number of cores",
+    ]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert base.cores() == 1
 
 
 def test_the_proof_of_int8_says_what_changed(made):

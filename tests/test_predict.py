@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from PIL import Image
 import vitrail
 from test_bundle import FIXTURE, GREY_8, make, tiny
 from test_contract import ONE_PER_FAMILY
+from vitrail import watchdog
 from vitrail.cli import main
 from vitrail.engines import cache
 from vitrail.engines import make as making
@@ -808,3 +810,67 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     with np.load(tmp_path / "features.npz") as found, torch.no_grad():
         np.testing.assert_allclose(found["features"], model(preprocess(files)).numpy(), atol=1e-5)
     assert call(*words, "--features", tmp_path / "again.npz").stdout == f"features  {tmp_path / 'again.npz'}\n"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A watchdog that speaks after 0.2 s."""
+    monkeypatch.setenv("VITRAIL_PATIENCE", "0.2")
+    monkeypatch.setattr(watchdog, "_watch", watchdog._Watch())
+
+
+def slow_down(monkeypatch, name, seconds=0.5):
+    """Let a method of `Preprocess` take longer."""
+    original = getattr(vitrail.Preprocess, name)
+
+    def slow(self, *words, **more):
+        time.sleep(seconds)
+        return original(self, *words, **more)
+
+    monkeypatch.setattr(vitrail.Preprocess, name, slow)
+
+
+def test_the_watchdog_names_an_image_that_is_not_decoded(bundle, images, impatient, monkeypatch, capsys):
+    slow_down(monkeypatch, "crop")
+    (rows,) = vitrail.Classifier(bundle, threads=1).predict([str(images / "01.png")])
+    assert rows
+    assert capsys.readouterr().err == f"note: no progress for 0.2 s: decoding {str(images / '01.png')!r}\n"
+
+
+def test_the_watchdog_names_the_images_that_are_not_computed(bundle, images, impatient, monkeypatch, capsys):
+    slow_down(monkeypatch, "scale")
+    files = [str(images / f"{number:02}.png") for number in (1, 2, 4)]
+    assert len(vitrail.Classifier(bundle, threads=1).predict(files)) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: no progress for 0.2 s: computing {files[0]!r} with engine torch",
+        f"note: no progress for 0.2 s: computing {files[1]!r} to {files[2]!r} with engine torch",
+    ]
+
+
+def test_the_watchdog_names_what_evaluate_is_stuck_in(bundle, tmp_path, impatient, monkeypatch, capsys):
+    pixels = np.zeros((3, 8, 8), np.uint8)
+    np.savez(tmp_path / "data.npz", images=pixels, labels=np.array(vitrail.load(bundle).labels[:3]))
+    slow_down(monkeypatch, "scale")
+    vitrail.evaluate(bundle, tmp_path / "data.npz")
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "no progress" in line]
+    assert said.startswith("note: no progress for 0.2 s: computing 'all image 0' to 'all image 2' with engine torch")
+
+
+def test_the_watchdog_is_silent_while_steps_end(impatient, capsys):
+    for _ in range(10):
+        with watchdog.Step(lambda: "working"):
+            time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_watchdog_speaks_once_a_step_and_works_in_forks(impatient, capfd):
+    with watchdog.Step(lambda: "working"):
+        time.sleep(0.7)
+        child = os.fork()
+        if not child:
+            with watchdog.Step(lambda: "working in a fork"):
+                time.sleep(0.5)
+            os._exit(0)
+        os.waitpid(child, 0)
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["note: no progress for 0.2 s: working", "note: no progress for 0.2 s: working in a fork"]

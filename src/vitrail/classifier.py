@@ -14,11 +14,12 @@ from PIL import Image
 from vitrail.answers.thumbnail import thumbnail
 from vitrail.configs.engines import ENGINES
 from vitrail.data.prefetch import prefetch
-from vitrail.engines.base import Run, Way, batch_for, cores
+from vitrail.engines.base import Run, Way, batch_for, cores, limit_threads
 from vitrail.engines.choose import TOLERANCE, Wish, choose_way
 from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.images.preprocess import ImageLike
 from vitrail.settings import check_integer
+from vitrail.watchdog import Step
 from vitrail.weights.parts import OVERFLOWS
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Classifier:
         device: str | None = None,
     ) -> None:
         if threads is not None:
-            threads = check_integer("threads", threads, low=1, high=4096)
+            threads = limit_threads(check_integer("threads", threads, low=1, high=4096))
         self.threads = threads
         way = Way(engine, precision)
         if "auto" in way:
@@ -159,17 +160,24 @@ class Classifier:
         crops: list[np.ndarray | VitrailError] = []
         for number, image in numbered:
             try:
-                crops.append(self._crop(number, image))
+                with Step(partial(_describe_decoding, number, image)):
+                    crops.append(self._crop(number, image))
             except VitrailError as error:
                 crops.append(error)
         good = [crop for crop in crops if isinstance(crop, np.ndarray)]
-        outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
+        with Step(partial(self._describe_computing, numbered)):
+            outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
         return [
             crop
             if isinstance(crop, VitrailError)
             else self._name(*next(outputs), thumbnail(crop) if thumbnails else "", wanted)
             for crop in crops
         ]
+
+    def _describe_computing(self, numbered: list[tuple[int, ImageLike]]) -> str:
+        first, last = (_name_image(*numbered[place]) for place in (0, -1))
+        names = first if len(numbered) == 1 else f"{first} to {last}"
+        return f"computing {names} with engine {self._engine.name}"
 
     def _crop(self, number: int, image: ImageLike) -> np.ndarray:
         # A Pillow image is decoded when it is first used, and two threads may be given the same one.
@@ -184,3 +192,11 @@ class Classifier:
         scores_K = self.parts.answer.scores(logits_K)
         best = self.parts.answer.chosen(scores_K, *wanted)
         return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row, small
+
+
+def _name_image(number: int, image: ImageLike) -> str:
+    return repr(str(image)) if isinstance(image, str | Path) else f"image {number}"
+
+
+def _describe_decoding(number: int, image: ImageLike) -> str:
+    return f"decoding {_name_image(number, image)}"

@@ -27,6 +27,7 @@ from vitrail.errors import DamagedError, DamagedImageError, UsageError, VitrailE
 from vitrail.images.augment import Mixture, augment, check_channels, sample_mixture
 from vitrail.images.preprocess import Preprocess
 from vitrail.settings import check_integer
+from vitrail.watchdog import Step
 
 OnDamage = Literal["error", "skip", "substitute"]
 
@@ -162,9 +163,10 @@ class Loader:
         for place in range(index, index + count):
             path = self.split.images[place % count]
             try:
-                if self.cache is None:
-                    return self.preprocess.read(path), place % count
-                return self.cache.read(path, self.preprocess), place % count
+                with Step(lambda path=path: f"decoding {str(path)!r}"):
+                    if self.cache is None:
+                        return self.preprocess.read(path), place % count
+                    return self.cache.read(path, self.preprocess), place % count
             except VitrailError as error:
                 if self.on_damage == "error":
                     raise DamagedImageError(str(error), path=path) from None

@@ -5,9 +5,11 @@ An engine is one class and one line of `ENGINES` in `configs.engines`.
 
 import abc
 import contextlib
+import functools
 import hashlib
 import os
 import platform
+import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import check_folder
+from vitrail.console import say
 from vitrail.errors import DamagedError, UsageError
 from vitrail.telemetry import need as import_extra
 from vitrail.weights.parts import Parts, read_parts
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
 _JOB_MACS = 6 * 10**9
 _LARGEST_BATCH = 32
 _TRIES = 5  # to read a bundle that is being replaced
+
+FIRST_USE = threading.RLock()
+"""Held while an engine's library is opened or computes for the first time. Libraries initialise themselves lazily, with
+locks of their own: OpenVINO has one that a thread awaits while it holds Python's, so two threads that begin at the same
+time can wait for each other for ever. A fork waits, too: a child would inherit a library that is half initialised."""
+os.register_at_fork(before=FIRST_USE.acquire, after_in_parent=FIRST_USE.release, after_in_child=FIRST_USE.release)
 
 
 class Outputs(NamedTuple):
@@ -48,6 +57,23 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.engine} {self.precision}"
+
+
+_USED: set[Way] = set()
+
+
+def first_call_alone(way: Way, run: Run) -> Run:
+    """The same function, whose first call in this process is computed while no other thread is inside."""
+
+    def call(pixels_BHWC: np.ndarray) -> Outputs:
+        if way in _USED:
+            return run(pixels_BHWC)
+        with FIRST_USE:
+            outputs = run(pixels_BHWC)
+            _USED.add(way)
+            return outputs
+
+    return call
 
 
 class Engine(abc.ABC):
@@ -181,10 +207,28 @@ class Source(NamedTuple):
 
 
 def cores() -> int:
-    """Number of computing threads: $OMP_NUM_THREADS, otherwise the cores that this process may use."""
+    """Number of computing threads: $OMP_NUM_THREADS, at most the cores that this process may use; otherwise all of
+    these."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
-        return int(wanted)
+        return limit_threads(int(wanted))
+    return _available_cores()
+
+
+def limit_threads(threads: int) -> int:
+    """At most as many threads as this process may use cores: with hundreds, engines seem to hang. A note says so."""
+    most = _available_cores()
+    if threads > most:
+        _note_limit(threads, most)
+    return min(threads, most)
+
+
+@functools.cache  # once a process
+def _note_limit(threads: int, most: int) -> None:
+    say(f"note: {threads:,} threads are lowered to {most}, the number of cores")
+
+
+def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

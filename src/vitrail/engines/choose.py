@@ -11,7 +11,7 @@ import numpy as np
 from vitrail.answers.paired import wilson
 from vitrail.configs.engines import ENGINES, PRECISIONS
 from vitrail.console import say
-from vitrail.engines.base import Way, batch_for, cores
+from vitrail.engines.base import Way, batch_for, cores, limit_threads
 from vitrail.engines.proof import sample
 from vitrail.engines.store import Agreement, Load, Measured, Reason, Speed
 from vitrail.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError, did_you_mean
@@ -73,7 +73,7 @@ def choose_way(
         return Way(wish.engine, _EXACT)
     parts = read_parts(bundle, weights=False)
     parts.check_computable()
-    load = load or Load(batch_for(parts.config), threads or cores(), 1)
+    load = load or Load(batch_for(parts.config), limit_threads(threads) if threads else cores(), 1)
     load = load._replace(device=device or load.device)
     measured = Measured.read(bundle)
     engines = [name for name in ENGINES if wish.engine in (name, "auto")]

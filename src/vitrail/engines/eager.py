@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from vitrail.engines.base import Engine, Outputs, Run
+from vitrail.engines.base import Engine, Outputs, Run, Way, first_call_alone, limit_threads
 
 if TYPE_CHECKING:
     from vitrail.weights.bundle import Bundle
@@ -39,14 +39,15 @@ class TorchEngine(Engine):
         from vitrail.models.look import evaluating
 
         before = torch.get_num_threads()
+        computing = limit_threads(threads or before)
         weight = next(self.model.parameters())
         is_reduced = self.precision == "bfloat16"
 
         @torch.inference_mode()
         def run(pixels_BHWC: np.ndarray) -> Outputs:
             # The number belongs to the calling thread, and to threads that begin later.
-            if threads is not None and torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
+            if torch.get_num_threads() != computing:
+                torch.set_num_threads(computing)
             images = self.parts.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
             seen = Seen(frozenset())
             with torch.autocast(weight.device.type, torch.bfloat16, enabled=is_reduced):
@@ -55,6 +56,6 @@ class TorchEngine(Engine):
 
         try:
             with evaluating(self.model):
-                yield run
+                yield first_call_alone(Way(self.name, self.precision), run)
         finally:
             torch.set_num_threads(before)

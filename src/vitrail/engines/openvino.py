@@ -6,8 +6,11 @@ it expands the weights. The rest is computed in bfloat16 where the CPU has it.
 """
 
 import contextlib
+import ctypes
+import os
 import tempfile
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.engines.base import FileEngine, Outputs, Run, Source, cores, need
+from vitrail.engines.base import FIRST_USE, FileEngine, Outputs, Run, Source, Way, cores, first_call_alone, need
 from vitrail.engines.quantise import find_scales
 from vitrail.errors import DamagedError, UnprovedError, UsageError, VitrailError, first_line
 from vitrail.weights.parts import Parts
@@ -46,7 +49,7 @@ class OpenvinoEngine(FileEngine):
     def check(cls, precision: str) -> None:
         super().check(precision)
         if precision == "bfloat16":
-            known = need("openvino", "openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            known = _open_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
             if "BF16" not in known:
                 raise UsageError(
                     "Precision must be one that OpenVINO has on this CPU (float32, int8), got 'bfloat16', which this"
@@ -63,26 +66,65 @@ class OpenvinoEngine(FileEngine):
         own = threading.local()  # a request is for one thread
 
         def run(pixels_BHWC: np.ndarray) -> Outputs:
+            _refuse_fork()
             if not hasattr(own, "request"):
                 own.request = model.create_infer_request()
             images = self.parts.preprocess.scale_array(pixels_BHWC)
             found = own.request.infer({"pixel_values": images}, share_inputs=True)
             return Outputs(found["logits"], found["features"])
 
-        yield run
+        yield first_call_alone(Way(self.name, self.precision), run)
 
     def _model(self, threads: int, callers: int) -> Any:
         """The compiled model, which computes so many calls at a time."""
-        if (threads, callers) not in self._compiled:
-            path = str(self.folder / MODEL)
-            settings = {"INFERENCE_NUM_THREADS": threads * callers, "NUM_STREAMS": callers, **HINTS[self.precision]}
-            try:
-                model = need("openvino", "openvino").Core().compile_model(path, "CPU", settings)
-            except Exception as error:  # it promises no class of its own
-                raise DamagedError(path=path, cause=f"cannot be used by OpenVINO ({first_line(error)})") from None
-            self.check_unchanged()
-            self._compiled[threads, callers] = model
+        with FIRST_USE:
+            if (threads, callers) not in self._compiled:
+                self._compiled[threads, callers] = self._compile(threads, callers)
         return self._compiled[threads, callers]
+
+    def _compile(self, threads: int, callers: int) -> Any:
+        path = str(self.folder / MODEL)
+        settings = {"INFERENCE_NUM_THREADS": threads * callers, "NUM_STREAMS": callers, **HINTS[self.precision]}
+        core = _open_core()
+        try:
+            model = core.compile_model(path, "CPU", settings)
+        except Exception as error:  # it promises no class of its own
+            raise DamagedError(path=path, cause=f"cannot be used by OpenVINO ({first_line(error)})") from None
+        self.check_unchanged()
+        _compiled_models.add(model)
+        return model
+
+
+_processes: set[int] = set()  # that have started OpenVINO: this one, or those it was forked from
+_compiled_models: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _keep_models() -> None:
+    """Never free the models that a fork inherits: their destructors need threads that it does not have, and crash."""
+    for model in _compiled_models:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(model))
+
+
+os.register_at_fork(after_in_child=_keep_models)
+
+
+def _open_core() -> Any:
+    """OpenVINO's core, in a process that can use it."""
+    with FIRST_USE:
+        openvino = need("openvino", "openvino")
+        _refuse_fork()
+        _processes.add(os.getpid())
+        return openvino.Core()
+
+
+def _refuse_fork() -> None:
+    """Raise in a process that was forked after OpenVINO had started threads: there, it waits for them for ever, or
+    crashes, even if the model is opened again."""
+    if _processes and os.getpid() not in _processes:
+        raise UsageError(
+            "Engine openvino must be used in a process that was not forked from one that has used it, got such a fork."
+            ' Start processes with multiprocessing.get_context("spawn"), or use engine onnx.'
+        )
 
 
 def write_openvino(source: Source, folder: Path, precision: str = "float32", batch: int | None = None) -> None:
@@ -92,7 +134,7 @@ def write_openvino(source: Source, folder: Path, precision: str = "float32", bat
 
     openvino = need("openvino", "openvino")
     with tempfile.TemporaryDirectory(dir=folder) as aside:
-        model = _read(openvino, find_graph(source, Path(aside)))
+        model = _read(find_graph(source, Path(aside)))
         if batch is not None:
             height, width = source.bundle.model.config.resolution
             model.reshape([batch, source.bundle.model.config.channels, height, width])
@@ -106,9 +148,9 @@ def write_openvino(source: Source, folder: Path, precision: str = "float32", bat
             raise VitrailError(f"OpenVINO cannot write its file ({first_line(error)}). Is the disk full?") from None
 
 
-def _read(openvino: Any, path: Path) -> Any:
+def _read(path: Path) -> Any:
     try:
-        return openvino.Core().read_model(str(path))
+        return _open_core().read_model(str(path))
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise UnprovedError(

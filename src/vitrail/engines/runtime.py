@@ -1,13 +1,25 @@
 """The ONNX Runtime engine: runs an ONNX file without torch."""
 
 import contextlib
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitrail.engines.base import FileEngine, Outputs, Run, Source, batch_for, cores, need
+from vitrail.engines.base import (
+    FIRST_USE,
+    FileEngine,
+    Outputs,
+    Run,
+    Source,
+    Way,
+    batch_for,
+    cores,
+    first_call_alone,
+    need,
+)
 from vitrail.errors import DamagedError, first_line
 from vitrail.weights.parts import Parts
 
@@ -24,7 +36,8 @@ class OnnxEngine(FileEngine):
 
     def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
         super().__init__(folder, parts, precision)
-        self._sessions: dict[int, Any] = {}
+        # By process and number of threads: a fork inherits sessions without their threads.
+        self._sessions: dict[tuple[int, int], Any] = {}
 
     @classmethod
     def write(cls, source: Source, folder: Path, precision: str) -> None:
@@ -47,20 +60,25 @@ class OnnxEngine(FileEngine):
             ]
             return Outputs(*(part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*found, strict=True)))
 
-        yield run
+        yield first_call_alone(Way(self.name, self.precision), run)
 
     def _session(self, threads: int) -> Any:
         """A session; its number of threads cannot be changed later."""
-        if threads not in self._sessions:
-            runtime = need("onnxruntime", "onnx")
-            options = runtime.SessionOptions()
-            options.intra_op_num_threads = threads
-            options.log_severity_level = 3  # errors, which are raised as well
-            path = str(self.folder / MODEL)
-            try:
-                session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            except Exception as error:  # its own classes, which it does not promise
-                raise DamagedError(path=path, cause=f"cannot be used by ONNX Runtime ({first_line(error)})") from None
-            self.check_unchanged()
-            self._sessions[threads] = session
-        return self._sessions[threads]
+        key = os.getpid(), threads
+        with FIRST_USE:
+            if key not in self._sessions:
+                self._sessions[key] = self._open_session(threads)
+        return self._sessions[key]
+
+    def _open_session(self, threads: int) -> Any:
+        runtime = need("onnxruntime", "onnx")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # errors, which are raised as well
+        path = str(self.folder / MODEL)
+        try:
+            session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own classes, which it does not promise
+            raise DamagedError(path=path, cause=f"cannot be used by ONNX Runtime ({first_line(error)})") from None
+        self.check_unchanged()
+        return session

@@ -11,7 +11,7 @@ from vitrail.console import Meter
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources import open_images
-from vitrail.engines.base import Way, batch_for, cores
+from vitrail.engines.base import Way, batch_for, cores, limit_threads
 from vitrail.engines.choose import every_way, find_usable
 from vitrail.engines.measure import measure
 from vitrail.engines.store import Agreement, Load, Measured, Speed, machine
@@ -61,7 +61,7 @@ def bench(
     parts.check_classifies()
     dataset = open_images("fashion-40" if data is None else data)
     chosen = dataset.for_evaluation(split)
-    threads = cores() if threads is None else check_integer("threads", threads, low=1, high=4096)
+    threads = cores() if threads is None else limit_threads(check_integer("threads", threads, low=1, high=4096))
     load = Load(batch_for(parts.config), threads, 1, device)
     ways, refused = find_usable(path, [way for way in every_way() if ENGINES[way.engine].computes_on(device)])
     measured, speeds = Measured.read(path), measure(path, ways, load)

@@ -1,12 +1,14 @@
 """`vitrail evaluate`: scores of a bundle's own predictions, or of a classifier on its features."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.configs.engines import ENGINES
 from vitrail.console import Meter
@@ -34,6 +36,7 @@ from vitrail.evaluation.splits import (
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.settings import check_integer, spoken
+from vitrail.watchdog import Step
 from vitrail.weights.answers import SeveralLabels
 from vitrail.weights.bundle import Bundle, open_to_compute
 from vitrail.weights.parts import OVERFLOWS, read_parts
@@ -155,8 +158,16 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
     notes = [*dataset.notes, *judged.notes, *note_match(parts.labels, classes, dataset.labels)]
     loader = Loader(chosen, parts.preprocess, batch=_BATCH, shuffle=False, workers=workers)
     with engine.running(None) as run:
+        count = itertools.count(0, _BATCH)
+
+        def compute(pixels: Tensor) -> Tensor:
+            first = next(count)
+            names = f"{chosen.name_of(first)!r} to {chosen.name_of(first + len(pixels) - 1)!r}"
+            with Step(lambda: f"computing {names} with engine {engine.name}"):
+                return torch.from_numpy(run(pixels.numpy()).logits)
+
         answers = collect(
-            lambda pixels: torch.from_numpy(run(pixels.numpy()).logits),
+            compute,
             loader,
             classes,
             parts.answer.probabilities,
