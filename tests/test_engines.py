@@ -41,16 +41,31 @@ ROUNDED = [INT8, Way("openvino", "int8")]
 LOAD = Load(32, 2, 1)
 
 
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory):
+    """The user's proofs of the files of `made`."""
+    return tmp_path_factory.mktemp("proofs") / "proved"
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def home(tmp_path, proved, monkeypatch):
     monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cache, "_own_proofs", {})
+    if proved.exists():
+        shutil.copytree(proved, tmp_path / "home" / "proved")
     return tmp_path / "home"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, proved):
     """A bundle with the files of all engines, made once."""
-    folder = tmp_path_factory.mktemp("bundles") / "pico"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITRAIL_HOME", str(proved.parent))
+        return make_all(tmp_path_factory.mktemp("bundles") / "pico")
+
+
+def make_all(folder):
+    """Copy a bundle to a folder, and make the files of all engines."""
     shutil.copytree(FIXTURE, folder)
     for engine in ("onnx", "openvino"):
         for precision in ENGINES[engine].precisions:
@@ -71,6 +86,13 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(measure, "measure", fake)
     return speeds, asked
+
+
+def forge_own(folder, **changes):
+    """Change fields of the user's own proof of a folder, as if it were of another time."""
+    path = cache._proof_path(json.loads((folder / "proof.json").read_text()))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    cache._own_proofs.clear()
 
 
 def forge(folder, **changes):
@@ -199,6 +221,75 @@ def test_a_file_that_cannot_be_run_here_is_left_out(made, tmp_path, monkeypatch,
     assert reason.lasts
 
 
+def forge_graph(folder, change):
+    """Change the graph of an ONNX folder; checksums and proof agree with it."""
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    change(model.graph)
+    onnx.save(model, path)
+    files = {"model.onnx": checksum(path)}
+    proof = json.loads((folder / "proof.json").read_text()) | {"files": files}
+    write_json(folder / "proof.json", proof)
+    write_json(folder / "manifest.json", {"files": files | {"proof.json": checksum(folder / "proof.json")}})
+
+
+def negate_logits(graph):
+    for node in graph.node:
+        node.output[:] = ["hidden" if name == "logits" else name for name in node.output]
+    graph.node.append(onnx.helper.make_node("Neg", ["hidden"], ["logits"]))
+
+
+def give_other_shapes(graph):
+    for node in graph.node:
+        node.output[:] = ["hidden" if name == "logits" else name for name in node.output]
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "flat"))
+    graph.node.append(onnx.helper.make_node("Reshape", ["hidden", "flat"], ["logits"]))
+
+
+@pytest.mark.parametrize("change", [negate_logits, give_other_shapes])
+def test_an_engine_file_of_somebody_else_is_never_run(change, made, tmp_path, call):
+    """As when it comes beside a stranger's bundle, with right checksums and a forged proof."""
+    bundle = shutil.copytree(made, tmp_path / "one")
+    forge_graph(shutil.copytree(made.with_name("pico.onnx"), tmp_path / "one.onnx"), change)
+    forged = checksum(tmp_path / "one.onnx" / "model.onnx")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "one.png")
+    expected = json.loads(call("predict", bundle, tmp_path / "one.png", "--json").stdout)["predictions"]
+    done = call("predict", bundle, tmp_path / "one.png", "--json", "--engine", "onnx")
+    assert done.returncode == 0, done.stderr
+    assert "one.onnx was not made by this user on this machine and is made again" in done.stderr
+    found = json.loads(done.stdout)["predictions"]
+    assert [row["label"] for row in found] == [row["label"] for row in expected]
+    assert [row["score"] for row in found] == pytest.approx([row["score"] for row in expected], abs=1e-5)
+    assert checksum(tmp_path / "one.onnx" / "model.onnx") != forged
+
+
+def test_a_file_that_came_from_another_user_is_made_again_once(made, tmp_path, home, capsys):
+    bundle = shutil.copytree(made, tmp_path / "one")
+    shutil.copytree(made.with_name("pico.onnx"), tmp_path / "one.onnx")
+    assert OnnxEngine.prepare(bundle, "float32") == tmp_path / "one.onnx"
+    assert capsys.readouterr().err == ""  # this user made the original
+    shutil.rmtree(home / "proved")
+    for said in ("is made again", ""):
+        assert OnnxEngine.prepare(bundle, "float32") == tmp_path / "one.onnx"
+        assert said in capsys.readouterr().err
+        cache._own_proofs.clear()
+    (kept,) = (home / "proved").iterdir()
+    kept.write_text("[]")
+    OnnxEngine.prepare(bundle, "float32")
+    assert "was not made by this user on this machine and is made again" in capsys.readouterr().err
+
+
+def test_a_failure_within_an_engine_is_one_line(made):
+    for name in ("onnx", "openvino"):
+        engine = ENGINES[name].open(made)
+        with (
+            pytest.raises(VitrailError, match=f"Engine {name} cannot compute with") as failure,
+            engine.running(1) as run,
+        ):
+            run(np.zeros((1, 9, 9, 1), np.uint8))
+        assert "\n" not in str(failure.value)
+
+
 @pytest.mark.parametrize("field", ["precision", "files"])
 def test_a_proof_of_something_else_is_not_believed(made, tmp_path, field, capsys):
     bundle = shutil.copytree(made, tmp_path / "one")
@@ -280,7 +371,7 @@ def test_a_users_file_that_is_called_lock_is_not_touched(made, tmp_path, home):
 def test_after_an_upgrade_a_file_is_proved_again(made, tmp_path, capsys, monkeypatch):
     bundle = shutil.copytree(made, tmp_path / "one")
     folder = OnnxEngine.prepare(bundle, "float32")
-    forge(folder, versions={"onnxruntime": "1.0"})
+    forge_own(folder, versions={"onnxruntime": "1.0"})
     monkeypatch.setattr(OnnxEngine, "write", None)
     assert OnnxEngine.prepare(bundle, "float32") == folder
     assert "is proved again" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ import numpy as np
 from vitrail.configs.base import ModelConfig
 from vitrail.configs.bundle import check_folder
 from vitrail.console import say
-from vitrail.errors import DamagedError, UsageError
+from vitrail.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.telemetry import need as import_extra
 from vitrail.weights.parts import Parts, read_parts
 
@@ -146,6 +146,18 @@ class FileEngine(Engine):
                 advice="Open the model again.",
             )
         self._stamp = stamp
+
+    @contextlib.contextmanager
+    def one_line_errors(self) -> Generator[None]:
+        """Turn errors of the engine's library, such as too little memory, into ours."""
+        try:
+            yield
+        except VitrailError:
+            raise
+        except Exception as error:  # libraries promise no classes of their own
+            raise VitrailError(
+                f"Engine {self.name} cannot compute with {str(self.folder)!r} ({first_line(error)})."
+            ) from None
 
     @classmethod
     @abc.abstractmethod

@@ -6,17 +6,24 @@ The bundle itself never changes. The folder `BUNDLE.KIND` (`BUNDLE.onnx`, `BUNDL
 model.onnx, ...   the model, as the engine wrote it
 proof.json        what it was made from, by which versions, and how its outputs differ from torch's
 manifest.json     SHA-256 of all of these
+
+Such a folder may come with a stranger's bundle, and then all three are the stranger's. So a folder is used only if its
+files are those that were made and proved for this user: `proved/HASH.json` in the user's cache holds a copy of the
+proof, named by a hash of the bundle's fingerprint and the checksums of the files. Other files are not even opened. To
+prove them would not do: the images of the proof are public, and a graph can answer these rightly and others not.
 """
 
 import hashlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from vitrail.configs.bundle import EMBEDDED, check_folder
 from vitrail.console import say
 from vitrail.engines.base import FileEngine, processor, version_of
-from vitrail.errors import DamagedError, UsageError
-from vitrail.storage import MANIFEST, can_replace, locked, read_json, user_folder, verify
+from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.storage import MANIFEST, atomic_file, can_replace, locked, read_json, user_folder, verify
 
 FORMAT = 6  # of what engines write: what another version wrote is made anew
 PROOF = "proof.json"
@@ -69,6 +76,7 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
         elif os.path.lexists(place):
             say(f"{place} {_flaw(place, key, engine, precision)} and is made again")
         make(bundle, place, engine, precision, earlier)
+        _keep_proof(place)
     return place
 
 
@@ -106,14 +114,42 @@ def _intact(places: list[Path], key: str, engine: type[FileEngine], precision: s
 
 
 def _is_proved(folder: Path, engine: type[FileEngine], precision: str) -> bool:
-    proof = read_json(folder / PROOF)
-    versions = proof.get("versions")
-    if not isinstance(versions, dict) or any(versions.get(one) != version_of(one) for one in engine.packages):
+    proof = own_proof(folder) or {}
+    versions = proof.get("versions", {})
+    if any(versions.get(package) != version_of(package) for package in engine.packages):
         return False
     if precision != proof["precision"]:
-        reduced = proof.get("reduced")
-        proof = reduced.get(precision) if isinstance(reduced, dict) else None
-    return isinstance(proof, dict) and (precision not in engine.by_cpu or proof.get("cpu") == processor()[1])
+        proof = proof.get("reduced", {}).get(precision)
+    return proof is not None and (precision not in engine.by_cpu or proof.get("cpu") == processor()[1])
+
+
+_own_proofs: dict[str, dict[str, Any]] = {}  # of this process, where the user's cache cannot be written
+
+
+def own_proof(folder: Path) -> dict[str, Any] | None:
+    """The proof that was kept when the files of a folder were made for this user; None if somebody else made them."""
+    try:
+        path = _proof_path(read_json(folder / PROOF))
+        proof = _own_proofs.get(path.name) or read_json(path)
+        return proof if _proof_path(proof) == path else None
+    except (DamagedError, KeyError, TypeError):
+        return None
+
+
+def _keep_proof(folder: Path) -> None:
+    proof = read_json(folder / PROOF)
+    path = _proof_path(proof)
+    _own_proofs[path.name] = proof
+    try:
+        with atomic_file(path, force=True) as file:
+            file.write(json.dumps(proof, indent=2).encode())
+    except VitrailError as error:
+        say(f"note: the proof cannot be kept, so the file is made again next time: {error}")
+
+
+def _proof_path(proof: dict[str, Any]) -> Path:
+    files = json.dumps([proof["bundle"], proof["kind"], proof["files"]], sort_keys=True)
+    return user_folder() / "proved" / f"{hashlib.sha256(files.encode()).hexdigest()}.json"
 
 
 def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> str:
@@ -132,4 +168,4 @@ def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> s
         verify(folder, files)
     except (DamagedError, KeyError, TypeError, OSError):
         return "is damaged"
-    return ""
+    return "" if own_proof(folder) is not None else "was not made by this user on this machine"

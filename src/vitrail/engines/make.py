@@ -9,11 +9,11 @@ import numpy as np
 from vitrail import __version__
 from vitrail.console import say
 from vitrail.engines.base import FileEngine, Outputs, Source, processor, version_of
-from vitrail.engines.cache import FORMAT, PROOF, fingerprint
+from vitrail.engines.cache import FORMAT, PROOF, fingerprint, own_proof
 from vitrail.engines.eager import TorchEngine
 from vitrail.engines.proof import answer, prove, sample_for
 from vitrail.errors import DamagedError, UnprovedError, VitrailError
-from vitrail.storage import atomic_folder, checksum, read_json, write_json
+from vitrail.storage import atomic_folder, checksum, write_json
 from vitrail.weights.bundle import load
 from vitrail.weights.parts import Parts
 
@@ -27,9 +27,9 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str, ear
     pixels = sample_for(parts.config, parts.preprocess)
     expected = answer(TorchEngine(source.bundle), pixels)
     exact, *others = engine.sharing(precision)
-    known: dict[str, Any] = {} if earlier is None else read_json(earlier / PROOF)
+    known = None if earlier is None else own_proof(earlier)
     with atomic_folder(target, force=True, owned=True) as folder:
-        if earlier is not None and known["bundle"] == source.key:  # the bundle has not been replaced since
+        if earlier is not None and known is not None and known["bundle"] == source.key:  # not replaced since
             for name in known["files"]:
                 shutil.copyfile(earlier / name, folder / name)
         else:
@@ -37,8 +37,7 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str, ear
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
         proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
         proof |= describe(source, engine.packages, _answer(engine, folder, parts, exact, pixels), expected, exact)
-        before = known.get("reduced")
-        proof |= {"cpu": processor()[1], "reduced": before if isinstance(before, dict) else {}}
+        proof |= {"cpu": processor()[1], "reduced": {} if known is None else known.get("reduced", {})}
         for reduced in others:
             try:
                 engine.check(reduced)

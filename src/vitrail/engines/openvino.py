@@ -67,10 +67,11 @@ class OpenvinoEngine(FileEngine):
 
         def run(pixels_BHWC: np.ndarray) -> Outputs:
             _refuse_fork()
-            if not hasattr(own, "request"):
-                own.request = model.create_infer_request()
             images = self.parts.preprocess.scale_array(pixels_BHWC)
-            found = own.request.infer({"pixel_values": images}, share_inputs=True)
+            with self.one_line_errors():
+                if not hasattr(own, "request"):
+                    own.request = model.create_infer_request()
+                found = own.request.infer({"pixel_values": images}, share_inputs=True)
             return Outputs(found["logits"], found["features"])
 
         yield first_call_alone(Way(self.name, self.precision), run)

@@ -54,10 +54,11 @@ class OnnxEngine(FileEngine):
         def run(pixels_BHWC: np.ndarray) -> Outputs:
             images = self.parts.preprocess.scale_array(pixels_BHWC)
             step = most or len(images)
-            found = [
-                session.run(["logits", "features"], {"pixel_values": images[at : at + step]})
-                for at in range(0, len(images), step)
-            ]
+            with self.one_line_errors():
+                found = [
+                    session.run(["logits", "features"], {"pixel_values": images[at : at + step]})
+                    for at in range(0, len(images), step)
+                ]
             return Outputs(*(part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*found, strict=True)))
 
         yield first_call_alone(Way(self.name, self.precision), run)
