@@ -48,11 +48,10 @@ def proved(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, proved, monkeypatch):
+def home(tmp_path, made, proved, monkeypatch):
     monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cache, "_own_proofs", {})
-    if proved.exists():
-        shutil.copytree(proved, tmp_path / "home" / "proved")
+    shutil.copytree(proved, tmp_path / "home" / "proved")
     return tmp_path / "home"
 
 
@@ -193,14 +192,14 @@ def test_int8_of_openvino_is_proved_again_on_another_cpu_and_the_file_stays(made
 
 
 @pytest.mark.parametrize("reduced", ["bfloat16", ["bfloat16"], None, 3, {"bfloat16": True}, {"bfloat16": {"cpu": []}}])
-def test_forged_proofs_of_reduced_precision_are_not_believed(made, tmp_path, reduced, monkeypatch):
+def test_damaged_proofs_of_reduced_precision_are_not_believed(made, tmp_path, reduced, monkeypatch):
     monkeypatch.setattr(OpenvinoEngine, "check", classmethod(lambda cls, precision: None))
     monkeypatch.setitem(openvino.HINTS, "bfloat16", openvino.HINTS["float32"])
     bundle = shutil.copytree(made, tmp_path / "one")
     folder = OpenvinoEngine.prepare(bundle, "float32")
-    forge(folder, reduced=reduced)
+    forge_own(folder, reduced=reduced)
     assert OpenvinoEngine.prepare(bundle, "bfloat16") == folder
-    proof = json.loads((folder / "proof.json").read_text())
+    proof = cache.own_proof(folder)
     assert proof["reduced"]["bfloat16"]["pictures"] == proof["pictures"]
 
 
@@ -361,6 +360,7 @@ def test_labels_and_file_are_of_the_same_bundle(made, tmp_path, monkeypatch):
 
 
 def test_a_users_file_that_is_called_lock_is_not_touched(made, tmp_path, home):
+    shutil.rmtree(home)
     home.write_text("no folder")
     bundle = shutil.copytree(made, tmp_path / "one")
     (tmp_path / "one.lock").write_text("mine")
@@ -387,6 +387,24 @@ def test_in_int8_as_many_images_share_scales_as_predict_gives(made, monkeypatch)
         pieces = [run(pixels[at : at + 3]) for at in range(0, 8, 3)]
     for ours, theirs in zip(whole, zip(*pieces, strict=True), strict=True):
         np.testing.assert_array_equal(ours, np.concatenate(theirs))
+
+
+def test_in_int8_an_image_of_a_large_model_is_computed_alone(made, monkeypatch):
+    """One of its mates has extreme contrast, which would set the scale of all."""
+    pixels = sample(vitrail.load(made).preprocess, 8) // 8
+    pixels[7] = np.indices(pixels.shape[1:]).sum(axis=0) % 2 * 255
+
+    def gap():
+        with OnnxEngine.open(made, None, "int8").running(1) as run:
+            return np.abs(run(pixels).logits[0] - run(pixels[:1]).logits[0]).max()
+
+    config = vitrail.load(made).parts.config
+    assert gap() > 0
+    assert OnnxEngine.depends_on_batch(config, "int8")
+    monkeypatch.setattr("vitrail.engines.runtime._ALONE_MACS", config.macs)
+    assert gap() == 0
+    assert not OnnxEngine.depends_on_batch(config, "int8")
+    assert not OnnxEngine.depends_on_batch(config, "float32")
 
 
 def test_an_interrupt_is_no_failure_of_the_exporter(made, tmp_path, monkeypatch):
@@ -721,8 +739,8 @@ def test_auto_counts_the_start_and_keeps_what_it_measured(made, measured, capsys
     assert len(asked) == 1
     pick(made, threads=1)  # a load that is given counts
     assert len(asked) == 1
-    choose_way(Wish("auto"), str(made), threads=3)
-    assert asked[-1] == (EXACT, Load(batch_for(vitrail.load(made).parts.config), 3, 1))
+    choose_way(Wish("auto"), str(made), threads=1)
+    assert asked[-1] == (EXACT, Load(batch_for(vitrail.load(made).parts.config), 1, 1))
     assert pick(made, images=[0] * 10, device="cuda") == Way("torch", "float32")
     assert len(asked) == 2
     assert choose_way(Wish("auto", "auto"), vitrail.load(made)) == Way("torch", "float32")
@@ -790,6 +808,7 @@ def test_a_changed_digit_of_a_measurement_is_noticed(made, measured):
 
 def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, measured, home, capsys, monkeypatch):
     _, asked = measured
+    shutil.rmtree(home)
     home.write_text("no folder")
     lacking = {Way("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
     monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, lacking))
@@ -1059,6 +1078,8 @@ def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkey
         "answers",
     ]
     assert table[1].split()[:3] == ["torch", "float32", "10.0"]
+    assert "onnx int8: a prediction may depend on the other images of its batch" in table
+    assert [way for way in rows if rows[way]["depends_on_batch"]] == [INT8]
     assert "answers to fashion-40" in table[-2]
 
 

@@ -236,6 +236,8 @@ def print_bench(found: dict[str, Any]) -> None:
         rows.append([row["engine"], row["precision"], *cells])
     judged = ["accuracy", "right only by it, only by float32"] if is_judged else []
     print_table([*headers, *judged], rows)
+    if shared := [f"{row['engine']} {row['precision']}" for row in found["ways"] if row["depends_on_batch"]]:
+        sys.stdout.write(f"\n{', '.join(shared)}: a prediction may depend on the other images of its batch\n")
     load = found["load"]
     about = f"batches of {load['batch']}, {load['callers']} threads, answers to {found['data']}"
     sys.stdout.write(f"\n{printable(about)}\n{printable(found['machine'])}\n")

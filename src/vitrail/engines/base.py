@@ -103,6 +103,11 @@ class Engine(abc.ABC):
         return True
 
     @classmethod
+    def depends_on_batch(cls, config: ModelConfig, precision: str) -> bool:
+        """Whether a prediction may depend on the other images of its batch."""
+        return False
+
+    @classmethod
     def prepare(cls, path: str | Path, precision: str) -> Path:
         """Make what the engine needs besides the bundle, if it does not exist. Returns the folder that it reads."""
         return check_folder(path)

@@ -115,12 +115,13 @@ def _intact(places: list[Path], key: str, engine: type[FileEngine], precision: s
 
 def _is_proved(folder: Path, engine: type[FileEngine], precision: str) -> bool:
     proof = own_proof(folder) or {}
-    versions = proof.get("versions", {})
-    if any(versions.get(package) != version_of(package) for package in engine.packages):
+    versions = proof.get("versions")
+    if not isinstance(versions, dict) or any(versions.get(one) != version_of(one) for one in engine.packages):
         return False
     if precision != proof["precision"]:
-        proof = proof.get("reduced", {}).get(precision)
-    return proof is not None and (precision not in engine.by_cpu or proof.get("cpu") == processor()[1])
+        reduced = proof.get("reduced")
+        proof = reduced.get(precision) if isinstance(reduced, dict) else None
+    return isinstance(proof, dict) and (precision not in engine.by_cpu or proof.get("cpu") == processor()[1])
 
 
 _own_proofs: dict[str, dict[str, Any]] = {}  # of this process, where the user's cache cannot be written

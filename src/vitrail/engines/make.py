@@ -37,7 +37,8 @@ def make(path: Path, target: Path, engine: type[FileEngine], precision: str, ear
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
         proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
         proof |= describe(source, engine.packages, _answer(engine, folder, parts, exact, pixels), expected, exact)
-        proof |= {"cpu": processor()[1], "reduced": {} if known is None else known.get("reduced", {})}
+        before = None if known is None else known.get("reduced")
+        proof |= {"cpu": processor()[1], "reduced": before if isinstance(before, dict) else {}}
         for reduced in others:
             try:
                 engine.check(reduced)

@@ -7,9 +7,9 @@ Weights have one scale for each output. Without VNNI, a CPU adds the products of
 which saturate. Scales are such that no pair of weights can: every CPU computes the same, and most weights have finer
 steps than those of 7 bits, the usual remedy.
 
-Activations have one scale for each call, so an answer may depend on the other images of its batch. After an activation
-function a few tokens are many times larger than the others. There, each token is divided by its largest value before
-the product, and the product multiplied by it.
+Activations have one scale for each call. So that a prediction does not depend on other images, the engine computes one
+image a call, except of small models. After an activation function a few tokens are many times larger than the others.
+There, each token is divided by its largest value before the product, and the product multiplied by it.
 """
 
 from pathlib import Path

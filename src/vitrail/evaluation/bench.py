@@ -77,7 +77,7 @@ def bench(
         "machine": machine(),
         "load": load._asdict(),
         "data": compared.data,
-        "ways": [_row(way, speeds[way], compared) for way in ways],
+        "ways": [_row(parts, way, speeds[way], compared) for way in ways],
         "left_out": [{**way._asdict(), "reason": reason.text} for way, reason in refused.items()],
         "notes": [
             *dataset.notes,
@@ -127,9 +127,10 @@ def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarr
     return place_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)
 
 
-def _row(way: Way, speed: Speed, compared: Compared) -> dict[str, Any]:
+def _row(parts: Parts, way: Way, speed: Speed, compared: Compared) -> dict[str, Any]:
     row: dict[str, Any] = {
         **way._asdict(),
+        "depends_on_batch": ENGINES[way.engine].depends_on_batch(parts.config, way.precision),
         "images_per_second": 1 / speed.image,
         "start_seconds": speed.start,
         "memory": speed.memory,
