@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 
 import vitrail
 from images import SHARED
@@ -143,6 +144,7 @@ def measure(bundle, name, length, seed, chosen):
     (probe,) = (event for event in events if event["event"] == "probe")
     return {
         "data": name,
+        "settings": chosen.set,
         "length": length,
         "seed": seed,
         "steps": max(event.get("step", 0) for event in events),
@@ -159,11 +161,10 @@ def measure(bundle, name, length, seed, chosen):
 
 def interval(numbers):
     """Mean and 95 % interval by Student's t."""
-    quantiles = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31}
     mean = statistics.mean(numbers)
     if len(numbers) < 2:
         return mean, math.nan, math.nan
-    half = quantiles.get(len(numbers), 2.1) * statistics.stdev(numbers) / math.sqrt(len(numbers))
+    half = float(student.ppf(0.975, len(numbers) - 1)) * statistics.stdev(numbers) / math.sqrt(len(numbers))
     return mean, mean - half, mean + half
 
 
@@ -214,6 +215,7 @@ def main():
     if not bundle.exists():
         convert = [sys.executable, "-m", "vitrail", "convert", str(SHARED / "deit-ti16"), str(bundle), "--no-verify"]
         subprocess.run(convert, check=True, capture_output=True)
+    rows = [row for row in rows if row.get("settings", []) == chosen.set]
     done = {(row["data"], row["length"], row["seed"]) for row in rows}
     for length in () if chosen.report else chosen.lengths:
         for name in chosen.data:

@@ -226,7 +226,7 @@ def test_evaluate_on_training_images_says_so(call, unsplit):
     done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "all")
     scores = json.loads(done.stdout)
     assert (scores["split"], scores["count"], scores["trained_on"]) == ("all", 40, True)
-    assert done.stderr.startswith("note: these are training images: ")
+    assert done.stderr.startswith("note: the bundle was trained on these images")
     assert len(done.stderr.splitlines()) == 1
     found = vitrail.evaluate(run_folder / "bundle", photos, "all")
     assert found.trained_on
@@ -241,6 +241,12 @@ def test_evaluate_on_copies_and_other_data(unsplit, tmp_path):
     (tmp_path / "copy" / "cat" / "0.png").unlink()
     found = vitrail.evaluate(run_folder / "bundle", tmp_path / "copy")
     assert (found.split, found.count, found.trained_on, found.scores["notes"]) == ("all", 39, False, [])
+    # The same folder, one photo fewer: these are still training images for the most part.
+    changed = dataclasses.replace(
+        vitrail.load(run_folder / "bundle"), provenance={"data": f"{tmp_path / 'copy'}: 36 training images"}
+    )
+    (note,) = vitrail.evaluate(changed, tmp_path / "copy").scores["notes"]
+    assert "as it was before: some of these images may be training images" in note
     with pytest.raises(UsageError, match="Split held-out must come with the data"):
         vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
 
@@ -252,7 +258,7 @@ def test_evaluate_of_an_older_bundle_or_without_held_out_images_warns(unsplit):
         provenance = {name: value for name, value in bundle.provenance.items() if name != "holdout"} | holdout
         found = vitrail.evaluate(dataclasses.replace(bundle, provenance=provenance), photos)
         assert (found.split, found.count, found.trained_on) == ("all", 40, True)
-        assert found.scores["notes"][0].startswith("these are training images: ")
+        assert found.scores["notes"][0].startswith("the bundle was trained on these images")
 
 
 def test_protocols_judge_the_images_that_training_held_out(unsplit):
@@ -263,7 +269,7 @@ def test_protocols_judge_the_images_that_training_held_out(unsplit):
     assert "only the 10 images held out are evaluated" in found.scores["notes"][0]
     found = vitrail.evaluate(bundle, photos, protocol="probe", seed=0, penalty=1.0)
     assert (found.split, found.count, found.trained_on) == ("held-out", 4, True)
-    assert found.scores["notes"][0].startswith("these are training images: ")
+    assert found.scores["notes"][0].startswith("the bundle was trained on these images")
     found = vitrail.evaluate("fashion", photos, protocol="knn")
     assert (found.count, found.trained_on, found.scores["notes"]) == (4, False, [])
 
@@ -274,7 +280,7 @@ def test_against_compares_on_the_same_images_and_names_the_one_trained_on_them(c
     done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", tmp_path / "other" / "bundle")
     scores = json.loads(done.stdout)
     assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
-    assert [f"{tmp_path / 'other' / 'bundle'} was trained on some or all" in note for note in scores["notes"]] == [
+    assert [f"{tmp_path / 'other' / 'bundle'} was trained on these images" in note for note in scores["notes"]] == [
         False,
         True,
     ]

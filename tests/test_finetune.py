@@ -258,6 +258,22 @@ def test_a_kept_head_fine_tunes_at_a_tenth_of_the_rate(tmp_path):
     assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-4)]
 
 
+def test_a_head_that_starts_at_zero_learns_at_nearly_the_whole_rate(tmp_path, few):
+    recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, head="zero")
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-3 * 0.9)]
+
+
+def test_a_frozen_model_whose_head_is_trained_is_a_linear_head(tmp_path, few):
+    recipe = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9, freeze=True)
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
+    assert provenance["weights"].startswith("linear head on frozen features, trained")
+    assert provenance["choice"].startswith("the trained head is kept: ")
+    (run,) = side_by_side([tmp_path / "run"]).to_json()["runs"]
+    assert run["result"] == "ViT-Fashion/4, linear head on frozen features"
+
+
 def test_a_linear_head_is_called_so_in_the_card_the_report_and_runs(tmp_path, few, capsys):
     finetune("fashion", few, tmp_path / "frozen", find_recipe("frozen"), Options())
     finetune("fashion", few, tmp_path / "spoilt", spoil(find_recipe("auto"), steps=1), Options())

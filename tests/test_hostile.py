@@ -360,4 +360,6 @@ def test_too_little_memory_for_torch_is_one_line(words):
         check=False,
     )
     assert done.returncode == 1
-    assert re.fullmatch(r"vitrail: Memory must have room for the libraries, got too little \(.*\)\. .*\n", done.stderr)
+    assert re.fullmatch(
+        r"vitrail: Memory must be enough to load the libraries, got too little \(.*\)\. .*\n", done.stderr
+    )

@@ -115,8 +115,26 @@ def test_failures_of_devices_and_libraries_are_known(text):
 
 
 def test_a_failed_allocation_in_training_says_what_to_change():
-    with pytest.raises(OutOfMemoryError, match=r"images at a time: .* Use --batch 8, --set accumulate=2 or --set act"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"images at a time: .* Start a new run with --batch 8, --set accumulate=2 or --set act"
+    ):
         vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16, callback=lambda step: torch.empty(2**58))
+
+
+def test_a_run_without_steps_needs_no_memory_for_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(footprint, "available", lambda: 3_000_000)
+    with pytest.raises(OutOfMemoryError, match="Batch must fit into memory"):
+        vitrail.finetune("fashion", "digits", steps=1, output=tmp_path / "run")
+    assert vitrail.finetune("fashion", "digits", recipe="frozen", output=tmp_path / "head").steps == 0
+
+
+def test_memory_that_runs_out_while_speed_is_measured_says_what_to_change(monkeypatch):
+    def fail(trainer, batch, stop=None):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("vitrail.training.loop.Trainer.update", fail)
+    with pytest.raises(OutOfMemoryError, match="Start a new run with --batch 32"):
+        vitrail.finetune("fashion", "digits", minutes=0.2)
 
 
 def test_small_runs_are_not_measured(monkeypatch):

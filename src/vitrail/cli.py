@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if (lacking := library_memory_error(error)) is not None:
-            _leave(str(lacking), lacking.exit_code)
+        if (memory_error := library_memory_error(error)) is not None:
+            _leave(str(memory_error), memory_error.exit_code)
         if isinstance(error, OSError) and error.strerror:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             _leave(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             place = " ".join(words[:2]) if words[0] == "faces" else words[0]
             advice = _LESS_MEMORY.get(place, "Use a smaller model or a lower resolution, or close other programs.")
             _leave(f"Memory must be enough for `vitrail {place}`: {describe_failure(error)}. {advice}", 1)
-        # A net, not a cure: whatever lands here should have been foreseen where it happens.
+        # Last resort: any exception that reaches this line is a bug.
         _leave(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
 
 
@@ -154,7 +154,7 @@ def _check_flags(program: str, words: list[str], command: Callable[..., None] | 
     flags = {form for flag in all_flags for form in (flag, f"--no-{flag[2:]}")} | {"--help", "-h"}
     flags |= {former for name, former in _FORMER_FLAGS if name == words[0]}
     positional = itertools.takewhile(lambda word: not word.startswith("-"), words)
-    pairs = [word for word in positional if re.match(r"[A-Za-z]\w*=[^*?\[]*$", word) and not os.path.lexists(word)]
+    pairs = [word for word in positional if re.match(r"[A-Za-z]\w+=[^*?\[]*$", word) and not os.path.lexists(word)]
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if word not in pairs and (flag in flags or not re.match(r"--|-(?!inf$|nan$)[A-Za-z]", flag)):

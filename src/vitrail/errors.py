@@ -75,12 +75,13 @@ class UnprovedError(VitrailError):
 
 def library_memory_error(error: Exception) -> VitrailError | None:
     """The error to raise in place of one of an import, if a shared library did not fit into memory."""
-    is_unmapped = re.search("failed to map segment|annot allocate memory", str(error)) and "permitted" not in str(error)
-    if not isinstance(error, ImportError | OSError) or not is_unmapped:
+    text, is_import = str(error), isinstance(error, ImportError)
+    is_unmapped = "failed to map segment" in text or (is_import and "annot allocate memory" in text)
+    if not (is_import or isinstance(error, OSError)) or not is_unmapped or "permitted" in text:
         return None
     return VitrailError(
-        f"Memory must have room for the libraries, got too little ({first_line(error)}). End other programs, or raise"
-        " the limit (ulimit -v)."
+        f"Memory must be enough to load the libraries, got too little ({first_line(error)}). End other programs, or"
+        " raise the limit (ulimit -v)."
     )
 
 

@@ -157,6 +157,8 @@ class Dataset:
         """The given split; otherwise `test`, otherwise `val`, otherwise all images."""
         if split is not None:
             split = "val" if split == "validation" else split
+            if split == "all" and len(self.splits) == 1:
+                return self.first
             if split not in self.splits:
                 known = ", ".join(self.splits)
                 raise UsageError(f"Split must be one of {known}, got {split!r}.{did_you_mean(split, self.splits)}")

@@ -36,8 +36,11 @@ def choose_split(dataset: Dataset, name: str | None, provenance: dict[str, Any])
             )
         return ChosenSplit(parts[1])
     chosen = dataset.for_evaluation(name)
-    if chosen.name not in ("train", "all") or not was_trained_on(dataset, provenance):
+    if chosen.name not in ("train", "all"):
         return ChosenSplit(chosen)
+    if not was_trained_on(dataset, provenance):
+        has_changed = str(provenance.get("data", "")).startswith(f"{dataset.name}: ")
+        return ChosenSplit(chosen, notes=(note_on_changed_data(dataset),) if has_changed else ())
     if name is None and (parts := split_of_training(dataset, provenance)) is not None:
         return ChosenSplit(parts[1], notes=(note_on_held_out(parts[1], f"--split {chosen.name}: every image"),))
     return ChosenSplit(chosen, trained_on=True, notes=(note_on_training_images(),))
@@ -74,11 +77,16 @@ def is_same(one: Split, other: Split) -> bool:
 
 
 def note_on_held_out(split: Split, others: str = "") -> str:
-    """A note that images are evaluated which training held out; `others` says how to get other images."""
+    """A note that only images held out of training are evaluated; `others` says how to get other images."""
     also = f" ({others})" if others else ""
     return f"the bundle was trained on this data: only the {len(split):,} images held out are evaluated{also}"
 
 
 def note_on_training_images(bundle: str = "the bundle") -> str:
     """A warning that scores on training images do not tell about new ones."""
-    return f"these are training images: {bundle} was trained on some or all of them, so scores on new ones may be lower"
+    return f"{bundle} was trained on these images or some of them: expect lower scores on new ones"
+
+
+def note_on_changed_data(dataset: Dataset) -> str:
+    """A warning that images may be training images, because data of this name was trained on."""
+    return f"the bundle was trained on {dataset.name!r} as it was before: some of these images may be training images"

@@ -33,21 +33,20 @@ def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
 
 
 def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, Any] | None) -> Choice:
+    before, after = LINEAR_HEAD, "fine-tuned model"
+    if trainer.recipe.freeze:
+        before, after = "head by least squares", "trained head"
     if tuned is None or not initial_scores["count"]:
-        return Choice(
-            "tuned", f"the fine-tuned model is kept: there are no held-out images to compare it with the {LINEAR_HEAD}"
-        )
+        return Choice("tuned", f"the {after} is kept: there are no held-out images to compare it with the {before}")
     head, model = (
         f"{trainer.objective.describe(scores)}, loss {scores['loss']:.3f}" for scores in (initial_scores, tuned)
     )
     images = f"on {initial_scores['count']:,} images {_origin_of_held_out(trainer)}"
     if initial_scores["score"] > tuned["score"]:
-        return Choice(
-            "start", f"the {LINEAR_HEAD} is kept: {head} {images}; after {counted(trainer.step, 'step')} {model}"
-        )
+        return Choice("start", f"the {before} is kept: {head} {images}; after {counted(trainer.step, 'step')} {model}")
     if initial_scores["score"] == tuned["score"]:
-        return Choice("tuned", f"the fine-tuned model is kept: {model} {images}; the {LINEAR_HEAD} was as good")
-    return Choice("tuned", f"the fine-tuned model is kept: {model} {images}; the {LINEAR_HEAD} had {head}")
+        return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} was as good")
+    return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} had {head}")
 
 
 def _origin_of_held_out(trainer: Trainer) -> str:

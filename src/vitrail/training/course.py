@@ -35,7 +35,9 @@ LINEAR_HEAD = "linear head on frozen features"
 
 
 def keeps_linear_head(events: Events) -> bool:
-    """Whether the run kept its head by least squares on frozen features, and not the fine-tuned model."""
+    """Whether the run changed no weights but those of the head, or kept the model from before it changed others."""
+    if any(event.get("freeze") for event in of_kind(events, "start")):
+        return True
     if choices := of_kind(events, "choice"):
         return choices[-1]["kept"] == "start"
     is_untrained = any(event.get("total") == 0 for event in of_kind(events, "start"))

@@ -34,7 +34,7 @@ from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
 
 # Settings that no weight depends on: a recipe may change them in a model that exists.
 _CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")
-# Residual of a head that the bundle keeps because the classes are its own: no head is fitted that would measure it.
+# Assumed residual when the bundle's own head is kept, because no head is fitted to measure it.
 _KEPT_HEAD_RESIDUAL = 0.1
 _LEAST_RESIDUAL = 0.01  # a head without any error still leaves something to learn
 
@@ -75,8 +75,9 @@ def finetune(
 
         rate_scale = 1.0
         if recipe.rate_by_residual and given.is_new:
-            rate_scale = _KEPT_HEAD_RESIDUAL if probe is None else max(probe["residual"], _LEAST_RESIDUAL)
-            notes += (_describe_rate(recipe.learning_rate, rate_scale, is_measured=probe is not None),)
+            rate_scale, reason = _scale_rate(model, probe)
+            rate = f"{recipe.learning_rate * rate_scale:.2g}: {recipe.learning_rate:g} x {rate_scale:.3g}"
+            notes += (f"peak learning rate {rate}, {reason}",)
 
         def body() -> AnyModel:
             return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
@@ -242,9 +243,16 @@ def _spoken_probe(probe: dict[str, Any]) -> str:
     return f"is right on {probe['accuracy']:.1%} of {on} (95 % interval {low:.1%} to {high:.1%})"
 
 
-def _describe_rate(rate: float, residual: float, *, is_measured: bool) -> str:
-    reason = "the probability that this head gives to wrong labels" if is_measured else "for a head that is kept"
-    return f"peak learning rate {rate * residual:.2g}: {rate:g} x {residual:.3g}, {reason}"
+def _scale_rate(model: AnyModel, probe: dict[str, Any] | None) -> tuple[float, str]:
+    """The factor of the learning rate, and where it comes from."""
+    if probe is None:
+        if model.head.weight.any():
+            return _KEPT_HEAD_RESIDUAL, "for the bundle's own head"
+        return 1 - 1 / max(model.config.classes, 2), "for a head that starts at zero"
+    if probe["residual"] < _LEAST_RESIDUAL:
+        return _LEAST_RESIDUAL, "the smallest factor, because this head makes hardly any mistake"
+    source = "1 - mAP" if "map" in probe else "the mean probability of wrong labels"
+    return probe["residual"], f"{source} of this head"
 
 
 def _spoken(pair: Pair) -> str:

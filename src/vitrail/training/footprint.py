@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from vitrail.configs.recipe import OPTIMISERS
-from vitrail.errors import OutOfMemoryError
+from vitrail.errors import OutOfMemoryError, VitrailError
 from vitrail.memory import available, describe_failure, in_words, is_allocation_failure
 from vitrail.training.loop import Trainer
 from vitrail.training.ranks import Ranks
@@ -104,14 +104,16 @@ def explain_shortage(trainer: Trainer) -> Generator[None]:
     """Turn a failed allocation in training into an error that says what to change."""
     try:
         yield
+    except VitrailError:
+        raise
     except Exception as error:
-        if isinstance(error, OutOfMemoryError) or not is_allocation_failure(error):
+        if not is_allocation_failure(error):
             raise
         images = _images_at_a_time(trainer)
         raise OutOfMemoryError(
-            f"Memory ran out in a step of {images:,} images at a time: {describe_failure(error)}. Use --batch"
-            f" {max(trainer.recipe.batch // 2, 1)}, --set accumulate={2 * trainer.recipe.accumulate} or --set"
-            " activation_checkpointing=true; with checkpoints, --resume auto goes on."
+            f"Memory ran out in a step of {images:,} images at a time: {describe_failure(error)}. Start a new run with"
+            f" --batch {max(trainer.recipe.batch // 2, 1)}, --set accumulate={2 * trainer.recipe.accumulate} or --set"
+            " activation_checkpointing=true."
         ) from None
 
 

@@ -170,8 +170,9 @@ def run(
         cache = None
         if options.cache:
             cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
-        copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
-        check_room(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
+        if ranks.device.type == "cpu" and recipe.steps != 0:
+            copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
+            check_room(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
         trainer = Trainer(
             initial.model,
             initial.preprocess,
@@ -184,7 +185,8 @@ def run(
             learned=initial.learned,
             cache=cache,
         )
-        check_memory(trainer)
+        if trainer.planned != 0 and not goes_on:
+            check_memory(trainer)
         trainer.began = began
         trainer.loader.damaged |= initial.damaged
 
@@ -207,9 +209,10 @@ def run(
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
                 ranks.first_does(lambda: folder.write_config(config))
             trainer.rate_scale = initial.rate_scale
-            if initial.probe is not None and trainer.planned != 0:
-                trainer.remember_initial()
-            trainer.total, note = _length(trainer, initial, began)
+            with explain_shortage(trainer):
+                if initial.probe is not None and trainer.planned != 0:
+                    trainer.remember_initial()
+                trainer.total, note = _length(trainer, initial, began)
             notes += [note] if note else []
 
         if options.amp and trainer.step < trainer.total:
@@ -217,6 +220,7 @@ def run(
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
         typed = str(data) if isinstance(data, str | Path) else None
         report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
+        stack.enter_context(explain_shortage(trainer))
         with Stop().watching() as stop:
             for note in (*dataset.notes, *initial.notes, *decay_notes, *notes, *changes):
                 log.say(f"note: {note}")
@@ -227,8 +231,7 @@ def run(
                 _introduce(log, initial, dataset, training, held_out, trainer)
             state = {**agreed, **_circumstances(options, ranks), "origin": initial.origin}
             snapshots = _snapshots(trainer, folder, dataset)
-            with explain_shortage(trainer):
-                trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
+            trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
 
         split = dataset.splits.get("test", held_out)
         bundle, judgement = _conclude(trainer, initial, dataset, split, log, agreed["data"], command)
@@ -370,7 +373,8 @@ def _introduce(
     log: RunLog, initial: Initial, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
 ) -> None:
     """Log the start of a new run."""
-    log.write("start", step=0, total=trainer.total, seed=trainer.options.seed, threads=torch.get_num_threads())
+    numbers = {"total": trainer.total, "seed": trainer.options.seed, "threads": torch.get_num_threads()}
+    log.write("start", step=0, **numbers, freeze=trainer.recipe.freeze)
     if initial.probe is not None:
         log.write("probe", step=0, **initial.probe)
     if trainer.initial_scores is not None and trainer.initial_scores["count"]:
@@ -481,6 +485,8 @@ def _which_weights(trainer: Trainer, initial: Initial, choice: Choice | None, *,
     if not trainer.total:
         return "as they began" if initial.probe is None else LINEAR_HEAD
     average = trainer.recipe.average
+    if trainer.recipe.freeze:
+        return f"{LINEAR_HEAD}, trained" + (f" (running average, decay {average})" if average else "")
     which = f"running average, decay {average}" if average else "last"
     if not is_best or trainer.best is None:
         return which
