@@ -44,9 +44,8 @@ def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, 
     images = f"on {initial_scores['count']:,} images {_origin_of_held_out(trainer)}"
     if initial_scores["score"] > tuned["score"]:
         return Choice("start", f"the {before} is kept: {head} {images}; after {counted(trainer.step, 'step')} {model}")
-    if initial_scores["score"] == tuned["score"]:
-        return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} was as good")
-    return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} had {head}")
+    tie = " (a tie)" if initial_scores["score"] == tuned["score"] else ""
+    return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} had {head}{tie}")
 
 
 def _origin_of_held_out(trainer: Trainer) -> str:

@@ -76,8 +76,8 @@ def finetune(
         rate_scale = 1.0
         if recipe.rate_by_residual and given.is_new:
             rate_scale, reason = _scale_rate(model, probe)
-            rate = f"{recipe.learning_rate * rate_scale:.2g}: {recipe.learning_rate:g} x {rate_scale:.3g}"
-            notes += (f"peak learning rate {rate}, {reason}",)
+            rate = f"{recipe.learning_rate * rate_scale:.2g} = {recipe.learning_rate:g} x {rate_scale:.3g}"
+            notes += (f"peak learning rate {rate} ({reason}; --lr sets another)",)
 
         def body() -> AnyModel:
             return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
@@ -247,12 +247,13 @@ def _scale_rate(model: AnyModel, probe: dict[str, Any] | None) -> tuple[float, s
     """The factor of the learning rate, and where it comes from."""
     if probe is None:
         if model.head.weight.any():
-            return _KEPT_HEAD_RESIDUAL, "for the bundle's own head"
-        return 1 - 1 / max(model.config.classes, 2), "for a head that starts at zero"
+            return _KEPT_HEAD_RESIDUAL, "usual for the bundle's own head"
+        return 1 - 1 / max(model.config.classes, 2), "a head that starts at zero"
     if probe["residual"] < _LEAST_RESIDUAL:
-        return _LEAST_RESIDUAL, "the smallest factor, because this head makes hardly any mistake"
-    source = "1 - mAP" if "map" in probe else "the mean probability of wrong labels"
-    return probe["residual"], f"{source} of this head"
+        return _LEAST_RESIDUAL, "the smallest factor: the head makes hardly any mistake"
+    if "map" in probe:
+        return probe["residual"], "1 - mAP of the head: the better it is, the smaller the steps"
+    return probe["residual"], "mean probability the head gives to wrong labels: the better it is, the smaller the steps"
 
 
 def _spoken(pair: Pair) -> str:
