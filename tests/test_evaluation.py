@@ -251,6 +251,20 @@ def test_evaluate_on_copies_and_other_data(unsplit, tmp_path):
         vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
 
 
+def test_evaluate_on_the_folder_of_the_training_images_says_so(unsplit, tmp_path):
+    photos, _ = unsplit
+    for split in ("train", "val"):
+        shutil.copytree(photos, tmp_path / "photos" / split)
+    for image in (tmp_path / "photos" / "val").glob("*/1*.png"):
+        image.unlink()
+    vitrail.train(tmp_path / "photos", "ViT-Pico/2", steps=1, output=tmp_path / "run")
+    found = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "train")
+    assert (found.split, found.trained_on) == ("all", True)
+    assert found.scores["notes"][0].startswith("the bundle was trained on these images")
+    found = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "val")
+    assert (found.split, found.trained_on, found.scores["notes"]) == ("all", False, [])
+
+
 def test_evaluate_of_an_older_bundle_or_without_held_out_images_warns(unsplit):
     photos, run_folder = unsplit
     bundle = vitrail.load(run_folder / "bundle")

@@ -53,6 +53,14 @@ class Split:
             digest.update(f"{os.path.abspath(path)}\0{stamp}\n".encode(errors="surrogateescape"))  # noqa: PTH100
         return digest.hexdigest()
 
+    def content_fingerprint(self) -> str:
+        """A hash of the pixels of images in memory, or of the names and sizes of files: the same wherever the files
+        are, and whatever splits lie beside them."""
+        if self.in_memory is not None:
+            return self.fingerprint()
+        names = sorted(f"{os.path.basename(path)}\0{_size(path)}\n" for path in self.images)  # noqa: PTH119
+        return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
+
     def keys(self, root: str) -> np.ndarray:
         """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its bytes. The
         same image has the same one in a copy of the data."""

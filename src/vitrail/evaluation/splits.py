@@ -39,6 +39,8 @@ def choose_split(dataset: Dataset, name: str | None, provenance: dict[str, Any])
     if chosen.name not in ("train", "all"):
         return ChosenSplit(chosen)
     if not was_trained_on(dataset, provenance):
+        if provenance.get("training_fingerprint") == chosen.content_fingerprint():  # photos/train of photos, or a copy
+            return ChosenSplit(chosen, trained_on=True, notes=(note_on_training_images(),))
         has_changed = str(provenance.get("data", "")).startswith(f"{dataset.name}: ")
         return ChosenSplit(chosen, notes=(note_on_changed_data(dataset),) if has_changed else ())
     if name is None and (parts := split_of_training(dataset, provenance)) is not None:

@@ -451,6 +451,7 @@ def _provenance(
     provenance = {
         "data": f"{writable(dataset.name)}: {len(trainer.loader.split):,} training images",
         "data_fingerprint": fingerprint,
+        "training_fingerprint": dataset.splits.get("train", dataset.first).content_fingerprint(),
         "licence": dataset.licence,
         "objective": recipe.objective,
         "weights": _which_weights(trainer, initial, choice, is_best=is_best),
