@@ -356,6 +356,16 @@ def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few
         assert (provenance["choice"], provenance["weights"]) == (choice["reason"], "running average, decay 0.99")
 
 
+def test_at_a_tie_a_head_that_makes_few_mistakes_is_kept(tmp_path):
+    levels = np.random.default_rng(0).integers(0, 40, (40, 28, 28)) + np.repeat([0, 200], 20)[:, None, None]
+    data = (levels.astype(np.uint8), ["dark"] * 20 + ["light"] * 20)
+    result = vitrail.finetune("fashion", data, steps=1, output=tmp_path / "run")
+    (choice,) = events(tmp_path / "run", "choice")
+    assert (choice["kept"], choice["start"], choice["tuned"]) == ("start", 1.0, 1.0)
+    assert choice["reason"].endswith("(a tie)")
+    assert result.bundle.provenance["weights"] == "linear head on frozen features"
+
+
 class ByLoss(Classify):
     """Judges by the loss, and calls its accuracy by another name."""
 

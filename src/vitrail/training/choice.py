@@ -8,6 +8,8 @@ from vitrail.training.initial import Initial
 from vitrail.training.loop import Trainer
 from vitrail.training.runlog import RunLog
 
+_FEW_MISTAKES = 0.1  # of the head: its residual, by which the learning rate is scaled
+
 
 class Choice(NamedTuple):
     """Which model is kept after training from a head by least squares, and why."""
@@ -17,7 +19,7 @@ class Choice(NamedTuple):
 
 
 def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
-    """Keep the trained model, unless the initial one is better on the held-out images."""
+    """Keep the trained model, unless the initial one is better on the held-out images, or as good with few mistakes."""
     initial_scores = trainer.initial_scores
     if initial_scores is None or initial.body is None or not trainer.total:
         return None
@@ -42,9 +44,12 @@ def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, 
         f"{trainer.objective.describe(scores)}, loss {scores['loss']:.3f}" for scores in (initial_scores, tuned)
     )
     images = f"on {initial_scores['count']:,} images {_origin_of_held_out(trainer)}"
-    if initial_scores["score"] > tuned["score"]:
-        return Choice("start", f"the {before} is kept: {head} {images}; after {counted(trainer.step, 'step')} {model}")
-    tie = " (a tie)" if initial_scores["score"] == tuned["score"] else ""
+    is_tie = initial_scores["score"] == tuned["score"]
+    tie = " (a tie)" if is_tie else ""
+    # A head that makes few mistakes leaves little to gain: then a tie does not show that training helped.
+    if initial_scores["score"] > tuned["score"] or (is_tie and trainer.rate_scale < _FEW_MISTAKES):
+        steps = counted(trainer.step, "step")
+        return Choice("start", f"the {before} is kept: {head} {images}; after {steps} {model}{tie}")
     return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} had {head}{tie}")
 
 
