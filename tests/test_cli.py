@@ -315,6 +315,7 @@ OF_OTHER_TOOLS = [
     (["info", "ViT-B/16", "--num-classes", "3"], "got --num-classes. Did you mean '--classes'?"),
     (["convert", "fashion", "x", "-o", "y"], "got -o. Give it without a flag: vitrail convert SRC DST"),
     (["faces", "enroll", "--name", "Kim"], "vitrail faces enroll BUNDLE GALLERY NAME IMAGES"),
+    (["finetune", "fashion", "x", "--output", "y", "epochs=3"], "with dashes, as --epochs 3, got epochs=3"),
     ([*TRAIN, "--lr", "-inf"], "Learning rate must be a number of at least 0"),
     (["val"], "Did you mean 'evaluate'?"),
     (["faces", "fit"], "Did you mean 'train'?"),

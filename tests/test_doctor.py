@@ -254,8 +254,8 @@ def test_what_training_would_refuse_or_lose(healthy, tmp_path):
     (healthy / "train/dog/gone.jpg").unlink()
     (healthy / "train/dog/phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     assert kinds(healthy)["unreadable"].message == (
-        "is a HEIC (HEIF) image, which cannot be decoded: convert it to JPEG, for example by"
-        " `magick mogrify -format jpg FILE`"
+        "is a HEIC (HEIF) image, which cannot be decoded: convert it to JPEG and remove it, for example by"
+        " `magick mogrify -format jpg *.heic`"
     )
     for index in range(3):
         photo(tmp_path / "one" / "cat" / f"{index}.jpg", index)

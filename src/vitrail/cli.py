@@ -295,6 +295,8 @@ def _in_one_line(box: str) -> str:
         words = f"{wrong[2]} must be one of {', '.join(choices)}, got {wrong[1]}"
     elif missing := re.match(r"Missing from (.+?): (\S+)", words):
         words = f"{missing[1]} needs {missing[2]}"
+    elif setting := re.match(r"Unrecognized options: ([A-Za-z]\w*)=(\S+)", words):
+        words = f"Flag must be written with dashes, as --{setting[1]} {setting[2]}, got {setting[1]}={setting[2]}"
     return re.sub(r"\s+", " ", words).strip().rstrip(".:") + "."
 
 

@@ -47,7 +47,7 @@ _TURNS = {
 }
 _ORIENTATION = 0x0112
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
-_CONVERT = "convert it to JPEG, for example by `magick mogrify -format jpg FILE`"
+_CONVERT = "convert it to JPEG and remove it, for example by `magick mogrify -format jpg *.heic`"
 _EMPTY = "cannot be decoded (it is empty)"
 
 
