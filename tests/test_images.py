@@ -416,7 +416,7 @@ def test_every_odd_image_of_pillows_own_tests_decodes_or_is_refused(capfd):
 def test_heic_is_named_with_what_to_do(tmp_path, brand):
     (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(100))
     with pytest.raises(
-        DamagedError, match=r"IMG_1.HEIC' is a HEIC \(HEIF\) image, .*: convert it to JPEG, for example"
+        DamagedError, match=r"IMG_1.HEIC' is a HEIC \(HEIF\) image, .*: convert it to JPEG and remove it, for example"
     ):
         open_image(tmp_path / "IMG_1.HEIC")
     assert list_images([tmp_path]) == [str(tmp_path / "IMG_1.HEIC")]
