@@ -435,6 +435,7 @@ def test_copies_inside_the_train_split_are_found(healthy):
     assert found["near-duplicate"].files == (str(healthy / "train/cat/3.jpg"), str(healthy / "train/cat/near.jpg"))
 
 
+@pytest.mark.slow
 def test_near_duplicates_of_20_000_images_are_found_in_seconds():
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (20_000, 8, 8), np.uint8)

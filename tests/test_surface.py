@@ -426,6 +426,7 @@ def test_every_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch)
     assert "".join(said) == ""
 
 
+@pytest.mark.slow
 def test_a_training_loop_of_ones_own(shared, tmp_path):
     """The forty lines of docs/python.md, on real weights and photos."""
     (script,) = [block.text for block in blocks(ROOT / "docs" / "python.md") if block.reason]

@@ -349,6 +349,7 @@ def test_labels_are_lines_whatever_they_hold(tmp_path):
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "a b\nc d\ne\n"
 
 
+@pytest.mark.slow
 def test_an_export_merges_as_many_tokens_as_are_given(tmp_path, call):
     words = ("export", "fashion", tmp_path / "out", "--to", "onnx", "--data", "fashion-40", "--json")
     proof = json.loads(call(*words, "--merge", "0,4,0,0,0").stdout)
