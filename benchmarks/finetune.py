@@ -7,7 +7,7 @@
 Six sets of images, DeiT-Ti/16, three seeds, three lengths. The default recipe holds out a tenth of the training images,
 which choose between the linear head and the fine-tuned model; scores are of other images. The recipe itself was chosen
 on the other half of CIFAR-10's test images, on other test images of Fashion-MNIST, and on other splits of the photos.
-A length in minutes is given as the number of steps that fit into it on two quiet cores (`STEPS_PER_MINUTE`), so that
+A length in minutes is given as a number of steps (`STEPS_PER_MINUTE`), estimated from the speed of one thread, so that
 the benchmark can run beside other work.
 """
 
