@@ -4,8 +4,9 @@
     .venv/bin/python benchmarks/finetune.py OUTPUT --lengths 3-epochs --data hymenoptera
     .venv/bin/python benchmarks/finetune.py OUTPUT --report         (the table of what is there)
 
-Eight sets of images, DeiT-Ti/16, three seeds, three lengths. The last two (birds or dogs, ships or frogs) are easy: they
-test the case of a head that is nearly right on images that played no part in choosing the recipe or its tie rule. The default recipe holds out a tenth of the training images,
+Eight sets of images, DeiT-Ti/16, three seeds, three lengths. The last two (birds or dogs, ships or frogs) are easy:
+they test the case of a head that is nearly right, on images that played no part in choosing the recipe or its tie rule.
+The default recipe holds out a tenth of the training images,
 which choose between the linear head and the fine-tuned model; scores are of other images. The recipe itself was chosen
 on the other half of CIFAR-10's test images, on other test images of Fashion-MNIST, and on other splits of the photos.
 A length in minutes is given as a number of steps (`STEPS_PER_MINUTE`), estimated from the speed of one thread, so that
