@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import vitrail
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.statistics import difference, pool
 
 PRECISIONS = ("float32", "bfloat16")

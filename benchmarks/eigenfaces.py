@@ -12,9 +12,9 @@ import sys
 
 import numpy as np
 
+from vitrail.data.preprocess import Preprocess
+from vitrail.evaluation.verification import Block, all_pairs, verify
 from vitrail.faces.people import name_splits
-from vitrail.faces.verification import Block, all_pairs, verify
-from vitrail.images.preprocess import Preprocess
 
 
 def main():

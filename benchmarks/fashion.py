@@ -25,7 +25,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from images import PerSample
 from peers import load_peer
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 
 OURS = {"vitrail-nano": "ViT-Nano/7", "vitrail-micro": "ViT-Micro/4"}
 BATCH, OUR_BATCH = 128, 256

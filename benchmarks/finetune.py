@@ -29,9 +29,9 @@ from scipy.stats import t as student
 
 import vitrail
 from images import SHARED
-from vitrail.answers.kept import NAME as ANSWERS
-from vitrail.answers.kept import KeptAnswers
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.predictions.saved import NAME as ANSWERS
+from vitrail.evaluation.predictions.saved import KeptAnswers
 
 SEEDS = (0, 1, 2)
 LENGTHS = ("3-epochs", "1-minute", "5-minutes")

@@ -6,7 +6,7 @@
 Every round runs each engine once, so that a machine that slows down slows all of them; a figure is the median over
 rounds, a ratio the median of the rounds' ratios. All engines but vit-pytorch hold the same weights, and their logits
 are compared. The ceiling is what the machine's own matrix product reaches in the same rounds, on the published count
-of multiply-accumulates, of which vitrail spares a part (`encode` in models/vit.py says which).
+of multiply-accumulates, of which vitrail spares a part (`encode` in models/families/vit/model.py says which).
 """
 
 import argparse
@@ -25,13 +25,13 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torchvision_vit
 from vitrail import Bundle, Preprocess, save
-from vitrail.configs.engines import ENGINES
-from vitrail.configs.zoo import find
-from vitrail.engines.base import need
-from vitrail.engines.choose import every_way, find_usable
+from vitrail.inference.engine import need
+from vitrail.inference.registry import ENGINES
+from vitrail.inference.select import every_way, find_usable
 from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 from vitrail.models.layers import separate_
+from vitrail.models.zoo import find
 
 BATCHES = {"Ti": (1, 16), "S": (1, 16), "B": (1, 8)}
 FAMILIES = ("R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-B/16", "Mixer-S/16", "Mixer-B/16", "BiT-R50x1")

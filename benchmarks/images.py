@@ -26,12 +26,12 @@ from safetensors.torch import load_file
 from forward import race, ratio
 from peers import load_peer
 from vitrail import create
-from vitrail.configs.augment import Augment
+from vitrail.data.augment.config import Augment
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
-from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.data.sources.registry import open_data
 
 SHARED = Path(os.environ.get("VITRAIL_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
 

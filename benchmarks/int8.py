@@ -15,14 +15,15 @@ import time
 
 import numpy as np
 
-from vitrail.answers.paired import Paired, wilson
-from vitrail.configs.engines import ENGINES
+from vitrail.bundles.metadata import read_parts
+from vitrail.core.errors import UnprovedError
+from vitrail.core.intervals import wilson
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
-from vitrail.errors import UnprovedError
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.paired import Paired
 from vitrail.evaluation.protocols import place_labels
-from vitrail.weights.parts import read_parts
+from vitrail.inference.registry import ENGINES
 
 PRECISIONS = ("float32", "int8")
 BATCHES, ROUNDS = (1, 4, 16), 9

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from images import SHARED
-from vitrail.data.sources import open_data
+from vitrail.analysis.evidence import faith, occlusion
+from vitrail.analysis.maps import maps
+from vitrail.bundles.bundle import load
+from vitrail.bundles.convert import convert
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.metrics import mean_interval
-from vitrail.inspection.evidence import faith, occlusion
-from vitrail.inspection.maps import maps
-from vitrail.models.look import look
-from vitrail.weights.bundle import load
-from vitrail.weights.convert import convert
+from vitrail.models.activations import look
 
 
 def interval(values, digits=3):

@@ -16,8 +16,8 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import huggingface_vit, timm_vit, torchvision_vit
-from vitrail.configs.zoo import find
 from vitrail.models.create import build
+from vitrail.models.zoo import find
 
 BATCH = 8
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.engines.base import need
+from vitrail.core.intervals import wilson
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.merging import Judge, Price, find_merge, spent
-from vitrail.evaluation.metrics import wilson
+from vitrail.inference.engine import need
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import separate_
 

@@ -30,10 +30,10 @@ from forward import has_bfloat16, race, ratio, usable_ways
 from images import SHARED, PerSample, camera_photos, timm_transform
 from peers import huggingface_vit, load_peer, timm_vit
 from vitrail import Bundle, Classifier, Preprocess, create, save
-from vitrail.data.sources import open_data
-from vitrail.engines.base import cores
-from vitrail.engines.runtime import OnnxEngine
-from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitrail.data.sources.registry import open_data
+from vitrail.inference.engine import cores
+from vitrail.inference.onnx_engine import OnnxEngine
 
 BATCH = 16
 

@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 from images import SHARED
+from vitrail.bundles.bundle import load
+from vitrail.bundles.convert import convert
+from vitrail.core.intervals import wilson
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import wilson
-from vitrail.weights.bundle import load
-from vitrail.weights.convert import convert
 
 RULES = ("timm", "huggingface", "google", "torchvision")
 

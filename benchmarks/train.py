@@ -26,15 +26,15 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from forward import ratio
 from images import PerSample
 from peers import huggingface_vit, load_peer, timm_vit
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
-from vitrail.configs.zoo import find
 from vitrail.data.dataset import Split
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
 from vitrail.models.create import build
+from vitrail.models.zoo import find
 from vitrail.training.loop import Trainer
+from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
-from vitrail.training.runlog import RunLog
+from vitrail.training.recipe import Recipe
+from vitrail.training.run_log import RunLog
 from vitrail.training.stop import Stop
 
 # pixels: model, channels, batch, steps of a round, images

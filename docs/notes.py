@@ -22,16 +22,17 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.configs.zoo import find
-from vitrail.data.sources import open_data
-from vitrail.inspection.colours import heat, sequential, signed
-from vitrail.inspection.panels.walk import class_path, colours_of
-from vitrail.inspection.places import filters, position_table, similarity, structure
-from vitrail.inspection.reach import reach, reach_colours
+from vitrail.analysis.position_structure import filters, position_table, similarity, structure
+from vitrail.analysis.receptive_field import reach
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.permute import move, patch_order
 from vitrail.models.base import AnyModel, Seen
 from vitrail.models.layers import patchify
-from vitrail.pages.families import COLOURS
+from vitrail.models.zoo import find
+from vitrail.reports.colours import heat, sequential, signed
+from vitrail.reports.families import COLOURS
+from vitrail.reports.inspect.panels.walk import class_path, colours_of
+from vitrail.reports.receptive_field_figure import reach_colours
 
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "notes"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from vitrail.inspection.reach import reach, reach_figure
+from vitrail.analysis.receptive_field import reach
 from vitrail.models.create import create
+from vitrail.reports.receptive_field_figure import reach_figure
 
 MODELS = {
     "ViT-Nano/7": {},

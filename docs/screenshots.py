@@ -10,10 +10,10 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.explain.page import explain
-from vitrail.inspection.examine import examine
-from vitrail.inspection.page import write_page
+from vitrail.data.sources.registry import open_data
+from vitrail.reports.explain.page import explain
+from vitrail.reports.inspect.compute import examine
+from vitrail.reports.inspect.page import write_page
 
 SHOTS = Path(__file__).parent / "inspect"
 WALK = Path(__file__).parent / "explain" / "walk.png"

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources import open_data
-from vitrail.lab.cell import Cell, pack
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import Images, prepare
 from vitrail.lab.question import Lab, Question
 from vitrail.lab.results import Results, needs_rate
 from vitrail.lab.statistics import LEVEL
+from vitrail.lab.trial import Cell, pack
 
 FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")
 

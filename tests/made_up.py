@@ -3,9 +3,9 @@
 import numpy as np
 
 from fake_lab import told
-from vitrail.lab.cell import pack
 from vitrail.lab.results import Results
 from vitrail.lab.training import RATES
+from vitrail.lab.trial import pack
 
 
 class Filled:

@@ -15,16 +15,16 @@ import pytest
 from PIL import Image
 
 from test_bundle import FIXTURE
-from vitrail.answers.formats import Parquet, check_table, open_table
-from vitrail.answers.kept import KeptAnswers
-from vitrail.answers.paired import Paired, holm, sign_test
-from vitrail.answers.spool import in_order
-from vitrail.configs.engines import ENGINES
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import find_split, open_data
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.sources.registry import find_split, open_data
 from vitrail.evaluation.metrics import doubtful_labels
+from vitrail.evaluation.paired import Paired, holm, sign_test
+from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.sort import in_order
+from vitrail.evaluation.predictions.tables import Parquet, check_table, open_table
 from vitrail.evaluation.protocols import answer_split
+from vitrail.inference.registry import ENGINES
 
 EVIL = ["=cmd|' /C calc'!A0", "+1.png", "-1.png", "@a.png", "\tb.png", "\rc.png", 'a"b,c.png', "two\nlines.png"]
 EVIL += ["<img src=x onerror=alert(1)>.png", os.fsdecode(b"\xff.png"), "개미.png", "'quoted.png"]
@@ -174,8 +174,8 @@ def test_parquet_is_written_piece_by_piece(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("ending", "sort"), [("csv", ""), ("jsonl", ""), ("parquet", ""), ("csv", "uncertain")])
 def test_a_million_rows_take_as_much_memory_as_a_hundred_thousand(tmp_path, ending, sort):
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom vitrail.answers.formats import open_table\n"
-        "from vitrail.answers.spool import in_order\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom vitrail.evaluation.predictions.tables import open_table\n"
+        "from vitrail.evaluation.predictions.sort import in_order\n"
         "count, path, sort = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]\n"
         "labels = ['a', 'b', 'c']\n"
         "rows = ({'file': f'images/{n:07}.png', 'predictions': [{'label': l, 'score': (n * 7919 % 100003) / 100003}"
@@ -303,7 +303,7 @@ def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path)
 
 
 def test_a_gallery_has_pages(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.answers.sheet.ON_PAGE", 3)
+    monkeypatch.setattr("vitrail.reports.contact_sheet.ON_PAGE", 3)
     assert call("predict", "fashion", "fashion-40", "--page", tmp_path / "sheet").returncode == 0
     names = sorted(path.name for path in (tmp_path / "sheet").glob("answer-1-*.html"))
     assert names == ["answer-1-1.html", "answer-1-2.html"]
@@ -335,7 +335,7 @@ def test_every_mistake_is_on_the_page(call, tmp_path, monkeypatch):
     arrays = open_data("fashion-40").splits["test"]
     names = np.array(open_data("fashion-40").labels)
     np.savez(tmp_path / "wrong.npz", images=arrays.images, labels=names[(arrays.labels + 1) % 10])
-    monkeypatch.setattr("vitrail.answers.sheet.ON_PAGE", 15)
+    monkeypatch.setattr("vitrail.reports.contact_sheet.ON_PAGE", 15)
     done = call("evaluate", "fashion", tmp_path / "wrong.npz", "--page", tmp_path / "page", "--json")
     wrong = 40 - round(40 * json.loads(done.stdout)["accuracy"])
     assert wrong == 40

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.configs.base import FAMILIES, ModelConfig
-from vitrail.extensions import load_object
+from vitrail.core.registry import load_object
+from vitrail.models.config import FAMILIES, ModelConfig
 
 SOURCE = Path(__file__).parent.parent / "src" / "vitrail"
-OWN_ROOMS = ("models", "configs", "weights")
+OWN_PACKAGES = ("models", "bundles")
 """Where families, positions and formats live."""
 
 CLASSES = {"Model", "ModelConfig", "PatchedConfig"} | {
     name for family in FAMILIES for name in (FAMILIES[family].__name__, FAMILIES[family].model.partition(":")[2])
 }
-OTHERS = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in OWN_ROOMS]
+OTHERS = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in OWN_PACKAGES]
 
 
 def last_name(node):

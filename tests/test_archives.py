@@ -18,15 +18,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail import memory
-from vitrail.data import archives, unpickle
-from vitrail.data.archives import TarTree, ZipTree
+from vitrail.core import memory
+from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.sandbox import read_arrays
 from vitrail.data.doctor import examine
 from vitrail.data.loader import Loader
-from vitrail.data.matlab import read_matlab
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, VitrailError
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources import archives
+from vitrail.data.sources.archives import TarTree, ZipTree
+from vitrail.data.sources.matlab import read_matlab
+from vitrail.data.sources.registry import open_data
 
 
 @pytest.fixture(autouse=True)
@@ -600,7 +601,7 @@ def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
             mutated[chance.randrange(len(mutated))] = chance.randrange(256)
         (tmp_path / "p").write_bytes(mutated)
         with contextlib.suppress(Refused, SystemExit):
-            report = unpickle.convert(tmp_path / "p", tmp_path / "out.npz", refuse)
+            report = read_arrays.convert(tmp_path / "p", tmp_path / "out.npz", refuse)
             assert set(report) == {"texts"}
             with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
                 assert all(array.dtype.kind in "iufb" for array in arrays.values())

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from peers import import_peer
-from vitrail import chance
-from vitrail.chance import Stream
-from vitrail.configs.augment import Augment
-from vitrail.errors import UsageError
-from vitrail.images import operations
-from vitrail.images.augment import JITTERS, augment, check_channels, crop_boxes, mix, sample_mixture
-from vitrail.images.preprocess import Preprocess
-from vitrail.images.randaugment import GOOGLE, TABLES, TORCHVISION, Operation, apply
+from vitrail.core import rng
+from vitrail.core.errors import UsageError
+from vitrail.core.rng import Stream
+from vitrail.data.augment import operations
+from vitrail.data.augment.config import Augment
+from vitrail.data.augment.pipeline import JITTERS, augment, check_channels, crop_boxes, mix, sample_mixture
+from vitrail.data.augment.randaugment import GOOGLE, TABLES, TORCHVISION, Operation, apply
+from vitrail.data.preprocess import Preprocess
 
 EYE = Preprocess(resolution=(24, 20), crop_fraction=1.0)
 GREY_EYE = EYE.replace(mean=(0.5,), std=(0.5,))
@@ -284,19 +284,19 @@ def test_mixture_of_a_pair_does_not_depend_on_the_batch():
 def test_chance_is_uniform_independent_and_the_same_for_ever():
     # Golden: a change here changes every training run.
     golden = [0.8984208762, 0.2692922277, 0.5058775307]
-    np.testing.assert_allclose(chance.uniform(7, 2, np.arange(3), stream="flip"), golden, atol=1e-9)
-    numbers = chance.uniform(0, np.arange(300)[:, None], np.arange(300), stream="test")
+    np.testing.assert_allclose(rng.uniform(7, 2, np.arange(3), stream="flip"), golden, atol=1e-9)
+    numbers = rng.uniform(0, np.arange(300)[:, None], np.arange(300), stream="test")
     counts = np.histogram(numbers, bins=100)[0]
     assert ((counts - 900) ** 2 / 900).sum() < 160  # chi-square with 99 degrees: below 160 but once in 10,000
     for one, other in ((numbers[:-1], numbers[1:]), (numbers[:, :-1], numbers[:, 1:])):
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.015
-    other = chance.uniform(0, np.arange(300)[:, None], np.arange(300), stream="other")
+    other = rng.uniform(0, np.arange(300)[:, None], np.arange(300), stream="other")
     assert abs(np.corrcoef(numbers.ravel(), other.ravel())[0, 1]) < 0.015
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0])
 def test_beta_has_its_mean_and_variance(alpha):
-    share = chance.beta(alpha, 0, np.arange(50_000), stream="mixup")
+    share = rng.beta(alpha, 0, np.arange(50_000), stream="mixup")
     assert share.min() >= 0
     assert share.max() <= 1
     assert abs(share.mean() - 0.5) < 0.01
@@ -305,7 +305,7 @@ def test_beta_has_its_mean_and_variance(alpha):
 
 @given(count=st.integers(0, 500), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 10_000))
 def test_a_permutation_has_every_number_once(count, seed, epoch):
-    order = chance.permutation(count, seed, epoch, stream="order")
+    order = rng.permutation(count, seed, epoch, stream="order")
     np.testing.assert_array_equal(np.sort(order), np.arange(count))
 
 

@@ -18,13 +18,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import vitrail
-from vitrail.console import print_json
-from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.preprocess import Preprocess
+from vitrail.bundles.card import model_card
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.files import MANIFEST, atomic_folder, write_json
+from vitrail.core.terminal import print_json
+from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
 from vitrail.models.create import create
-from vitrail.storage import MANIFEST, atomic_folder, write_json
-from vitrail.weights.card import model_card
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 GREY_8 = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
@@ -157,7 +157,7 @@ def rewrite(folder, name, change):
 
 
 def remake_manifest(folder):
-    from vitrail.storage import _write_manifest
+    from vitrail.core.files import _write_manifest
 
     (folder / MANIFEST).unlink()
     _write_manifest(folder)
@@ -243,7 +243,7 @@ def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
         "for path in sys.argv[2:]:\n"
         "    try:\n"
         "        vitrail.load(path)\n"
-        "    except vitrail.errors.DamagedError as error:\n"
+        "    except vitrail.core.errors.DamagedError as error:\n"
         "        assert 'does not fit' in str(error), error\n"
         "    else:\n"
         "        sys.exit('loaded')\n"
@@ -465,9 +465,9 @@ def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     if exchange:
-        monkeypatch.setattr("vitrail.storage._exchange", interrupted)
+        monkeypatch.setattr("vitrail.core.files._exchange", interrupted)
     else:
-        monkeypatch.setattr("vitrail.storage._exchange", lambda one, other: False)
+        monkeypatch.setattr("vitrail.core.files._exchange", lambda one, other: False)
         rename = Path.rename
 
         def rename_but_not_into_place(self, target):
@@ -480,7 +480,7 @@ def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeyp
 
 
 def test_force_works_without_the_systems_exchange(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.storage._exchange", lambda one, other: False)
+    monkeypatch.setattr("vitrail.core.files._exchange", lambda one, other: False)
     vitrail.save(make(), tmp_path / "one")
     vitrail.save(make(pool="gap"), tmp_path / "one", force=True)
     assert vitrail.load(tmp_path / "one").model.config.pool == "gap"
@@ -637,7 +637,7 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from vitrail.storage import atomic_folder\n"
+        "from vitrail.core.files import atomic_folder\n"
         "with atomic_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'config.json').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -12,11 +12,11 @@ from hub_server import HubServer
 from peers import import_peer
 from test_cli import run
 from test_convert import CLOTHES
-from vitrail.configs.catalogue import catalogue, like_published, list_published
-from vitrail.errors import UsageError
+from vitrail.bundles.catalogue import catalogue, like_published, list_published
+from vitrail.bundles.convert import convert
+from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models.create import build
-from vitrail.weights.convert import convert
 
 SMALL = ("vit-ti16.augreg-in21k-1k", "r+vit-ti16.augreg-in21k-1k")
 LARGER = (

@@ -16,17 +16,17 @@ import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.api.commands import COMMANDS
+from vitrail.api.flags import Group
 from vitrail.cli import _arguments, _busy_share, _flags
-from vitrail.commands import COMMANDS
-from vitrail.configs.base import INFO_KEYS
-from vitrail.configs.options import Options
-from vitrail.configs.other_tools import _GROUPS, OTHER_COMMANDS
-from vitrail.configs.recipe import change_recipe, find_recipe, recipe_names, setting_keys
-from vitrail.configs.zoo import MODELS
-from vitrail.console import json_text, printable
-from vitrail.errors import MissingError
-from vitrail.flags import Group
+from vitrail.core.errors import MissingError
+from vitrail.core.other_tools import _GROUPS, OTHER_COMMANDS
+from vitrail.core.terminal import json_text, printable
+from vitrail.models.config import INFO_KEYS
+from vitrail.models.zoo import MODELS
 from vitrail.training.checkpoint import load_newest
+from vitrail.training.options import Options
+from vitrail.training.recipe import change_recipe, find_recipe, recipe_names, setting_keys
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
 

@@ -5,12 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.configs.positions import Learned2D
-from vitrail.configs.vit import ViTConfig
-from vitrail.configs.zoo import find
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
+from vitrail.core.settings import counted
 from vitrail.models.create import build, create
-from vitrail.settings import counted
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.positions.rules import Learned2D
+from vitrail.models.zoo import find
 
 # Published counts: vision_transformer's models_test, torchvision's and keras-hub's docs; the rest follow from formulas.
 PARAMETERS = [

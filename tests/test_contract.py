@@ -7,13 +7,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
-from vitrail.configs.base import INFO_KEYS
-from vitrail.configs.zoo import FAMILIES, MODELS, find
-from vitrail.errors import UsageError
-from vitrail.images.preprocess import Preprocess
+from vitrail.core.errors import UsageError
+from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
+from vitrail.models.activations import look
+from vitrail.models.config import INFO_KEYS
 from vitrail.models.create import build, create
-from vitrail.models.look import look
+from vitrail.models.zoo import FAMILIES, MODELS, find
 
 SMALL = [name for name, config in MODELS.items() if config.resolution[0] <= 32 and config.macs < 20e6]
 ONE_PER_FAMILY = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]

@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from peers import import_peer
 from test_cli import run
-from vitrail.configs.formats import FORMATS, written_formats
-from vitrail.console import print_conversion
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.preprocess import Preprocess
+from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.formats.base import Vocabulary
+from vitrail.bundles.formats.registry import FORMATS, written_formats
+from vitrail.bundles.infer_config import usual_heads
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.terminal import print_conversion
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.weights.convert import Told, convert, read_any
-from vitrail.weights.guesses import usual_heads
-from vitrail.weights.vocabulary import Vocabulary
 
 CLOTHES = list(open_data("fashion-40").splits["test"].images)
 LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
@@ -87,7 +87,7 @@ def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
 
 def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, monkeypatch, capsys):
     bundle = small()
-    monkeypatch.setattr("vitrail.weights.google._open_by_timm", lambda *_: bundle.model.eval())
+    monkeypatch.setattr("vitrail.bundles.formats.google._open_by_timm", lambda *_: bundle.model.eval())
     report = there(tmp_path, bundle, "google")
     report["proofs"] += convert(str(tmp_path / "google"), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
     assert [proof["library"] for proof in report["proofs"]] == ["timm (reading Google's file)"] * 2
@@ -221,7 +221,7 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
     there(tmp_path, small(), "huggingface", verifies=False)
     (tmp_path / "huggingface" / "vitrail.json").unlink()
     config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
-    from vitrail.weights import huggingface
+    from vitrail.bundles.formats import huggingface
 
     monkeypatch.setitem(huggingface.ACTIVATIONS, config["hidden_act"], "relu")
     with pytest.raises(VitrailError, match="gives other outputs"):
@@ -496,7 +496,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(call, monkeypatch, tmp_path,
     def full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("vitrail.weights.bundle.save_file", full)
+    monkeypatch.setattr("vitrail.bundles.bundle.save_file", full)
     done = call("convert", "fashion", tmp_path / "out", "--to", to, "--no-verify")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "No space left on device" in done.stderr

@@ -9,17 +9,17 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from peers import import_peer
 from test_convert import CLOTHES, SMALL, equal, small, there
-from vitrail.configs.formats import FORMATS
+from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.formats.base import split_tensors
+from vitrail.bundles.formats.registry import FORMATS
+from vitrail.bundles.parity import prove
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError, VitrailError
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.protocols import evaluate
-from vitrail.images.preprocess import Preprocess
 from vitrail.lab.exact import redraw
-from vitrail.weights.convert import Told, convert, read_any
-from vitrail.weights.proof import prove
-from vitrail.weights.vocabulary import split_tensors
 
 # The libraries themselves read what we wrote
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from test_archives import PHOTOS, SYNSETS, cifar_files, matlab, png, synsets, write_folder, write_tar, write_zip
-from vitrail.data.sources import open_data
-from vitrail.errors import VitrailError
-from vitrail.images.decode import read_file
+from vitrail.core.errors import VitrailError
+from vitrail.data.decode import read_file
+from vitrail.data.sources.registry import open_data
 
 
 def mutate(whole: bytes, chance: random.Random) -> bytes:

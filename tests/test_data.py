@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.built_in import _FASHION, _FASHION_PACKAGE
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.sources.built_in import _FASHION, _FASHION_PACKAGE
+from vitrail.data.sources.registry import open_data
 
 
 def image(path, seed=0, size=(20, 16), mode="RGB"):
@@ -272,7 +272,7 @@ def test_arrays_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeypatch, ki
             (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(content))
     peak, refusal = peak_of(lambda: open_data(data))
     assert (peak < 1.1 * images.nbytes, refusal) == (True, "")
-    monkeypatch.setattr("vitrail.memory.available", lambda: 30 * 2**20)
+    monkeypatch.setattr("vitrail.core.memory.available", lambda: 30 * 2**20)
     peak, refusal = peak_of(lambda: open_data(data))
     assert peak < 2**20
     assert "would fill" in refusal
@@ -372,7 +372,7 @@ def test_digits_are_scikit_learns():
 
 
 def test_fashion_mnist_where_it_is_and_where_it_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.data.built_in._FASHION_PACKAGE", tmp_path / "nowhere")
+    monkeypatch.setattr("vitrail.data.sources.built_in._FASHION_PACKAGE", tmp_path / "nowhere")
     with pytest.raises(UsageError, match="apt install dataset-fashion-mnist"):
         open_data("fashion-mnist")
     labels = np.arange(10, dtype=np.uint8)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import vitrail
-from vitrail.errors import MissingError
+from vitrail.core.errors import MissingError
 
 ROOT = Path(__file__).resolve().parents[1]
 

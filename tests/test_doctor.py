@@ -16,7 +16,7 @@ from PIL import Image, ImageEnhance
 
 from test_cli import run
 from vitrail.data.doctor import _find_twins, examine
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 
 
 def photo(path, seed, size=(96, 80), mode="RGB"):

@@ -8,9 +8,9 @@ import pytest
 
 import vitrail
 from test_cli import run
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError, VitrailError
-from vitrail.weights.card import model_card
+from vitrail.bundles.card import model_card
+from vitrail.core.errors import UsageError, VitrailError
+from vitrail.data.sources.registry import open_data
 
 PACKAGE = Path(vitrail.__file__).parent
 

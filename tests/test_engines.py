@@ -18,22 +18,23 @@ from PIL import Image
 
 import vitrail
 from test_bundle import FIXTURE, make
-from vitrail.answers.paired import wilson
-from vitrail.configs.engines import ENGINES, PRECISIONS
-from vitrail.engines import base, cache, choose, measure, openvino, store
-from vitrail.engines import make as engine_making
-from vitrail.engines.base import Way, batch_for, need
-from vitrail.engines.cache import FORMAT, fingerprint
-from vitrail.engines.choose import Wish, choose_way, every_way
-from vitrail.engines.openvino import OpenvinoEngine
-from vitrail.engines.proof import answer, sample
-from vitrail.engines.quantise import quantise, round_weights
-from vitrail.engines.runtime import OnnxEngine
-from vitrail.engines.store import Agreement, Load, Measured, Reason, Speed, _parsed
-from vitrail.engines.targets.base import export
-from vitrail.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError
+from vitrail.core.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError
+from vitrail.core.files import checksum, write_json
+from vitrail.core.intervals import wilson
+from vitrail.inference import benchmark_store, measure, model_files, openvino_engine, select
+from vitrail.inference import build_model_file as engine_making
+from vitrail.inference import engine as engine_module
+from vitrail.inference.benchmark_store import Agreement, Load, Measured, Reason, Speed, _parsed
+from vitrail.inference.engine import Way, batch_for, need
+from vitrail.inference.model_files import FORMAT, fingerprint
+from vitrail.inference.onnx_engine import OnnxEngine
+from vitrail.inference.openvino_engine import OpenvinoEngine
+from vitrail.inference.proof import answer, sample
+from vitrail.inference.quantise import quantise, round_weights
+from vitrail.inference.registry import ENGINES, PRECISIONS
+from vitrail.inference.select import Wish, choose_way, every_way
+from vitrail.inference.targets.base import export
 from vitrail.lab.exact import redraw
-from vitrail.storage import checksum, write_json
 
 EXACT = [Way(name, "float32") for name in ("torch", "onnx", "openvino")]
 INT8 = Way("onnx", "int8")
@@ -50,7 +51,7 @@ def proved(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def home(tmp_path, made, proved, monkeypatch):
     monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cache, "_own_proofs", {})
+    monkeypatch.setattr(model_files, "_own_proofs", {})
     shutil.copytree(proved, tmp_path / "home" / "proved")
     return tmp_path / "home"
 
@@ -89,9 +90,9 @@ def measured(monkeypatch):
 
 def forge_own(folder, **changes):
     """Change fields of the user's own proof of a folder, as if it were of another time."""
-    path = cache._proof_path(json.loads((folder / "proof.json").read_text()))
+    path = model_files._proof_path(json.loads((folder / "proof.json").read_text()))
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    cache._own_proofs.clear()
+    model_files._own_proofs.clear()
 
 
 def forge(folder, **changes):
@@ -146,7 +147,7 @@ def test_a_folder_that_no_engine_wrote_is_left_alone(made, tmp_path, home):
 
 def test_a_file_of_two_precisions_is_proved_in_the_exact_one(made, tmp_path, monkeypatch):
     monkeypatch.setattr(OpenvinoEngine, "check", classmethod(lambda cls, precision: None))
-    monkeypatch.setitem(openvino.HINTS, "bfloat16", openvino.HINTS["float32"])  # for CPUs without it
+    monkeypatch.setitem(openvino_engine.HINTS, "bfloat16", openvino_engine.HINTS["float32"])  # for CPUs without it
     folder = OpenvinoEngine.prepare(shutil.copytree(made, tmp_path / "one"), "bfloat16")
     proof = json.loads((folder / "proof.json").read_text())
     assert (proof["precision"], proof["same_answers"]) == ("float32", proof["pictures"])
@@ -161,7 +162,7 @@ def test_a_file_that_was_proved_without_bfloat16_is_proved_again_for_it(made, tm
             raise UsageError("This CPU has none.")
 
     monkeypatch.setattr(OpenvinoEngine, "check", classmethod(check))
-    monkeypatch.setitem(openvino.HINTS, "bfloat16", openvino.HINTS["float32"])
+    monkeypatch.setitem(openvino_engine.HINTS, "bfloat16", openvino_engine.HINTS["float32"])
     lacks, bundle = True, shutil.copytree(made, tmp_path / "one")
     folder = OpenvinoEngine.prepare(bundle, "float32")
     assert json.loads((folder / "proof.json").read_text())["reduced"] == {}
@@ -179,7 +180,7 @@ def test_int8_of_openvino_is_proved_again_on_another_cpu_and_the_file_stays(made
     bundle = shutil.copytree(made, tmp_path / "one")
     folder = OpenvinoEngine.prepare(bundle, "int8")
     before = json.loads((folder / "proof.json").read_text())
-    for module in (cache, engine_making):
+    for module in (model_files, engine_making):
         monkeypatch.setattr(module, "processor", lambda: ("another", "0123"))
     monkeypatch.setattr(OpenvinoEngine, "write", None)
     assert OpenvinoEngine.prepare(bundle, "int8") == folder
@@ -194,12 +195,12 @@ def test_int8_of_openvino_is_proved_again_on_another_cpu_and_the_file_stays(made
 @pytest.mark.parametrize("reduced", ["bfloat16", ["bfloat16"], None, 3, {"bfloat16": True}, {"bfloat16": {"cpu": []}}])
 def test_damaged_proofs_of_reduced_precision_are_not_believed(made, tmp_path, reduced, monkeypatch):
     monkeypatch.setattr(OpenvinoEngine, "check", classmethod(lambda cls, precision: None))
-    monkeypatch.setitem(openvino.HINTS, "bfloat16", openvino.HINTS["float32"])
+    monkeypatch.setitem(openvino_engine.HINTS, "bfloat16", openvino_engine.HINTS["float32"])
     bundle = shutil.copytree(made, tmp_path / "one")
     folder = OpenvinoEngine.prepare(bundle, "float32")
     forge_own(folder, reduced=reduced)
     assert OpenvinoEngine.prepare(bundle, "bfloat16") == folder
-    proof = cache.own_proof(folder)
+    proof = model_files.own_proof(folder)
     assert proof["reduced"]["bfloat16"]["pictures"] == proof["pictures"]
 
 
@@ -211,7 +212,7 @@ def test_a_file_that_cannot_be_run_here_is_left_out(made, tmp_path, monkeypatch,
 
     bundle = shutil.copytree(made, tmp_path / "one")
     monkeypatch.setattr(OpenvinoEngine, "_model", fail)
-    usable, refused = choose.find_usable(str(bundle), every_way())
+    usable, refused = select.find_usable(str(bundle), every_way())
     assert {way.engine for way in usable} == {"torch", "onnx"}
     reason = refused[Way("openvino", "int8")]
     assert reason.text == (
@@ -271,7 +272,7 @@ def test_a_file_that_came_from_another_user_is_made_again_once(made, tmp_path, h
     for said in ("is made again", ""):
         assert OnnxEngine.prepare(bundle, "float32") == tmp_path / "one.onnx"
         assert said in capsys.readouterr().err
-        cache._own_proofs.clear()
+        model_files._own_proofs.clear()
     (kept,) = (home / "proved").iterdir()
     kept.write_text("[]")
     OnnxEngine.prepare(bundle, "float32")
@@ -354,7 +355,7 @@ def test_labels_and_file_are_of_the_same_bundle(made, tmp_path, monkeypatch):
     monkeypatch.setattr(OnnxEngine, "prepare", replaced)
     engine = OnnxEngine.open(bundle)
     assert (engine.parts.labels, len(calls)) == (("x", "y", "z"), 2)
-    monkeypatch.setattr(cache, "is_of", lambda folder, key: False)
+    monkeypatch.setattr(model_files, "is_of", lambda folder, key: False)
     with pytest.raises(DamagedError, match="changes all the time"):
         OnnxEngine.open(bundle)
 
@@ -379,7 +380,7 @@ def test_after_an_upgrade_a_file_is_proved_again(made, tmp_path, capsys, monkeyp
 
 
 def test_in_int8_as_many_images_share_scales_as_predict_gives(made, monkeypatch):
-    monkeypatch.setattr("vitrail.engines.runtime.batch_for", lambda config: 3)
+    monkeypatch.setattr("vitrail.inference.onnx_engine.batch_for", lambda config: 3)
     engine = OnnxEngine.open(made, None, "int8")
     pixels = sample(engine.parts.preprocess, 8)
     with engine.running(1) as run:
@@ -401,7 +402,7 @@ def test_in_int8_an_image_of_a_large_model_is_computed_alone(made, monkeypatch):
     config = vitrail.load(made).parts.config
     assert gap() > 0
     assert OnnxEngine.depends_on_batch(config, "int8")
-    monkeypatch.setattr("vitrail.engines.runtime._ALONE_MACS", config.macs)
+    monkeypatch.setattr("vitrail.inference.onnx_engine._ALONE_MACS", config.macs)
     assert gap() == 0
     assert not OnnxEngine.depends_on_batch(config, "int8")
     assert not OnnxEngine.depends_on_batch(config, "float32")
@@ -433,8 +434,8 @@ def test_threads_that_call_openvino_at_the_same_time_get_their_own_answers(made)
 
 _BEGIN_TOGETHER = """
 import sys, threading
-from vitrail.configs.engines import ENGINES
-from vitrail.engines.proof import sample
+from vitrail.inference.registry import ENGINES
+from vitrail.inference.proof import sample
 
 path, engine, precision = sys.argv[1:]
 sys.setswitchinterval(1e-6)
@@ -467,7 +468,7 @@ def test_threads_that_begin_together_in_a_new_process_do_not_hang(way, made):
     ("name", "entered"), [("torch", "scale"), ("onnx", "scale_array"), ("openvino", "scale_array")]
 )
 def test_the_first_call_of_an_engine_is_computed_alone(name, entered, made, monkeypatch):
-    monkeypatch.setattr(base, "_USED", set())
+    monkeypatch.setattr(engine_module, "_USED", set())
     original, spans = getattr(vitrail.Preprocess, entered), []
 
     def slow(self, pixels):
@@ -533,16 +534,16 @@ def test_a_fork_predicts_the_same_or_says_in_one_line_that_it_cannot(name, made)
 
 def test_more_threads_than_cores_are_lowered_with_one_note(made, monkeypatch, capsys):
     count = len(os.sched_getaffinity(0))
-    base._note_limit.cache_clear()
+    engine_module._note_limit.cache_clear()
     monkeypatch.setenv("OMP_NUM_THREADS", "999")
-    assert base.cores() == base.cores() == count
+    assert engine_module.cores() == engine_module.cores() == count
     assert vitrail.Classifier(made, threads=4096).threads == count
     assert capsys.readouterr().err.splitlines() == [
         f"note: 999 threads are lowered to {count}, the number of cores",
         f"note: 4,096 threads are lowered to {count}, the number of cores",
     ]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert base.cores() == 1
+    assert engine_module.cores() == 1
 
 
 def test_the_proof_of_int8_says_what_changed(made):
@@ -577,7 +578,7 @@ def test_weights_of_8_bits_cannot_overflow_16_in_pairs(inputs):
 def test_weights_of_openvino_are_rounded_to_the_nearest_of_8_bits(inputs):
     weights = np.random.default_rng(0).standard_t(3, (50, inputs)).astype(np.float32)
     weights[0], weights[1] = 0, 1e-44
-    steps, scales = openvino.round_outputs(weights)
+    steps, scales = openvino_engine.round_outputs(weights)
     assert (steps.dtype, np.abs(steps.astype(int)).max(axis=1)[2:].min()) == (np.int8, 127)
     assert (np.abs(steps * scales - weights) <= scales * 0.501).all()
 
@@ -594,7 +595,7 @@ def test_groups_are_as_large_as_divides_most_inputs(products, group):
         for one, shape in zip(inputs, products, strict=True)
     ]
     model = ov.Model(outputs, inputs, "products")
-    openvino._compress(ov, model)
+    openvino_engine._compress(ov, model)
     assert model.get_rt_info(["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"]).astype(str) == str(group)
 
 
@@ -641,7 +642,7 @@ def test_a_large_token_does_not_take_the_precision_of_others(tmp_path):
 
 @pytest.mark.slow
 def test_deit_in_int8_is_a_third_of_the_size(shared, tmp_path):
-    from vitrail.weights.convert import Told, convert
+    from vitrail.bundles.convert import Told, convert
 
     told, images = Told(None, None, (), None), [np.zeros((32, 32, 3), np.uint8)]
     source = str(shared / "deit-ti16" / "model.safetensors")
@@ -697,8 +698,7 @@ def test_what_does_not_exist_is_one_line(call, made, tmp_path, words, message):
 
 
 def test_a_precision_that_this_cpu_lacks_is_one_line(made, monkeypatch):
-    import openvino
-
+    openvino = need("openvino", "openvino")
     monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "INT8"])
     with pytest.raises(
         UsageError, match=r"that OpenVINO has on this CPU \(float32, int8\), got 'bfloat16', which this"
@@ -758,27 +758,29 @@ def test_measurements_of_other_versions_flags_and_bundles_are_not_read(made, mea
     _, asked = measured
     pick(made)
     for name, value in (("version_of", lambda package: "99"), ("machine", lambda: "another processor")):
-        monkeypatch.setattr(store, name, value)
+        monkeypatch.setattr(benchmark_store, name, value)
         pick(made)
     assert len(asked) == 3
     pick(made)
     assert len(asked) == 3
     vitrail.save(make(), tmp_path / "other")
-    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, {}))
+    monkeypatch.setattr(select, "find_usable", lambda path, ways: (ways, {}))
     pick(tmp_path / "other")
     assert len(asked) == 4
 
 
 def test_flags_and_versions_name_the_machine(monkeypatch):
-    assert "torch 2." in store.machine()
-    assert "openvino 20" in store.machine()
+    assert "torch 2." in benchmark_store.machine()
+    assert "openvino 20" in benchmark_store.machine()
     monkeypatch.setattr(
-        store.Path, "read_text", lambda *_, **__: "model name : A\nflags : fpu avx2\nflags : fpu avx2\n"
+        benchmark_store.Path, "read_text", lambda *_, **__: "model name : A\nflags : fpu avx2\nflags : fpu avx2\n"
     )
-    one = store.machine()
-    monkeypatch.setattr(store.Path, "read_text", lambda *_, **__: "model name : A\nflags : fpu avx2 avx512_vnni\n")
+    one = benchmark_store.machine()
+    monkeypatch.setattr(
+        benchmark_store.Path, "read_text", lambda *_, **__: "model name : A\nflags : fpu avx2 avx512_vnni\n"
+    )
     assert one.startswith("A (")
-    assert one != store.machine()
+    assert one != benchmark_store.machine()
 
 
 @pytest.mark.parametrize(
@@ -788,7 +790,7 @@ def test_a_damaged_file_of_measurements_holds_nothing(made, measured, content):
     _, asked = measured
     pick(made)
     path = Measured.read(made)._path
-    path.write_text(content.replace("%s", store.machine(), 1).replace("%s", str(LOAD)))
+    path.write_text(content.replace("%s", benchmark_store.machine(), 1).replace("%s", str(LOAD)))
     assert pick(made) == EXACT[1]
     assert len(asked) == 2
     assert Measured.read(made).speeds(LOAD)[EXACT[1]].image == pytest.approx(1 / 30)
@@ -811,7 +813,7 @@ def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, meas
     shutil.rmtree(home)
     home.write_text("no folder")
     lacking = {Way("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
-    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, lacking))
+    monkeypatch.setattr(select, "find_usable", lambda path, ways: (ways, lacking))
     for count in (1, 2):
         assert pick(made) == EXACT[1]
         left_out, *said = capsys.readouterr().err.splitlines()
@@ -860,7 +862,7 @@ def test_what_is_missing_now_may_be_there_the_next_time(made, monkeypatch):
         raise MissingError("Engine onnx needs a library.")
 
     monkeypatch.setattr(OnnxEngine, "check", classmethod(fail))
-    _, refused = choose.find_usable(str(made), [INT8])
+    _, refused = select.find_usable(str(made), [INT8])
     assert refused == {INT8: Reason("Engine onnx needs a library.", lasts=False)}
 
 
@@ -879,7 +881,7 @@ def test_a_way_that_its_proof_refuses_is_made_once(made, measured, monkeypatch, 
     assert tried == ["int8"]
     assert capsys.readouterr().err.count("auto: onnx int8 left out: The model in int8 predicts 30 of 40") == 1
     assert Measured.read(made).refused().keys() == {INT8}
-    monkeypatch.setattr(store, "version_of", lambda package: "99")
+    monkeypatch.setattr(benchmark_store, "version_of", lambda package: "99")
     choose_way(Wish("onnx", "auto"), str(made), load=LOAD)
     assert tried == ["int8", "int8"]
 
@@ -989,7 +991,7 @@ def test_a_precision_that_is_slower_here_is_said_to_be(made, measured, capsys):
 
 
 def test_a_model_without_classes_has_no_answers_to_compare(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(choose, "find_usable", lambda path, ways: (ways, {}))
+    monkeypatch.setattr(select, "find_usable", lambda path, ways: (ways, {}))
     model = vitrail.create("ViT-Pico/2", classes=0)
     vitrail.save(
         vitrail.Bundle(model=model, preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))),
@@ -1026,8 +1028,8 @@ def test_evaluate_and_predict_run_any_way(way, made, call, tmp_path):
 
 
 def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkeypatch, tmp_path):
-    monkeypatch.setattr("vitrail.evaluation.bench.measure", measure.measure)
-    monkeypatch.setattr("vitrail.evaluation.bench.cores", lambda: 2)
+    monkeypatch.setattr("vitrail.evaluation.benchmark.measure", measure.measure)
+    monkeypatch.setattr("vitrail.evaluation.benchmark.cores", lambda: 2)
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
     labels = np.array([vitrail.load(made).labels[index % 3] for index in range(30)])
     np.savez(tmp_path / "data.npz", images=images, labels=labels)

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.core.errors import DamagedError
+from vitrail.core.files import read_json
+from vitrail.data.decode import open_image, read_file
 from vitrail.data.doctor import examine
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError
-from vitrail.images.decode import open_image, read_file
-from vitrail.storage import read_json
+from vitrail.data.sources.registry import open_data
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from PIL import Image
 import vitrail
 from test_cli import FIXTURE, run
 from vitrail.cli import main
+from vitrail.core.errors import UsageError
+from vitrail.core.intervals import wilson
 from vitrail.data.loader import Loader
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import calibration_error, score, wilson
+from vitrail.evaluation.metrics import calibration_error, score
 
 
 def test_scores_equal_scikit_learns():

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
-from vitrail.explain.page import STATIONS, TOLD, WORDS, Shown, embedded_images, explain, make_page
+from vitrail.bundles.decision import SeveralLabels
+from vitrail.core.errors import UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.weights.answers import SeveralLabels
+from vitrail.reports.explain.page import STATIONS, TOLD, WORDS, Shown, embedded_images, explain, make_page
 
 GREY = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
 
@@ -51,7 +51,7 @@ def test_every_word_is_used():
 
 
 def _sources():
-    from vitrail.explain import page
+    from vitrail.reports.explain import page
 
     return [page._HERE, *page._SCRIPTS]
 

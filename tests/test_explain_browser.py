@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.explain.page import STATIONS, Shown, explain, make_page
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
+from vitrail.reports.explain.page import STATIONS, Shown, explain, make_page
 
 EVIL = '<img src=x onerror="document.title=1">'
 CLOTHES = open_data("fashion-40").splits["test"].images

@@ -1,4 +1,4 @@
-"""`pages/forward.js` and `explain/preprocess.js` in a real browser, against torch and Pillow."""
+"""`forward.js` and `preprocess.js` in a real browser, against torch and Pillow."""
 
 import copy
 import io
@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.explain.page import pack_tensors, page_config
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import patchify, unpatchify
+from vitrail.reports.explain.page import pack_tensors, page_config
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 SCRIPTS = [
     resources.files("vitrail").joinpath(name).read_text(encoding="utf-8")
-    for name in ("pages/forward.js", "explain/preprocess.js")
+    for name in ("reports/forward.js", "reports/explain/preprocess.js")
 ]
 # Runs every image and returns, by the name of the step, the largest difference relative to max(1, largest value).
 COMPARE = """async ({ config, layout, images, size, steps, change }) => {

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.engines.base import need
-from vitrail.engines.quantise import quantise
-from vitrail.engines.runtime import MODEL, OnnxEngine
+from vitrail.inference.engine import need
+from vitrail.inference.onnx_engine import MODEL, OnnxEngine
+from vitrail.inference.quantise import quantise
 from vitrail.lab.exact import redraw
 
 # One of each family, as small as it goes.

@@ -18,22 +18,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 from test_configs import check_tables
-from vitrail import extensions
-from vitrail.configs.base import FAMILIES
-from vitrail.configs.engines import ENGINES
-from vitrail.configs.formats import FORMATS
-from vitrail.configs.lab import QUESTIONS
-from vitrail.configs.positions import POSITIONS
-from vitrail.configs.recipe import OBJECTIVES
-from vitrail.configs.vit import ViTConfig
-from vitrail.data.sources import open_data
-from vitrail.errors import MissingError, UsageError, VitrailError
-from vitrail.images.preprocess import Preprocess
-from vitrail.inspection.registry import PANELS
+from vitrail.bundles.bundle import Bundle, load, save
+from vitrail.bundles.convert import Told, read_any
+from vitrail.bundles.formats.registry import FORMATS
+from vitrail.core import registry
+from vitrail.core.errors import MissingError, UsageError, VitrailError
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
+from vitrail.inference.registry import ENGINES
 from vitrail.lab.exact import redraw
+from vitrail.lab.registry import QUESTIONS
+from vitrail.models.config import FAMILIES
 from vitrail.models.create import create
-from vitrail.weights.bundle import Bundle, load, save
-from vitrail.weights.convert import Told, read_any
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.positions.rules import POSITIONS
+from vitrail.reports.inspect.registry import PANELS
+from vitrail.training.recipe import OBJECTIVES
 
 TOYS = Path(__file__).parent / "extending"
 TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", "--checkpoint-seconds", "0")
@@ -43,9 +43,9 @@ TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", 
 def toys(monkeypatch):
     """The toys' package is installed, as far as Python can see."""
     monkeypatch.syspath_prepend(str(TOYS))
-    extensions._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
     yield
-    extensions._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
 
 
 def weights_of(run):
@@ -235,7 +235,7 @@ def test_an_objective(toys, call, tmp_path, images, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert "10 classes are the bundle's own: its head stays" in done.stderr
     # The bundle does not need the objective that trained it; the run does.
-    monkeypatch.setattr(extensions, "_added", lambda _: {})
+    monkeypatch.setattr(registry, "_added", lambda _: {})
     done = call("predict", run / "bundle", images[0], "--json")
     assert json.loads(done.stdout)["predictions"][0]["label"] in bundle.labels
     done = call("train", "digits", "--model", "ViT-Pico/2", "--objective", "tempered", "--output", tmp_path / "x")
@@ -255,9 +255,9 @@ def test_help_lists_the_objectives_of_other_packages(toys):
 
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):
-    extensions._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
     from test_bundle import FIXTURE
-    from vitrail.storage import _write_manifest
+    from vitrail.core.files import _write_manifest
 
     for added, wanted in (
         ({"position": "diagonal", "extensions": {"position.diagonal": "toys 1.0"}}, MissingError),
@@ -296,10 +296,10 @@ def install(monkeypatch, tmp_path):
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2\n")
         (folder / "entry_points.txt").write_text(f"[vitrail.extensions]\n{line}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        extensions._entry_points.cache_clear()
+        registry._entry_points.cache_clear()
 
     yield with_entry_point
-    extensions._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
 
 
 def test_an_extension_that_cannot_be_imported_is_one_line(install):

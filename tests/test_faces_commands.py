@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.errors import DamagedError, UsageError
+from vitrail.api.faces import FACES
+from vitrail.bundles.bundle import bundle_key
+from vitrail.core.errors import DamagedError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align
-from vitrail.faces.commands import FACES
 from vitrail.faces.embed import Aligner, Embedder
 from vitrail.faces.gallery import Gallery, _digest
-from vitrail.faces.tasks import identify
-from vitrail.weights.bundle import bundle_key
+from vitrail.faces.operations import identify
 
 HEADLESS = Path(__file__).parent / "fixtures" / "bundle-without-head"
 

@@ -17,7 +17,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import gallery as module
 from vitrail.faces.calibrate import Calibration
 from vitrail.faces.gallery import Gallery
@@ -534,7 +534,7 @@ def test_a_reader_in_the_way_is_said_and_the_same_command_finishes(path, monkeyp
 
 FULL = """
 import resource, sys
-from vitrail.errors import VitrailError
+from vitrail.core.errors import VitrailError
 from vitrail.faces.gallery import Gallery
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # a disk without room for a second copy

@@ -10,20 +10,20 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.configs.engines import ENGINES
-from vitrail.configs.margin import Margin, adacos_scale
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import change_recipe, find_recipe
-from vitrail.configs.zoo import find
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.faces import train
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
 from vitrail.faces.embed import Aligner
-from vitrail.faces.objective import margin_logits, with_margin
+from vitrail.faces.operations import evaluate
 from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
-from vitrail.faces.tasks import evaluate
 from vitrail.faces.train import train_faces
+from vitrail.inference.registry import ENGINES
+from vitrail.models.zoo import find
+from vitrail.training.margin_settings import Margin, adacos_scale
+from vitrail.training.objectives.margin import margin_logits, with_margin
+from vitrail.training.options import Options
+from vitrail.training.recipe import change_recipe, find_recipe
 
 MARGINS = {
     "cosface": Margin(cosine=0.35),
@@ -273,7 +273,7 @@ def test_landmarks_are_read_from_csv_and_json_and_refused_in_one_line(tmp_path):
         (header + 2 * ("a" + ",1" * 10 + "\n"), "twice"),
     ):
         table.write_text(text)
-        with pytest.raises(vitrail.errors.VitrailError, match=words):
+        with pytest.raises(vitrail.core.errors.VitrailError, match=words):
             read_landmarks(table)
 
 

@@ -10,13 +10,10 @@ from PIL import Image
 from scipy.stats import beta
 from sklearn.metrics import roc_curve
 
-from vitrail import chance
-from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.faces import verification
-from vitrail.faces.calibrate import check_rate, clopper_pearson, least_rate, threshold_at
-from vitrail.faces.objective import judge_pairs
-from vitrail.faces.pairs import read_pairs
-from vitrail.faces.verification import (
+from vitrail.core import rng
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.evaluation import verification
+from vitrail.evaluation.verification import (
     DRAWS,
     FARS,
     all_pairs,
@@ -27,6 +24,9 @@ from vitrail.faces.verification import (
     people_folds,
     verify,
 )
+from vitrail.faces.calibrate import check_rate, clopper_pearson, least_rate, threshold_at
+from vitrail.faces.pairs import read_pairs
+from vitrail.training.objectives.margin import judge_pairs
 
 
 def made_up(people=30, images=6, width=16, spread=1.2, seed=0):
@@ -100,8 +100,8 @@ def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
     vectors, who = made_up(people=12, images=4)
     found = judge(vectors, who, seed=5)
     units = min(units, 12)
-    unit_of = chance.permutation(12, 5, stream="units of people") % units
-    drawn = chance.integers(units, 5, np.arange(DRAWS)[:, None], np.arange(units), stream="bootstrap of people")
+    unit_of = rng.permutation(12, 5, stream="units of people") % units
+    drawn = rng.integers(units, 5, np.arange(DRAWS)[:, None], np.arange(units), stream="bootstrap of people")
     scores, truth = scores_of(vectors, who)
     one, other = np.triu_indices(len(who), 1)
     weights = np.stack([np.bincount(row, minlength=units) for row in drawn])[:, unit_of]
@@ -161,7 +161,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     truth = judge(vectors, who).report()["eer"]
     hits = 0
     for number in range(24):
-        chosen = np.isin(who, chance.permutation(400, number, stream="sample")[:20])
+        chosen = np.isin(who, rng.permutation(400, number, stream="sample")[:20])
         low, high = judge(vectors[chosen], np.unique(who[chosen], return_inverse=True)[1]).report()["eer_interval"]
         hits += low <= truth <= high
     assert hits >= 20  # 23 expected; 20 people are few
@@ -268,7 +268,7 @@ def test_identification_is_a_plain_loops():
     low, high = found["rank1_interval"]
     assert low < found["rank1"] < high
 
-    place = chance.permutation(40, 1, stream="unknown people")
+    place = rng.permutation(40, 1, stream="unknown people")
     rates = []
     for half in (0, 1):
         known = [person for person in range(40) if place[person] % 2 == half]

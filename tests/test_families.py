@@ -10,8 +10,8 @@ from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.convolutions import Projection
 from vitrail.models.create import create
 from vitrail.models.device import use_channels_last
+from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.models.lstm import sequence_order
 
 NO = 1e-2  # "differs", as a share of how much the logits of different images differ
 YES = 1e-9  # "equal", in double precision

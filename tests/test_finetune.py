@@ -11,19 +11,20 @@ from PIL import Image
 
 import vitrail
 from test_old_runs import forge
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError, VitrailError
+from vitrail.core.errors import UsageError, VitrailError
+from vitrail.core.least_squares import Ridge
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.compare_runs import side_by_side
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.protocols import evaluate
-from vitrail.evaluation.transfer import Ridge, ridge_head
-from vitrail.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.evaluation.transfer import ridge_head
 from vitrail.lab.exact import redraw
-from vitrail.runs.compare import side_by_side
 from vitrail.training.finetune import adapt, adapt_head, finetune
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify
+from vitrail.training.options import Options
+from vitrail.training.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe
 from vitrail.training.run import train
 
 LABELS = ("ant", "bee", "cat")

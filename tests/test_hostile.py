@@ -19,11 +19,10 @@ import torch
 from safetensors.torch import save_file
 
 from test_convert import small
-from vitrail import wall
-from vitrail.errors import DamagedError, VitrailError
-from vitrail.weights import unpickle
-from vitrail.weights.convert import Told, read_any
-from vitrail.weights.files import _read
+from vitrail.bundles.convert import Told, read_any
+from vitrail.bundles.weight_files import _read
+from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.sandbox import child, read_tensors
 
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -157,7 +156,7 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
     assert (list(found), len(notes)) == (["kernel"], 1)
     assert peak < 1.1 * 2**25  # what is no weight is not unpacked
     del found
-    monkeypatch.setattr("vitrail.memory.available", lambda: 2**26)
+    monkeypatch.setattr("vitrail.core.memory.available", lambda: 2**26)
     tracemalloc.reset_peak()
     with pytest.raises(DamagedError, match="would fill 100,663,296 bytes"):
         _read(tmp_path / "x.npz", notes)
@@ -174,7 +173,7 @@ def test_a_pickle_is_read_without_network(tmp_path):
         "runpy.run_path(program, run_name='__main__')\n"
         "sys.stderr.write(os.readlink('/proc/self/ns/net'))\n"
     )
-    words = [wall.__file__, unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    words = [child.__file__, read_tensors.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
     done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, text=True, check=True)
     is_cut = done.stderr != str(Path("/proc/self/ns/net").readlink())
     allowed = subprocess.run(["unshare", "--net", "--map-root-user", "true"], capture_output=True, check=False)
@@ -187,7 +186,7 @@ def test_a_pickle_is_read_without_network(tmp_path):
         "except OSError as error:\n"
         "    sys.exit(str(error) != 'no network here')\n"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", script, wall.__file__], check=False)
+    done = subprocess.run([sys.executable, "-I", "-c", script, child.__file__], check=False)
     assert done.returncode == 0
 
 
@@ -199,7 +198,7 @@ def test_what_reads_pickles_imports_nothing_of_ours(tmp_path):
         "runpy.run_path(program, run_name='__main__')\n"
         "sys.exit(any(name.partition('.')[0] == 'vitrail' for name in sys.modules))\n"
     )
-    words = [wall.__file__, unpickle.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    words = [child.__file__, read_tensors.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
     done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -229,8 +228,8 @@ def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
     words = [
         sys.executable,
         "-I",
-        wall.__file__,
-        unpickle.__file__,
+        child.__file__,
+        read_tensors.__file__,
         str(folder / "a.pth"),
         str(folder / "out"),
         str(2**36),

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.data.files import list_images
-from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.decode import MAX_PIXELS, open_image, read_file, to_channels
-from vitrail.images.preprocess import Preprocess
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.decode import MAX_PIXELS, open_image, read_file, to_channels
+from vitrail.data.image_files import list_images
+from vitrail.data.preprocess import Preprocess
 
 WHITE = (255, 255, 255)
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.errors import UsageError
-from vitrail.inspection.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
-from vitrail.inspection.heads import entropy, grid_distances, measure_heads, reading
-from vitrail.inspection.layers import cka, cka_table, gram, outliers
-from vitrail.inspection.maps import attention_written_out, maps, relevance, rollout
-from vitrail.inspection.places import filters, position_table, similarity, structure
+from vitrail.analysis.evidence import evidence_grid, faith, fill, occlusion, patch_drop, to_cells
+from vitrail.analysis.heads import entropy, grid_distances, measure_heads, reading
+from vitrail.analysis.layers import cka, cka_table, gram, outliers
+from vitrail.analysis.maps import attention_written_out, maps, relevance, rollout
+from vitrail.analysis.position_structure import filters, position_table, similarity, structure
+from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 
 

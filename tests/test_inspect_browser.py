@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.inspection.examine import examine
-from vitrail.inspection.page import make_page, render_figures, write_page
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
+from vitrail.reports.inspect.compute import examine
+from vitrail.reports.inspect.page import make_page, render_figures, write_page
 
 EVIL = '<img src=x onerror="document.title=1">'
 CLOTHES = open_data("fashion-40").splits["test"].images
@@ -166,7 +166,7 @@ def test_names_stay_text_in_a_browser(opened):
 
 
 def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
-    monkeypatch.setattr("vitrail.inspection.page.LIMIT", 1000)
+    monkeypatch.setattr("vitrail.reports.inspect.page.LIMIT", 1000)
     page = opened()
     assert page.locator("input[name=way]").first.is_disabled()
     page.locator("#stage").hover(position=point(page, 2, 3))
@@ -179,7 +179,7 @@ def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeyp
     figures, panels = render_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
     contents = {some[min(2, len(some) - 1)]: "" for some in panels}
     contents = {panel: panel.html(figures) for panel in contents}
-    monkeypatch.setattr("vitrail.inspection.page.LIMIT", len(make_page(found, contents).encode()))
+    monkeypatch.setattr("vitrail.reports.inspect.page.LIMIT", len(make_page(found, contents).encode()))
     page = opened()
     config = found.context.model.config
     assert page.locator(".cell").count() == config.depth * config.heads

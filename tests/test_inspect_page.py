@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
-from vitrail.images.preprocess import Preprocess
-from vitrail.inspection.examine import examine
-from vitrail.inspection.page import make_page, render_figures, write_page
-from vitrail.inspection.panels.walk import colours_of, walk
-from vitrail.inspection.registry import PANELS
-from vitrail.inspection.words import SHARED
+from vitrail.core.errors import UsageError
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
+from vitrail.reports.inspect.compute import examine
+from vitrail.reports.inspect.messages import SHARED
+from vitrail.reports.inspect.page import make_page, render_figures, write_page
+from vitrail.reports.inspect.panels.walk import colours_of, walk
+from vitrail.reports.inspect.registry import PANELS
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 
@@ -160,7 +160,7 @@ def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path)
         (sizes[1], "the mean over heads"),
         (1000, "patches cannot be asked"),
     ):
-        monkeypatch.setattr("vitrail.inspection.page.LIMIT", limit)
+        monkeypatch.setattr("vitrail.reports.inspect.page.LIMIT", limit)
         write_page(found, tmp_path / "out", force=True)
         text = (tmp_path / "out" / "index.html").read_text()
         assert ("--full" in text) == (words_of_it is not None)

@@ -12,18 +12,18 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
-from vitrail.inspection.examine import examine
-from vitrail.inspection.heads import measure_heads
-from vitrail.inspection.packing import pack, unpack
-from vitrail.inspection.panel import place_in
-from vitrail.inspection.panels.walk import class_path, walk
-from vitrail.inspection.places import position_table, structure
-from vitrail.inspection.words import SYMBOLS
+from vitrail.analysis.heads import measure_heads
+from vitrail.analysis.position_structure import position_table, structure
+from vitrail.core.errors import UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import TokenBatchNorm
-from vitrail.pages.equations import symbols, typeset
+from vitrail.reports.equations import symbols, typeset
+from vitrail.reports.inspect.compute import examine
+from vitrail.reports.inspect.messages import SYMBOLS
+from vitrail.reports.inspect.packing import pack, unpack
+from vitrail.reports.inspect.panel import place_in
+from vitrail.reports.inspect.panels.walk import class_path, walk
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 KINDS = [
@@ -271,13 +271,13 @@ def test_equations_have_the_offsets_of_the_model():
 
 def test_only_the_layers_that_are_asked_for_are_opened(monkeypatch):
     opened = []
-    original = vitrail.models.look.look
+    original = vitrail.models.activations.look
 
     def watched(model, images, **settings):
         opened.append(set(settings["inside"]))
         return original(model, images, **settings)
 
-    monkeypatch.setattr("vitrail.inspection.examine.look", watched)
+    monkeypatch.setattr("vitrail.reports.inspect.compute.look", watched)
     examine(vitrail.load("fashion"), CLOTHES[:2], others=CLOTHES[2:4], inside=[0, -1])
     assert opened == [{0, 4}, {0, 4}, set(), set()]
 
@@ -364,7 +364,7 @@ import json, sys, nbformat
 from nbclient import NotebookClient
 
 cells = [
-    "import vitrail; from vitrail.data.sources import open_data; vitrail.load('fashion')",
+    "import vitrail; from vitrail.data.sources.registry import open_data; vitrail.load('fashion')",
     "clothes = open_data('fashion-40').splits['test'].images; vitrail.predict('fashion', clothes[:3])",
     "vitrail.train('digits', 'ViT-Pico/2', steps=3, batch=16)",
     "vitrail.inspect('fashion', clothes[:1], patch=(2, 3))",

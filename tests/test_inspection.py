@@ -5,14 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.errors import UsageError
-from vitrail.inspection.attention import attention_figure
-from vitrail.inspection.colours import sequential
-from vitrail.inspection.heads import reading
-from vitrail.inspection.reach import Reach, reach, reach_figure, reaches
+from vitrail.analysis.heads import reading
+from vitrail.analysis.receptive_field import Reach, reach, reaches
+from vitrail.core.errors import UsageError
+from vitrail.models.activations import look
 from vitrail.models.base import Model
 from vitrail.models.create import create
-from vitrail.models.look import look
+from vitrail.reports.attention_figure import attention_figure
+from vitrail.reports.colours import sequential
+from vitrail.reports.receptive_field_figure import reach_figure
 
 
 def influence(name, layer, **changes):

@@ -17,17 +17,15 @@ from scipy import stats
 
 import vitrail
 from made_up import Filled
-from vitrail.configs import zoo
+from vitrail.core.errors import DamagedError, MissingError, UsageError
+from vitrail.core.intervals import t_quantile, t_tail
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, MissingError, UsageError
-from vitrail.evaluation.student import t_quantile, t_tail
+from vitrail.data.sources.registry import open_data
 from vitrail.lab import compare as lab_room
-from vitrail.lab.cell import Cell, Outcome, pack, unpack
 from vitrail.lab.compare import compare
-from vitrail.lab.engine import run_cells
+from vitrail.lab.executor import run_cells
 from vitrail.lab.images import prepare, restore, store
-from vitrail.lab.looking import looking_cell
+from vitrail.lab.measurements import looking_cell
 from vitrail.lab.permute import LEVELS, permutation, permute_input
 from vitrail.lab.plan import make_plan, parse_budget
 from vitrail.lab.question import Lab, Question, Verdict
@@ -46,6 +44,8 @@ from vitrail.lab.statistics import (
     sample_efficiency,
 )
 from vitrail.lab.training import BEYOND, RATES
+from vitrail.lab.trial import Cell, Outcome, pack, unpack
+from vitrail.models import zoo
 from vitrail.models.create import build
 
 DIGITS = prepare(open_data("digits"))

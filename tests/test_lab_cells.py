@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from fake_lab import digits_lab, nothing
-from vitrail.configs.lab import QUESTIONS
 from vitrail.lab import compare
-from vitrail.lab.cell import Cell
 from vitrail.lab.plan import make_plan
 from vitrail.lab.question import Accuracies, Question
+from vitrail.lab.registry import QUESTIONS
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import SeedNoise, combine, contrast, difference
 from vitrail.lab.training import shifts, train
+from vitrail.lab.trial import Cell
 
 
 class Timed(Question):

@@ -6,56 +6,56 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.inspection.heads import measure_heads
-from vitrail.lab import changes, inside
-from vitrail.lab.cell import Cell
-from vitrail.lab.changes import Asked
+from vitrail.analysis.heads import measure_heads
+from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import redraw
-from vitrail.lab.looking import Readings
+from vitrail.lab.measurements import Readings
+from vitrail.lab.perturbations import Asked
 from vitrail.lab.results import Results
+from vitrail.lab.trial import Cell
 from vitrail.models.base import Layout
 from vitrail.models.create import create
 
 
 def test_a_shift_moves_every_pixel_and_mirrors_the_rim():
     image = torch.arange(25.0).view(1, 1, 5, 5)
-    moved = changes.shift(image, np.array([1]), np.array([-2]))
+    moved = perturbations.shift(image, np.array([1]), np.array([-2]))
     assert torch.equal(moved[0, 0, 1:, :3], image[0, 0, :4, 2:])
     assert moved[0, 0, 0, 0] == image[0, 0, 1, 2]  # mirrored without repeating the rim
     assert moved[0, 0, 1, 4] == image[0, 0, 0, 2]
-    assert torch.equal(changes.shift(image, np.array([0]), np.array([0])), image)
+    assert torch.equal(perturbations.shift(image, np.array([0]), np.array([0])), image)
 
 
 def test_a_ring_has_every_shift_of_its_distance_and_no_other():
     spot = torch.zeros(4000, 1, 9, 9)
     spot[:, :, 4, 4] = 1
-    moved = changes.ring(2)(spot, np.arange(4000))
+    moved = perturbations.ring(2)(spot, np.arange(4000))
     _, _, rows, columns = moved.nonzero(as_tuple=True)
     found, counts = np.unique(np.stack([rows - 4, columns - 4], axis=1), axis=0, return_counts=True)
     assert len(found) == 16
     assert (np.abs(found).max(axis=1) == 2).all()
     assert counts.min() > 190  # 250 of each
-    assert changes.shifts(28) == (1, 2, 3, 4)
-    assert changes.shifts(224) == (8, 16, 24, 32)
-    assert changes.shifts(8) == (1,)
+    assert perturbations.shifts(28) == (1, 2, 3, 4)
+    assert perturbations.shifts(224) == (8, 16, 24, 32)
+    assert perturbations.shifts(8) == (1,)
 
 
 def test_shuffling_keeps_blocks_whole_and_moves_each_image_otherwise():
     image = torch.arange(64.0).view(1, 1, 8, 8).expand(5, 1, 8, 8).contiguous()
-    moved = changes.shuffle((2, 2))(image, np.arange(5))
-    again = changes.shuffle((2, 2))(image[3:], np.arange(3, 5))
+    moved = perturbations.shuffle((2, 2))(image, np.arange(5))
+    again = perturbations.shuffle((2, 2))(image[3:], np.arange(3, 5))
     assert torch.equal(again, moved[3:])  # whatever the batch
     corners = moved[:, 0, ::4, ::4].flatten(1).long()
     assert all(sorted(row.tolist()) == [0, 4, 32, 36] for row in corners)
     assert len({tuple(row.tolist()) for row in corners}) > 1
     assert torch.equal(moved[:, 0, 1::4, 2::4], moved[:, 0, ::4, ::4] + 10)
-    assert changes.shuffle_grids((28, 28)) == [(2, 2), (4, 4), (7, 7), (14, 14)]
-    assert changes.shuffle_grids((224, 224), (32, 32)) == [(2, 2), (4, 4), (8, 8), (16, 16)]
+    assert perturbations.shuffle_grids((28, 28)) == [(2, 2), (4, 4), (7, 7), (14, 14)]
+    assert perturbations.shuffle_grids((224, 224), (32, 32)) == [(2, 2), (4, 4), (8, 8), (16, 16)]
 
 
 def test_dropping_takes_exactly_its_share_and_more_contains_less():
     images = torch.rand(3, 2, 8, 8)
-    few, many = (changes.drop(share, (4, 4))(images, np.arange(3)) for share in (0.25, 0.75))
+    few, many = (perturbations.drop(share, (4, 4))(images, np.arange(3)) for share in (0.25, 0.75))
     gone = [(one != images).any(1) for one in (few, many)]
     assert [one.sum(dim=(1, 2)).tolist() for one in gone] == [[16] * 3, [48] * 3]
     assert (gone[1] | ~gone[0]).all()
@@ -66,27 +66,27 @@ def test_filters_divide_an_image_into_two():
     images = torch.randn(2, 3, 12, 10)
     numbers = np.arange(2)
     mean = images.mean(dim=(2, 3), keepdim=True)
-    low, high = changes.low_pass(0.4)(images, numbers), changes.high_pass(0.4)(images, numbers)
+    low, high = perturbations.low_pass(0.4)(images, numbers), perturbations.high_pass(0.4)(images, numbers)
     assert torch.allclose(low + high - mean, images, atol=1e-5)
-    assert torch.allclose(changes.low_pass(1.5)(images, numbers), images, atol=1e-5)
+    assert torch.allclose(perturbations.low_pass(1.5)(images, numbers), images, atol=1e-5)
     wave = torch.sin(torch.arange(12) * math.pi / 2 + 0.3).view(1, 1, 1, 12).expand(1, 1, 12, 12)  # half of the highest
-    assert torch.allclose(changes.low_pass(0.51)(wave, numbers[:1]), wave, atol=1e-5)
-    assert changes.low_pass(0.49)(wave, numbers[:1]).abs().max() < 1e-5
+    assert torch.allclose(perturbations.low_pass(0.51)(wave, numbers[:1]), wave, atol=1e-5)
+    assert perturbations.low_pass(0.49)(wave, numbers[:1]).abs().max() < 1e-5
 
 
 def test_a_ratio_has_the_error_of_a_ratio():
     right = np.array([1, 1, 1, 0, 0, 1, 1, 1], float)
     same = np.array([1, 0, 1, 1, 0, 1, 1, 0.5]) * right
-    values = changes.ratio(same, right)
-    one = changes.mean_of(values)
+    values = perturbations.ratio(same, right)
+    one = perturbations.mean_of(values)
     assert one.value == pytest.approx(4.5 / 6)
     drawn = np.random.default_rng(0).integers(8, size=(20_000, 8))
     drawn = drawn[right[drawn].sum(1) > 2]
     spread = np.std(same[drawn].sum(1) / right[drawn].sum(1))
     assert one.error == pytest.approx(spread, rel=0.25)
     asked = {"shift 1 0": Asked(right > 0, same > 0.4), "shift 2 0": Asked(right > 0, np.zeros(8, bool))}
-    assert changes.shift_values(asked, right > 0)["consistency"].mean() == pytest.approx(0.5 * 5 / 6)
-    assert changes.shift_values(asked, right > 0, 2)["consistency"].mean() == pytest.approx(0)
+    assert perturbations.shift_values(asked, right > 0)["consistency"].mean() == pytest.approx(0.5 * 5 / 6)
+    assert perturbations.shift_values(asked, right > 0, 2)["consistency"].mean() == pytest.approx(0)
     assert Asked.from_json(asked["shift 1 0"].to_json(), 8).same.tolist() == asked["shift 1 0"].same.tolist()
 
 
@@ -109,26 +109,26 @@ def test_attention_distances_of_known_attention(grid, step, uniform, box):
 
 def test_untrained_attention_is_near_uniform_and_models_without_it_have_none():
     images = torch.randn(3, 1, 28, 28)
-    found = inside.head_distances(create("ViT-Micro/4"), images)
+    found = internals.head_distances(create("ViT-Micro/4"), images)
     assert {layer: one.shape for layer, one in found.items()} == dict.fromkeys(range(6), (3, 4))
     assert all(abs(one.mean() - 1) < 0.1 for one in found.values())
-    assert inside.head_distances(create("ResNet-Nano"), images) == {}
+    assert internals.head_distances(create("ResNet-Nano"), images) == {}
 
 
 def test_equivariance_of_patches_and_of_circular_convolutions_is_exact():
     images = torch.randn(6, 1, 28, 28, dtype=torch.float64)
     patches = redraw(create("ViT-Nano/7", position="none", depth=1).double())
-    found = inside.equivariance_errors(patches, images, [1, 4, 7])
+    found = internals.equivariance_errors(patches, images, [1, 4, 7])
     assert found["blocks.0"][7].max() < 1e-12
     assert found["pooled"][7].max() < 1e-12
     assert found["blocks.0"][1].min() > 0.1
-    positions = inside.equivariance_errors(redraw(create("ViT-Nano/7", depth=1).double()), images, [7])
+    positions = internals.equivariance_errors(redraw(create("ViT-Nano/7", depth=1).double()), images, [7])
     assert positions["blocks.0"][7].min() > 1e-3
     circular = redraw(create("ResNet-Nano", edges="circular", strides=(1, 1, 1)).double())
-    found = inside.equivariance_errors(circular, images, [1, 5])
+    found = internals.equivariance_errors(circular, images, [1, 5])
     assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "pooled"}
     assert max(one.max() for layer in found.values() for one in layer.values()) < 1e-12
-    strided = inside.equivariance_errors(redraw(create("ResNet-Nano", edges="circular").double()), images, [1, 4])
+    strided = internals.equivariance_errors(redraw(create("ResNet-Nano", edges="circular").double()), images, [1, 4])
     assert strided["blocks.2"][4].max() < 1e-12
     assert strided["blocks.2"][1].min() > 1e-3
 
@@ -139,36 +139,36 @@ def test_features_of_unrelated_images_are_one_apart(monkeypatch):
     def unrelated(_model, images):
         return {"pooled": 3 + 5 * torch.randn(len(images), 8, 1, 1, generator=generator, dtype=torch.float64)}
 
-    monkeypatch.setattr(inside, "_maps", unrelated)
-    found = inside.equivariance_errors(create("ViT-Pico/2"), torch.zeros(2000, 1, 8, 8), [1])
+    monkeypatch.setattr(internals, "_maps", unrelated)
+    found = internals.equivariance_errors(create("ViT-Pico/2"), torch.zeros(2000, 1, 8, 8), [1])
     assert found["pooled"][1].mean() == pytest.approx(1, abs=0.03)
 
 
 def test_features_between_two_places_are_interpolated():
-    found = inside._rolled(torch.arange(6.0).view(1, 1, 1, 6), 1.5, 3)
+    found = internals._rolled(torch.arange(6.0).view(1, 1, 1, 6), 1.5, 3)
     assert found.flatten().tolist() == [4.5, 2.5, 0.5, 1.5, 2.5, 3.5]
     model = redraw(create("ViT-Pico/2", patch=1, position="none", depth=1, resolution=16).double())
     images = torch.randn(8, 1, 16, 16, dtype=torch.float64)
-    assert inside.equivariance_errors(model, images, [1])["blocks.0"][1].max() < 1e-12
+    assert internals.equivariance_errors(model, images, [1])["blocks.0"][1].max() < 1e-12
 
 
 def test_receptive_areas_are_those_of_a_convolution():
     model = create("ResNet-Nano", resolution=29, edges="circular").eval()
-    areas = inside.receptive_areas(model, torch.randn(2, 1, 29, 29), [0], share=1.0)
+    areas = internals.receptive_areas(model, torch.randn(2, 1, 29, 29), [0], share=1.0)
     assert areas[0].tolist() == pytest.approx([(7 / 29) ** 2] * 2)  # three 3 x 3 convolutions
-    assert [inside.third(depth) for depth in (1, 3, 4, 5, 6, 12)] == [0, 0, 0, 1, 1, 3]
+    assert [internals.third(depth) for depth in (1, 3, 4, 5, 6, 12)] == [0, 0, 0, 1, 1, 3]
 
 
 def test_layer_similarity_and_its_error():
     torch.manual_seed(0)
     model = create("ViT-Nano/7")
-    found = inside.layer_similarity(model, torch.randn(64, 1, 28, 28))
+    found = internals.layer_similarity(model, torch.randn(64, 1, 28, 28))
     assert np.diag(found.table) == pytest.approx(1)
     one = found.estimate()
     assert 0 < one.value <= 1
     assert one.freedom == 3
-    assert inside.layer_similarity(model, torch.randn(20, 1, 28, 28)) is None
-    flat = inside.jackknife(2.0, np.array([1.0, 2.0, 3.0]))
+    assert internals.layer_similarity(model, torch.randn(20, 1, 28, 28)) is None
+    flat = internals.jackknife(2.0, np.array([1.0, 2.0, 3.0]))
     assert flat.error == pytest.approx(np.std([-1, 0, 1], ddof=1) * 2 / math.sqrt(3))
 
 
@@ -176,20 +176,20 @@ def test_calibration_of_a_model_that_is_as_sure_as_right_and_of_one_that_is_too_
     generator = np.random.default_rng(0)
     sure = generator.uniform(0.5, 1, 2000)
     said = np.stack([sure, 1 - sure], axis=1)
-    good = changes.calibration(said, generator.uniform(size=2000) < sure, draws=50)
+    good = perturbations.calibration(said, generator.uniform(size=2000) < sure, draws=50)
     assert good.error.value < 2 * good.by_chance
-    bad = changes.calibration(said, generator.uniform(size=2000) < sure - 0.2, draws=50)
+    bad = perturbations.calibration(said, generator.uniform(size=2000) < sure - 0.2, draws=50)
     assert bad.error.value == pytest.approx(0.2, abs=0.03)
     assert bad.error.interval()[0] > bad.by_chance
-    assert changes.mean_of(bad.over).value == pytest.approx(0.2, abs=0.03)
+    assert perturbations.mean_of(bad.over).value == pytest.approx(0.2, abs=0.03)
 
 
 def test_answers_are_counted_in_their_order():
     model = redraw(create("ViT-Pico/2"))
     images = torch.randn(40, 1, 8, 8)
-    plain = changes.probabilities(model, images).argmax(axis=1)
+    plain = perturbations.probabilities(model, images).argmax(axis=1)
     both = {"none": lambda images, _: images, "negative": lambda images, _: -images}
-    found = dict(changes.ask(model, images, plain, both, plain=plain))
+    found = dict(perturbations.ask(model, images, plain, both, plain=plain))
     assert found["none"].right.all()
     assert found["none"].same.all()
     assert 0 < found["negative"].same.mean() < 1

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fake_lab import answer, digits_lab, nothing
-from vitrail.lab.looking import looking_cell
+from vitrail.lab.measurements import looking_cell
 from vitrail.lab.questions.locality import Locality, measure, prove, reached
 
 LAB = digits_lab()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from made_up import Filled, states
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.page import write_report
 from vitrail.lab.permute import LEVELS

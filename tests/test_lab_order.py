@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from made_up import Filled, states
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.measures import recency, strength_by_place, worth_by_place
 from vitrail.lab.page import write_report
@@ -15,7 +15,7 @@ from vitrail.lab.questions.order import ORDERS, Order, measure, prove
 from vitrail.lab.results import Results
 from vitrail.lab.training import train
 from vitrail.models.create import build
-from vitrail.models.lstm import sequence_order
+from vitrail.models.families.lstm.model import sequence_order
 
 LAB = Lab(prepare(open_data("digits")), ("vit", "lstm"), (300, 1240), 2, 256)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from made_up import Filled, states
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.measures import conditions, distances
 from vitrail.lab.page import write_report

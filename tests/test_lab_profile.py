@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.configs import zoo
-from vitrail.data.sources import open_data
+from vitrail.bundles.bundle import Bundle, load, save
+from vitrail.core.intervals import wilson
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.features import extract
-from vitrail.evaluation.metrics import wilson
 from vitrail.evaluation.transfer import ridge_head
-from vitrail.images.preprocess import Preprocess
-from vitrail.lab.changes import mean_of
 from vitrail.lab.exact import redraw
+from vitrail.lab.perturbations import mean_of
 from vitrail.lab.profile import Number, Profile, _asks, _names, compare_pairs, profile
+from vitrail.models import zoo
 from vitrail.models.create import build
-from vitrail.weights.bundle import Bundle, load, save
 
 IMAGES = open_data("fashion-40").splits["test"]
 

@@ -5,9 +5,9 @@ import pytest
 
 from fake_lab import answer, digits_lab, nothing
 from made_up import Filled
-from vitrail.lab.cell import pack
 from vitrail.lab.questions import range as task
 from vitrail.lab.questions.range import DISTANCES, MODELS, Range, config_of, distances, make_marks
+from vitrail.lab.trial import pack
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fake_lab import answer, digits_lab, nothing
-from vitrail.lab.cell import pack, unpack
-from vitrail.lab.changes import curve
+from vitrail.bundles.bundle import Bundle, save
 from vitrail.lab.exact import redraw
+from vitrail.lab.perturbations import curve
 from vitrail.lab.questions.robustness import Robustness, _changes, measure
+from vitrail.lab.trial import pack, unpack
 from vitrail.models.create import build
-from vitrail.weights.bundle import Bundle, save
 
 LAB = digits_lab()
 

@@ -9,7 +9,6 @@ from scipy import stats
 from fake_lab import digits_lab
 from made_up import Filled
 from vitrail.lab import page
-from vitrail.lab.cell import Cell, pack
 from vitrail.lab.question import Accuracies, Question, Verdict
 from vitrail.lab.questions.augmentation import Augmentation
 from vitrail.lab.questions.data import Data
@@ -32,6 +31,7 @@ from vitrail.lab.statistics import (
     smallest,
     sum_of_means,
 )
+from vitrail.lab.trial import Cell, pack
 
 LEVEL = 0.05
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.lab.cell import pack
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.question import Lab
 from vitrail.lab.questions import self_supervision
 from vitrail.lab.questions.self_supervision import SelfSupervision, learn, probe_pixels
 from vitrail.lab.questions.transfer import Transfer, halves, transfer
 from vitrail.lab.results import Results
+from vitrail.lab.trial import pack
 
 DIGITS = prepare(open_data("digits"))
 LAB = Lab(DIGITS, ("vit", "resnet"), (100, 300), 3, 256)

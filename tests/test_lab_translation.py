@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from fake_lab import answer, digits_lab, nothing
-from vitrail.lab.cell import pack
-from vitrail.lab.changes import shift_changes, shifts
+from vitrail.bundles.bundle import Bundle, save
 from vitrail.lab.exact import redraw
-from vitrail.lab.looking import looking_cell
+from vitrail.lab.measurements import looking_cell
+from vitrail.lab.perturbations import shift_changes, shifts
 from vitrail.lab.questions.translation import Translation, measure, prove
 from vitrail.lab.training import read_config
+from vitrail.lab.trial import pack
 from vitrail.models.create import build
-from vitrail.weights.bundle import Bundle, save
 
 LAB = digits_lab()
 

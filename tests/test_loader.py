@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.configs.augment import Augment
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.data.augment.config import Augment
+from vitrail.data.augment.pipeline import mix
 from vitrail.data.cache import _ENTRY, ImageCache, _checksum
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
-from vitrail.errors import DamagedError, UsageError
-from vitrail.images.augment import mix
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
 
 EYE = Preprocess(resolution=(24, 24))
 SETTINGS = Augment(crop="resized", flip="random", randaugment=1, erasing=0.3, mixup=0.4, cutmix=0.6)
@@ -251,7 +251,7 @@ def test_the_cache_gives_the_same_pixels_and_does_not_decode_again(files, tmp_pa
             raise AssertionError("decoded again")
 
         with monkeypatch.context() as patch:
-            patch.setattr("vitrail.images.preprocess.open_image", refuse)
+            patch.setattr("vitrail.data.preprocess.open_image", refuse)
             same(run(loader, epoch=1), plain[1])
             same(run(Loader(files, EYE, batch=8, settings=SETTINGS, cache=another), epoch=1), plain[1])
         run(Loader(files, EYE.replace(background=(1, 2, 3)), batch=8, cache=cache))
@@ -403,7 +403,7 @@ def test_an_index_of_the_cache_with_any_bytes_changes_no_pixels(cached):
 
 def test_processes_share_a_cache_without_storing_twice(files, tmp_path):
     script = (
-        "import sys\nfrom vitrail.data.cache import ImageCache\nfrom vitrail.images.preprocess import Preprocess\n"
+        "import sys\nfrom vitrail.data.cache import ImageCache\nfrom vitrail.data.preprocess import Preprocess\n"
         "with ImageCache(sys.argv[1], 10**8) as cache:\n"
         "    for path in sys.argv[2:]:\n        cache.read(path, Preprocess(resolution=(24, 24)))\n"
     )

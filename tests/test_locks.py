@@ -13,15 +13,15 @@ import sys
 import pytest
 
 from test_training import HALF_WAY
-from vitrail.errors import UsageError
-from vitrail.storage import locked
+from vitrail.core.errors import UsageError
+from vitrail.core.files import locked
 from vitrail.training.checkpoint import sweep, tidy
 
 TRAIN = ("train", "digits", "--model", "MLP-Pico", "--steps", "2", "--threads", "1", "--set", "batch=32")
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from vitrail.storage import locked
+from vitrail.core.files import locked
 with locked(Path(sys.argv[1]), lambda holder: sys.exit(holder)):
     is_child = "fork" in sys.argv and os.fork() == 0
     if is_child:
@@ -174,9 +174,9 @@ MAKE = """
 import sys, time, types
 from pathlib import Path
 from importlib.metadata import version
-from vitrail.engines import cache
-from vitrail.engines.runtime import MODEL, OnnxEngine
-from vitrail.storage import atomic_folder, checksum, write_json
+from vitrail.inference import model_files as cache
+from vitrail.inference.onnx_engine import MODEL, OnnxEngine
+from vitrail.core.files import atomic_folder, checksum, write_json
 def make(bundle, place, engine, precision, earlier):
     with open(sys.argv[2], "a") as file:
         file.write("made\\n")
@@ -188,7 +188,7 @@ def make(bundle, place, engine, precision, earlier):
         about["versions"] = {"onnxruntime": version("onnxruntime")}
         proof = about | {"files": {MODEL: checksum(folder / MODEL)}}
         write_json(folder / cache.PROOF, proof)
-sys.modules["vitrail.engines.make"] = types.SimpleNamespace(make=make)
+sys.modules["vitrail.inference.build_model_file"] = types.SimpleNamespace(make=make)
 print(cache.ready(sys.argv[1], OnnxEngine, "float32"))
 """
 
@@ -207,9 +207,8 @@ def test_processes_that_want_the_same_file_make_it_once(tmp_path):
 def test_eight_processes_export_once(tmp_path):
     pytest.importorskip("onnxruntime")
     shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
-    script = (
-        "import sys\nfrom vitrail.engines.runtime import OnnxEngine\nprint(OnnxEngine.prepare(sys.argv[1], 'float32'))"
-    )
+    imports = "import sys\nfrom vitrail.inference.onnx_engine import OnnxEngine"
+    script = f"{imports}\nprint(OnnxEngine.prepare(sys.argv[1], 'float32'))"
     words = [sys.executable, "-c", script, tmp_path / "bundle"]
     several = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
     answers = [process.communicate() for process in several]

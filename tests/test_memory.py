@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import vitrail
-from vitrail import memory
+from vitrail.api.commands import COMMANDS
 from vitrail.cli import main
-from vitrail.commands import COMMANDS
-from vitrail.errors import OutOfMemoryError
-from vitrail.training import footprint
+from vitrail.core import memory
+from vitrail.core.errors import OutOfMemoryError
+from vitrail.training import memory_estimate
 
 # The limit counts address space: what importing torch maps is not part of it.
 LIMITED = """
 import resource, sys
-import vitrail.training.run, vitrail.inspection.examine
+import vitrail.training.run, vitrail.reports.inspect.compute
 from vitrail.cli import main
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + int(float(sys.argv[1]))
@@ -54,7 +54,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_built(tmp_path):
 
 def test_available_memory_keeps_to_limits_of_process_and_control_groups(tmp_path):
     script = (
-        "import resource; from vitrail import memory\n"
+        "import resource; from vitrail.core import memory\n"
         "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**28\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); print(memory.available())"
     )
@@ -120,7 +120,7 @@ def test_a_failed_allocation_in_training_says_what_to_change():
 
 
 def test_a_run_without_steps_needs_no_memory_for_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(footprint, "available", lambda: 3_000_000)
+    monkeypatch.setattr(memory_estimate, "available", lambda: 3_000_000)
     with pytest.raises(OutOfMemoryError, match="Batch must fit into memory"):
         vitrail.finetune("fashion", "digits", steps=1, output=tmp_path / "run")
     assert vitrail.finetune("fashion", "digits", recipe="frozen", output=tmp_path / "head").steps == 0
@@ -136,7 +136,7 @@ def test_memory_that_runs_out_while_speed_is_measured_says_what_to_change(monkey
 
 
 def test_small_runs_are_not_measured(monkeypatch):
-    monkeypatch.setattr(footprint, "_measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(memory_estimate, "_measure", lambda *_: pytest.fail("measured"))
     assert vitrail.train("digits", "ViT-Pico/2", steps=1, batch=128).steps == 1
 
 
@@ -144,9 +144,9 @@ def test_small_runs_are_not_measured(monkeypatch):
 def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
     measured = []
     plain = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
-    measure = footprint._measure
-    monkeypatch.setattr(footprint, "_TINY", 0)
-    monkeypatch.setattr(footprint, "_measure", lambda *given: measured.append(measure(*given)) or measured[-1])
+    measure = memory_estimate._measure
+    monkeypatch.setattr(memory_estimate, "_TINY", 0)
+    monkeypatch.setattr(memory_estimate, "_measure", lambda *given: measured.append(measure(*given)) or measured[-1])
     other = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
     (found,) = measured
     assert found.fixed > 4 * plain.bundle.model.config.parameters
@@ -161,8 +161,8 @@ def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
 def test_macs_bound_the_activations_of_an_image(name, monkeypatch):
     """Small runs are not measured by this rule."""
     found = []
-    monkeypatch.setattr(footprint, "_TINY", 0)
-    measure = footprint._measure
-    monkeypatch.setattr(footprint, "_measure", lambda *given: found.append(measure(*given)) or found[-1])
+    monkeypatch.setattr(memory_estimate, "_TINY", 0)
+    measure = memory_estimate._measure
+    monkeypatch.setattr(memory_estimate, "_measure", lambda *given: found.append(measure(*given)) or found[-1])
     model = vitrail.train("digits", name, steps=1, batch=8, settings={"model.resolution": 28}).bundle.model
     assert found[0].image < model.config.macs

@@ -9,19 +9,19 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
-from vitrail.configs.vit import ViTConfig
-from vitrail.configs.zoo import find
-from vitrail.data.sources import open_data
-from vitrail.engines.base import need
-from vitrail.engines.runtime import OnnxEngine
-from vitrail.errors import UsageError
+from vitrail.bundles.convert import convert
+from vitrail.core.errors import UsageError
+from vitrail.core.intervals import wilson
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.merging import Judge, Price, _raise, find_merge, spent
-from vitrail.evaluation.metrics import wilson
+from vitrail.inference.engine import need
+from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.lab.exact import redraw
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.families.vit.merging import chessboard, match, merge, spread
+from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.models.merging import chessboard, match, merge, spread
-from vitrail.models.vit import ViT
-from vitrail.weights.convert import convert
+from vitrail.models.zoo import find
 
 CONFIG = ViTConfig(resolution=(16, 24), patch=(4, 4), width=16, heads=2, mlp=32, depth=3, classes=5, channels=2)
 

@@ -12,18 +12,18 @@ from sklearn.metrics import average_precision_score
 
 import vitrail
 from test_bundle import remake_manifest
-from vitrail.configs.bundle import ANSWER
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import change_recipe, find_recipe
+from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
+from vitrail.bundles.folder import ANSWER
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
 from vitrail.data.doctor import examine
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.metrics import average_precision, best_thresholds, score_labels
 from vitrail.evaluation.protocols import evaluate
 from vitrail.training.finetune import finetune
+from vitrail.training.options import Options
+from vitrail.training.recipe import change_recipe, find_recipe
 from vitrail.training.run import train
-from vitrail.weights.answers import ONE_CLASS, SeveralLabels
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-2"
 LABELS = ("bottom", "left", "right", "top")

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from vitrail.cli import main
-from vitrail.errors import DamagedError
-from vitrail.images.decode import FORMATS, MAX_PIXELS, open_image
-from vitrail.images.preprocess import Preprocess
+from vitrail.core.errors import DamagedError
+from vitrail.data.decode import FORMATS, MAX_PIXELS, open_image
+from vitrail.data.preprocess import Preprocess
 
 COLOUR = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(
     (24, 20), Image.Resampling.BICUBIC

@@ -10,23 +10,23 @@ from torch import nn
 
 import vitrail
 from test_training import STATE, curve, make_trainer
-from vitrail.configs.augment import Augment
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe
+from vitrail.core.errors import UsageError
+from vitrail.data.augment.config import Augment
 from vitrail.data.dataset import Split
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.models.igpt import cluster
+from vitrail.models.families.igpt.model import cluster
 from vitrail.models.layers import patchify
 from vitrail.training.checkpoint import load_newest
 from vitrail.training.objectives.base import Judgement, Objective, Task
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.objectives.masked import MaskedPatches
 from vitrail.training.objectives.next_pixel import NextPixel
+from vitrail.training.options import Options
+from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import train
-from vitrail.training.runlog import RunLog
+from vitrail.training.run_log import RunLog
 
 HALF = Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)
 TASK = Task(Recipe(), HALF, ())

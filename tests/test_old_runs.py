@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from test_reliability import events
 from test_training import HALF_WAY, STATE, curve, make_trainer
-from vitrail.configs.base import read_model
-from vitrail.configs.recipe import Recipe
-from vitrail.errors import DamagedError, VitrailError
-from vitrail.storage import MANIFEST, _write_manifest
+from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.files import MANIFEST, _write_manifest
+from vitrail.models.config import read_model
+from vitrail.training.recipe import Recipe
 from vitrail.training.resume import resume
-from vitrail.training.runlog import RunLog
-from vitrail.training.state import check_state
+from vitrail.training.run_log import RunLog
+from vitrail.training.run_state import check_state
 
 COMMAND = (
     "train",

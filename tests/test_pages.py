@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from vitrail.pages.page import HEIGHT, WIDTH, Line, chart
+from vitrail.reports.page import HEIGHT, WIDTH, Line, chart
 
 
 def test_names_of_lines_that_end_together_stand_apart_inside_the_figure():

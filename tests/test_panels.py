@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail import extensions
-from vitrail.data.sources import open_data
-from vitrail.errors import VitrailError
-from vitrail.images.preprocess import Preprocess
-from vitrail.inspection.examine import examine
-from vitrail.inspection.page import write_page
-from vitrail.inspection.panel import Context, Panel
-from vitrail.inspection.registry import PANELS
+from vitrail.core import registry
+from vitrail.core.errors import VitrailError
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
+from vitrail.reports.inspect.compute import examine
+from vitrail.reports.inspect.page import write_page
+from vitrail.reports.inspect.panel import Context, Panel
+from vitrail.reports.inspect.registry import PANELS
 
 CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
 
@@ -28,9 +28,9 @@ CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
 def toys(monkeypatch):
     """The package of tests/extending, with its panel `brightness`, is installed."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "extending"))
-    extensions._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
     yield PANELS["brightness"]
-    extensions._entry_points.cache_clear()
+    registry._entry_points.cache_clear()
 
 
 def fresh(name, **settings):
@@ -42,7 +42,7 @@ def fresh(name, **settings):
 def test_our_panels_are_listed_without_importing_them():
     code = """
         import sys
-        from vitrail.inspection.registry import PANELS
+        from vitrail.reports.inspect.registry import PANELS
         assert list(PANELS)[:3] == ["answers", "walk", "attention"], list(PANELS)
         assert not {"torch", "numpy"} & sys.modules.keys()
     """

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from peers import huggingface_vit, import_peer, timm_vit, torchvision_vit
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
 from vitrail.models.create import create
 

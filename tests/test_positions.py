@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers import import_peer
-from vitrail.configs.vit import ViTConfig
-from vitrail.models.positions import (
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.positions.modules import (
     SinCos2D,
     attention_mask,
     relative_index,

@@ -8,10 +8,10 @@ import torch
 import vitrail
 from test_stopping import RECIPE, events, few, weights  # noqa: F401
 from test_training import curve, make_trainer
-from vitrail.configs.options import Options
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.training import run as running
 from vitrail.training.checkpoint import load_newest
+from vitrail.training.options import Options
 from vitrail.training.precision import note_on_bfloat16
 from vitrail.training.run import train
 

@@ -21,20 +21,20 @@ from PIL import Image
 import vitrail
 from test_bundle import FIXTURE, GREY_8, make, tiny
 from test_contract import ONE_PER_FAMILY
-from vitrail import watchdog
+from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
 from vitrail.cli import main
-from vitrail.engines import cache
-from vitrail.engines import make as making
-from vitrail.engines.base import Outputs, Way, batch_for, cores, need
-from vitrail.engines.proof import prove, sample
-from vitrail.engines.runtime import MODEL, OnnxEngine
-from vitrail.engines.store import Load, Measured, Speed
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.core import watchdog
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.files import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
+from vitrail.inference import build_model_file as making
+from vitrail.inference import model_files
+from vitrail.inference.benchmark_store import Load, Measured, Speed
+from vitrail.inference.engine import Outputs, Way, batch_for, cores, need
+from vitrail.inference.onnx_engine import MODEL, OnnxEngine
+from vitrail.inference.proof import prove, sample
 from vitrail.lab.exact import redraw
+from vitrail.models.activations import look
 from vitrail.models.convolutions import bake_
-from vitrail.models.look import look
-from vitrail.storage import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
-from vitrail.weights.answers import ONE_CLASS, SeveralLabels
 
 
 def ready(path):
@@ -98,8 +98,8 @@ def exports(bundle, monkeypatch):
         made.append(target)
         with atomic_folder(target, force=True, owned=True) as folder:
             shutil.copy(bundle.with_name("pico.onnx") / MODEL, folder)
-            proof = json.loads((bundle.with_name("pico.onnx") / cache.PROOF).read_text())
-            (folder / cache.PROOF).write_text(json.dumps(proof | {"bundle": cache.fingerprint(path)}))
+            proof = json.loads((bundle.with_name("pico.onnx") / model_files.PROOF).read_text())
+            (folder / model_files.PROOF).write_text(json.dumps(proof | {"bundle": model_files.fingerprint(path)}))
 
     monkeypatch.setattr(making, "make", copy)
     return made
@@ -198,8 +198,8 @@ def test_the_graph_and_what_it_says_of_itself(bundle):
     assert json.loads(said["mean"]) == list(loaded.preprocess.mean)
     assert json.loads(said["std"]) == list(loaded.preprocess.std) == [0.25]
     assert vitrail.Preprocess.from_json(json.loads(said["preprocess"])) == loaded.preprocess
-    proof = json.loads((bundle.with_name("pico.onnx") / cache.PROOF).read_text())
-    assert (proof["pictures"], proof["same_answers"], proof["bundle"]) == (40, 40, cache.fingerprint(bundle))
+    proof = json.loads((bundle.with_name("pico.onnx") / model_files.PROOF).read_text())
+    assert (proof["pictures"], proof["same_answers"], proof["bundle"]) == (40, 40, model_files.fingerprint(bundle))
     assert 0 <= proof["max_logit_difference"] < 1e-5
     assert said["bundle"] == proof["bundle"]
 
@@ -286,7 +286,7 @@ def test_every_kind_of_vit_has_an_onnx_engine(changes, tmp_path):
     model = tiny(**changes)
     half = (0.5,) * model.config.channels
     vitrail.save(vitrail.Bundle(model=model, preprocess=GREY_8.replace(mean=half, std=half)), tmp_path / "one")
-    proof = json.loads((ready(tmp_path / "one") / cache.PROOF).read_text())
+    proof = json.loads((ready(tmp_path / "one") / model_files.PROOF).read_text())
     assert proof["max_logit_difference"] < 1e-4
 
 
@@ -318,8 +318,8 @@ def flip(path):
 
 def forge_proof(folder, change, without="nothing"):
     """Change a proof, remove a file, and make the manifest agree."""
-    proof = json.loads((folder / cache.PROOF).read_text())
-    (folder / cache.PROOF).write_text(json.dumps(proof | change))
+    proof = json.loads((folder / model_files.PROOF).read_text())
+    (folder / model_files.PROOF).write_text(json.dumps(proof | change))
     (folder / without).unlink(missing_ok=True)
     (folder / MANIFEST).unlink()
     _write_manifest(folder)
@@ -329,11 +329,11 @@ def forge_proof(folder, change, without="nothing"):
     "spoil",
     [
         lambda folder: flip(folder / MODEL),
-        lambda folder: flip(folder / cache.PROOF),
+        lambda folder: flip(folder / model_files.PROOF),
         lambda folder: flip(folder / "manifest.json"),
         lambda folder: (folder / MODEL).unlink(),
-        lambda folder: (folder / cache.PROOF).unlink(),
-        lambda folder: (folder / cache.PROOF).write_text("[]"),
+        lambda folder: (folder / model_files.PROOF).unlink(),
+        lambda folder: (folder / model_files.PROOF).write_text("[]"),
         lambda folder: forge_proof(folder, {"files": []}, without=MODEL),
         lambda folder: forge_proof(folder, {"files": [None]}),
         lambda folder: forge_proof(folder, {"files": 3}),
@@ -370,7 +370,7 @@ def test_a_bundle_that_changed_gets_another_onnx_file(copied, exports, capsys):
 
 
 def test_an_older_vitrails_onnx_file_is_made_anew(copied, exports, monkeypatch):
-    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
+    monkeypatch.setattr(model_files, "FORMAT", model_files.FORMAT + 1)
     ready(copied)
     assert len(exports) == 1
 
@@ -379,7 +379,7 @@ def test_what_is_not_ours_beside_the_bundle_stays(copied, exports, home):
     beside = copied.with_name("pico.onnx")
     shutil.rmtree(beside)
     beside.write_bytes(b"my own export")
-    assert ready(copied) == home / "onnx" / cache.fingerprint(copied)
+    assert ready(copied) == home / "onnx" / model_files.fingerprint(copied)
     assert beside.read_bytes() == b"my own export"
 
 
@@ -388,7 +388,7 @@ def test_where_nothing_can_be_written_beside_the_bundle_the_users_cache_has_it(c
     can = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != copied.parent and can(path, mode))
     place = ready(copied)
-    assert place == home / "onnx" / cache.fingerprint(copied)
+    assert place == home / "onnx" / model_files.fingerprint(copied)
     assert ready(copied) == place
     assert exports == [place]
     assert not copied.with_name("pico.onnx").exists()
@@ -438,7 +438,7 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
 
 
 def test_batches_are_small_for_large_models_and_threads_are_asked_for(monkeypatch):
-    sizes = [batch_for(vitrail.configs.zoo.find(name)) for name in ("ViT-Pico/2", "ViT-Ti/16", "ViT-B/16")]
+    sizes = [batch_for(vitrail.models.zoo.find(name)) for name in ("ViT-Pico/2", "ViT-Ti/16", "ViT-B/16")]
     assert sizes == [32, 4, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert cores() == 1
@@ -587,9 +587,9 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
 
 
 def test_every_command_that_computes_has_the_same_device_flag():
-    from vitrail.commands import COMMANDS
-    from vitrail.configs.options import Options
-    from vitrail.flags import Group, Running
+    from vitrail.api.commands import COMMANDS
+    from vitrail.api.flags import Group, Running
+    from vitrail.training.options import Options
 
     commands = {
         **COMMANDS,
@@ -626,8 +626,8 @@ def test_auto_is_the_accelerator_that_torch_finds(accelerator, monkeypatch, caps
 
 
 def test_paths_are_opened_on_auto_and_models_stay_where_they_are(bundle, monkeypatch):
-    from vitrail.inspection.subject import open_subject
-    from vitrail.weights import bundle as bundles
+    from vitrail.analysis.inspected_model import open_subject
+    from vitrail.bundles import bundle as bundles
 
     chosen = []
     monkeypatch.setattr(bundles, "choose_device", lambda name: chosen.append(name) or torch.device("cpu"))

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from vitrail.console import Meter
-from vitrail.training.runlog import RunLog
+from vitrail.core.terminal import Meter
+from vitrail.training.run_log import RunLog
 
 FIELDS = {"loss": 2.3456, "learning_rate": 1e-3, "images_per_second": 1234.0}
 
@@ -31,9 +31,9 @@ def line_of(tmp_path, monkeypatch, width, *, held_out, total=1560, fields=FIELDS
     terminal = Terminal()
     console = Console(file=terminal, width=width, force_terminal=True, legacy_windows=False)
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("vitrail.training.runlog.Console", lambda **_: console)
+    monkeypatch.setattr("vitrail.training.run_log.Console", lambda **_: console)
     clock = iter(range(0, 10**9, 60))
-    monkeypatch.setattr("vitrail.training.runlog.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("vitrail.training.run_log.time.monotonic", lambda: next(clock))
     with RunLog(tmp_path, total, writes=True) as log:
         for step in (total // 2, total // 2 + 10):
             log.progress(step, fields, held_out)
@@ -77,7 +77,7 @@ def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
 def test_a_meter_shows_what_takes_a_while_and_leaves_nothing(monkeypatch):
     terminal, times = Terminal(), iter([0.0, 0.5, 1.1, 1.2, 1.4, 1.5])
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("vitrail.console.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("vitrail.core.terminal.time.monotonic", lambda: next(times))
     meter = Meter(1000, "images")
     for done in (64, 128, 192, 256, 1000):
         meter(done)
@@ -120,8 +120,8 @@ def watched(monkeypatch):
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     os.set_blocking(master, False)
     terminal = os.fdopen(slave, "w")
-    monkeypatch.setattr("vitrail.console._FIRST_SHOWN", 0.0)
-    monkeypatch.setattr("vitrail.console._SHOWN_EVERY", 0.0)
+    monkeypatch.setattr("vitrail.core.terminal._FIRST_SHOWN", 0.0)
+    monkeypatch.setattr("vitrail.core.terminal._SHOWN_EVERY", 0.0)
 
     def read(run):
         with monkeypatch.context() as patch:
@@ -206,7 +206,7 @@ def test_an_error_clears_the_progress_line(watched):
 def test_a_meter_fits_narrow_terminals(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("vitrail.console._FIRST_SHOWN", -1.0)
-    monkeypatch.setattr("vitrail.console._columns_of", lambda _: 30)
+    monkeypatch.setattr("vitrail.core.terminal._FIRST_SHOWN", -1.0)
+    monkeypatch.setattr("vitrail.core.terminal._columns_of", lambda _: 30)
     Meter(1000, "images")(10)
     assert re.fullmatch(r"\r10 of 1,000 images, \d+:\d\d left", terminal.getvalue())

@@ -16,11 +16,11 @@ import torch
 import vitrail
 from blocks import RUNNER, blocks, runnable
 from hub_server import HubServer
-from vitrail.configs.augment import Augment
-from vitrail.configs.recipe import Recipe
-from vitrail.configs.vit import ViTConfig
-from vitrail.images.preprocess import Preprocess
-from vitrail.weights.convert import convert
+from vitrail.bundles.convert import convert
+from vitrail.data.augment.config import Augment
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if not path.stem.endswith(".ko"))

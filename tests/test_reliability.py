@@ -28,17 +28,17 @@ import vitrail
 from test_cli import run
 from test_training import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe, find_recipe
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.sources.registry import open_data
+from vitrail.reports.run_report import read_events
 from vitrail.training.checkpoint import load_newest, steps_of
 from vitrail.training.loop import Trainer
+from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks, join
-from vitrail.training.report import read_events
+from vitrail.training.recipe import Recipe, find_recipe
 from vitrail.training.resume import resume
 from vitrail.training.run import train
-from vitrail.training.runlog import RunLog
+from vitrail.training.run_log import RunLog
 from vitrail.training.stop import Stop
 
 QUICK = (

@@ -25,13 +25,13 @@ import vitrail
 from hub_server import HubServer
 from peers import import_peer
 from test_convert import CLOTHES, small
-from vitrail.configs.remotes import REMOTES, remote_kind
-from vitrail.errors import DamagedError, MissingError, UsageError, VitrailError
+from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.parity import prove
+from vitrail.bundles.remote import transport, web
+from vitrail.bundles.remote.registry import REMOTES, remote_kind
+from vitrail.core.errors import DamagedError, MissingError, UsageError, VitrailError
+from vitrail.core.files import user_folder
 from vitrail.evaluation.protocols import evaluate
-from vitrail.storage import user_folder
-from vitrail.weights import transport, web
-from vitrail.weights.convert import Told, convert, read_any
-from vitrail.weights.proof import prove
 
 pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 import huggingface_hub.constants
@@ -616,7 +616,7 @@ def test_without_a_connection_the_copy_is_used_and_said(hub, published):
 
 
 def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
-    with mock.patch("vitrail.weights.web._copy_stream", side_effect=OSError(28, "No space left on device")):
+    with mock.patch("vitrail.bundles.remote.web._copy_stream", side_effect=OSError(28, "No space left on device")):
         done = call("convert", serve(hub, published), tmp_path / "out")
     assert done.returncode == 1
     assert "could not be written into the cache" in done.stderr
@@ -899,7 +899,7 @@ SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 sys.path.insert(0, {tests!r})
-from vitrail.weights import web
+from vitrail.bundles.remote import web
 web.CHUNK = 20_000
 read = web._copy_stream
 class Slow:

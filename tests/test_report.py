@@ -11,21 +11,21 @@ import pytest
 from PIL import Image
 
 from test_training import HALF_WAY, make_trainer
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
+from vitrail.core.html import Html
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import open_data
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.classify import Answers
 from vitrail.evaluation.metrics import score
-from vitrail.images.preprocess import Preprocess
-from vitrail.pages.curves import Curve, axes, draw_curves
-from vitrail.pages.page import Html
-from vitrail.training import report
+from vitrail.reports import run_report
+from vitrail.reports.curves import Curve, axes, curve_of, draw_curves
+from vitrail.reports.run_report import Report, read_events
 from vitrail.training.objectives.judgement import Classification, judge_classifier
+from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
-from vitrail.training.report import Report, curve_of, read_events
+from vitrail.training.recipe import Recipe
 from vitrail.training.run import train
-from vitrail.training.runlog import RunLog
+from vitrail.training.run_log import RunLog
 from vitrail.training.stop import Interrupted
 
 ALONE = Options(workers=0)
@@ -50,15 +50,15 @@ def run(tmp_path_factory):
         Image.fromarray(digits.images[index, :, :, 0]).save(path)
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_PAUSE", 0.0)
-        patch.setattr(report, "_SHARE", 1e9)
-        replace_text = report.replace_text
+        patch.setattr(run_report, "_PAUSE", 0.0)
+        patch.setattr(run_report, "_SHARE", 1e9)
+        replace_text = run_report.replace_text
 
         def keep(path, text):
             written.append(text)
             replace_text(path, text)
 
-        patch.setattr(report, "replace_text", keep)
+        patch.setattr(run_report, "replace_text", keep)
         recipe = Recipe(epochs=3, batch=12, preprocess={"crop_fraction": 1.0})
         train(
             folder / "data", "ViT-Pico/2", folder / "run", recipe, ALONE, quiet=True, command="vitrail train x --force"
@@ -192,7 +192,7 @@ def test_a_run_without_held_out_images(tmp_path, few):
 
 def test_metrics_of_version_0_1_have_no_seconds():
     events = read_events(HALF_WAY / "metrics.jsonl")
-    page = report._curves(events, make_trainer().objective, 0.003, is_over=True)
+    page = run_report._curves(events, make_trainer().objective, 0.003, is_over=True)
     assert page.count('class="by-step"') == 4
     assert "the recipe&#x27;s peak: 0.003" in page  # which no recorded step need have
     assert "by-seconds" not in page
@@ -220,7 +220,7 @@ def test_a_single_step_is_no_curve(tmp_path, few):
 
 @pytest.mark.parametrize(("epochs", "said"), [(3.0909, "3.1"), (20.0, "20"), (1234.56, "1,234.6"), (0.0417, "0.042")])
 def test_epochs_have_one_digit(epochs, said):
-    assert report._epochs(epochs) == said
+    assert run_report._epochs(epochs) == said
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_what_cannot_be_written_does_not_end_the_run(live, monkeypatch, capsys):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report, "replace_text", fail)
+    monkeypatch.setattr(run_report, "replace_text", fail)
     for _ in range(3):
         live._due = 0.0
         live.update()

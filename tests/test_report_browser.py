@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources import open_data
+from vitrail.data.sources.registry import open_data
+from vitrail.training.options import Options
+from vitrail.training.recipe import Recipe
 from vitrail.training.run import train
 
 READ = """text => [...text.childNodes]

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from vitrail.answers.kept import KeptAnswers
 from vitrail.cli import main
-from vitrail.errors import DamagedError
-from vitrail.evaluation.metrics import wilson
-from vitrail.runs.compare import side_by_side
-from vitrail.runs.run import find_runs, read_run
+from vitrail.core.errors import DamagedError
+from vitrail.core.intervals import wilson
+from vitrail.evaluation.compare_runs import side_by_side
+from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.run_reader import find_runs, read_run
 
 IMAGES = 400
 

@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import vitrail
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, MissingError, UsageError
+from vitrail.core.errors import DamagedError, MissingError, UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import sample_shots
 from vitrail.lab.exact import redraw

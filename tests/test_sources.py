@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data import sources
-from vitrail.data.arrays import dataset_from_arrays
-from vitrail.data.base import Source
-from vitrail.data.sources import SOURCES, describe_sources, open_data, open_images, some_images
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
+from vitrail.data.sources import registry
+from vitrail.data.sources.arrays import dataset_from_arrays
+from vitrail.data.sources.base import Source
+from vitrail.data.sources.registry import SOURCES, describe_sources, open_data, open_images, some_images
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ class Stripes(Source):
 def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     with pytest.raises(UsageError, match=r"^Data must be a file or folder that exists, .*, got 'stripes:5'"):
         open_data("stripes:5")
-    monkeypatch.setattr(sources, "SOURCES", (Stripes(), *SOURCES))
+    monkeypatch.setattr(registry, "SOURCES", (Stripes(), *SOURCES))
     assert len(open_data("stripes:5").first) == 5
     with pytest.raises(UsageError, match=r"fashion-mnist, stripes:2\), got 'stripe:5'\. Did you mean 'stripes:2'\?"):
         open_data("stripe:5")

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 import vitrail
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
+from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
-from vitrail.runs.run import read_run
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.run_reader import read_run
 from vitrail.training.checkpoint import load_newest, steps_of
 from vitrail.training.loop import Trainer
+from vitrail.training.options import Options
+from vitrail.training.recipe import Recipe
 from vitrail.training.run import train
 
 # 30 images to train on in batches of 10: three steps an epoch, then an evaluation of 10 others.

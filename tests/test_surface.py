@@ -24,14 +24,14 @@ import vitrail
 from peers import import_peer, timm_with_weights
 from test_contract import ONE_PER_FAMILY, random_images
 from test_readme import blocks
-from vitrail.configs.aliases import TIMM, Alias
-from vitrail.configs.base import FAMILIES
-from vitrail.configs.zoo import MODELS, find
-from vitrail.errors import UsageError
+from vitrail.api.tasks import Evaluation, Prediction
+from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models.base import Model, Seen
+from vitrail.models.config import FAMILIES
 from vitrail.models.create import build, create
-from vitrail.tasks import Evaluation, Prediction
+from vitrail.models.timm_names import TIMM, Alias
+from vitrail.models.zoo import MODELS, find
 from vitrail.training.callback import Step
 from vitrail.training.run import Result
 

@@ -17,13 +17,13 @@ from PIL import Image, ImageOps
 import vitrail
 from test_bundle import FIXTURE
 from test_export import MODELS
-from vitrail.configs.bundle import check_folder
-from vitrail.configs.engines import ENGINES, TARGETS
-from vitrail.engines.base import need
-from vitrail.engines.cache import fingerprint
-from vitrail.engines.proof import sample
+from vitrail.bundles.folder import check_folder
+from vitrail.core.files import checksum, verify
+from vitrail.inference.engine import need
+from vitrail.inference.model_files import fingerprint
+from vitrail.inference.proof import sample
+from vitrail.inference.registry import ENGINES, TARGETS
 from vitrail.lab.exact import redraw
-from vitrail.storage import checksum, verify
 
 FILES = {"README.md", "labels.txt", "manifest.json", "preprocess.json", "proof.json"}
 OWN = {
@@ -102,7 +102,7 @@ def test_an_export_is_complete_proved_and_runs_without_vitrail(target, bundle, c
     ids=str,
 )
 def test_the_program_preprocesses_as_the_bundle_does(size, changes):
-    from vitrail.engines.targets.readme import _pixels
+    from vitrail.inference.targets.readme import _pixels
 
     eye = vitrail.Preprocess(resolution=(24, 20), **changes)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)).resize(size)
@@ -114,7 +114,7 @@ def test_the_program_preprocesses_as_the_bundle_does(size, changes):
 @pytest.mark.parametrize(("channels", "resize"), [(1, "pad"), (3, "shorter")])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 def test_the_program_reads_any_kind_of_image_as_the_bundle_does(mode, channels, resize, tmp_path):
-    from vitrail.engines.targets.readme import _pixels
+    from vitrail.inference.targets.readme import _pixels
 
     eye = vitrail.Preprocess(
         resolution=(24, 20), resize=resize, background=(0, 60, 255), mean=(0.5,) * channels, std=(0.5,) * channels
@@ -132,7 +132,7 @@ def test_the_program_reads_any_kind_of_image_as_the_bundle_does(mode, channels, 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
 def test_the_program_refuses_more_than_8_bits_in_one_line(dtype, tmp_path):
-    from vitrail.engines.targets.readme import _pixels
+    from vitrail.inference.targets.readme import _pixels
 
     Image.fromarray(np.full((31, 43), 999, dtype)).save(tmp_path / "image.tiff")
     scope = {"Image": Image, "ImageOps": ImageOps}
@@ -333,7 +333,7 @@ def test_a_full_disk_leaves_nothing(target, bundle, call, tmp_path):
 
 
 def test_what_answers_otherwise_is_not_written(bundle, call, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.engines.proof.TOLERANCE", -1.0)
+    monkeypatch.setattr("vitrail.inference.proof.TOLERANCE", -1.0)
     done = call("export", bundle, tmp_path / "out", "--to", "onnx")
     assert done.returncode == 1
     assert "predicts 0 of 40 images differently from torch" in done.stderr.splitlines()[-1]
@@ -341,7 +341,7 @@ def test_what_answers_otherwise_is_not_written(bundle, call, tmp_path, monkeypat
 
 
 def test_labels_are_lines_whatever_they_hold(tmp_path):
-    from vitrail.engines.targets.base import write_labels
+    from vitrail.inference.targets.base import write_labels
 
     loaded = vitrail.load(FIXTURE)
     strange = vitrail.Bundle(model=loaded.model, preprocess=loaded.preprocess, labels=("a\nb", "c\u2028d", "e"))
@@ -412,7 +412,7 @@ def test_an_export_beside_the_bundle_is_not_taken_for_the_engines_file(tmp_path,
     options = ("--to", "onnx", "--precision", "int8", "--batch", "2")
     assert call("export", bundle, tmp_path / "pico.onnx", *options).returncode == 0
     assert json.loads((tmp_path / "pico.onnx" / "proof.json").read_text())["pictures"] == 40
-    from vitrail.configs.engines import ENGINES
+    from vitrail.inference.registry import ENGINES
 
     folder = ENGINES["onnx"].prepare(bundle, "float32")
     assert json.loads((folder / "proof.json").read_text())["precision"] == "float32"

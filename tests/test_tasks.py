@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail import commands, tasks
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
+from vitrail.api import commands, tasks
+from vitrail.api.flags import Running
+from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources import open_data
-from vitrail.errors import UsageError
-from vitrail.flags import Running
+from vitrail.data.sources.registry import open_data
+from vitrail.training.options import Options
+from vitrail.training.recipe import Recipe
 
 QUICK = {"steps": 2, "batch": 16, "workers": 0}
 
@@ -468,7 +468,7 @@ def test_progress_is_one_line_in_a_notebook(digits, monkeypatch, capfd):
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=shown.display))
-    monkeypatch.setattr("vitrail.training.runlog._NOTEBOOK_SECONDS", 0)
+    monkeypatch.setattr("vitrail.training.run_log._NOTEBOOK_SECONDS", 0)
     vitrail.train(digits, "ViT-Pico/2", **(QUICK | {"steps": None, "epochs": 2}))
     (states,) = shown.states
     assert [state["text/plain"].split("  ")[0] for state in states] == ["step 5/10", "step 10/10"]

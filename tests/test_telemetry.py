@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import vitrail
-from vitrail.telemetry import import_quietly
+from vitrail.core.optional import import_quietly
 
 PLAIN = "import onnxruntime"
-OURS = "from vitrail.engines.base import need; need('onnxruntime', 'onnx')"
+OURS = "from vitrail.inference.engine import need; need('onnxruntime', 'onnx')"
 
 if find_spec("onnxruntime") is None:  # an import would be what is tested
     pytest.skip("onnxruntime is not installed", allow_module_level=True)

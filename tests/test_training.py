@@ -14,15 +14,23 @@ import torch.nn.functional as F
 
 import vitrail
 from peers import import_peer
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import OPTIMISERS, Recipe, change_recipe, find_recipe, read_recipe, recipe_names, write_toml
+from vitrail.core.errors import DamagedError, UsageError
 from vitrail.data.dataset import Split
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.training.loop import Trainer
-from vitrail.training.optimise import Average, Muon, Optimiser, make_optimisers, orthogonal, schedule
+from vitrail.training.optimisers import Average, Muon, Optimiser, make_optimisers, orthogonal, schedule
+from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
+from vitrail.training.recipe import (
+    OPTIMISERS,
+    Recipe,
+    change_recipe,
+    find_recipe,
+    read_recipe,
+    recipe_names,
+    write_toml,
+)
 from vitrail.training.resume import resume
 from vitrail.training.stop import Interrupted, Stop
 
@@ -186,8 +194,8 @@ def test_an_optimiser_is_a_line_of_the_registry(monkeypatch):
         return torch.optim.Adam(groups, betas=recipe.betas)
 
     ours = Optimiser(make, takes=lambda role: not role.decays, rest="sgd")
-    monkeypatch.setattr("vitrail.training.optimise.VECTORS", ours, raising=False)
-    monkeypatch.setitem(OPTIMISERS._own, "vectors", "vitrail.training.optimise:VECTORS")
+    monkeypatch.setattr("vitrail.training.optimisers.VECTORS", ours, raising=False)
+    monkeypatch.setitem(OPTIMISERS._own, "vectors", "vitrail.training.optimisers:VECTORS")
     trainer = make_trainer(recipe=Recipe(steps=4, batch=32, optimiser="vectors", learning_rate=1e-2))
     assert [type(optimiser).__name__ for optimiser in trainer.optimisers] == ["Adam", "SGD"]
     names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}
@@ -511,7 +519,7 @@ def test_samples_that_are_skipped_weigh_nothing(tmp_path):
 
 
 def test_events_can_be_read_by_tensorboard(tmp_path):
-    from vitrail.training.events import EventFile
+    from vitrail.training.tensorboard import EventFile
 
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = EventFile(tmp_path)
@@ -529,7 +537,7 @@ def test_events_can_be_read_by_tensorboard(tmp_path):
 
 
 def test_metrics_are_lines_of_json(tmp_path):
-    from vitrail.training.runlog import RunLog
+    from vitrail.training.run_log import RunLog
 
     with RunLog(tmp_path, 10, writes=True) as log:
         log.write("step", step=1, loss=math.nan)

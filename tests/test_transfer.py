@@ -14,24 +14,18 @@ from safetensors.torch import load_file
 import vitrail
 from test_cli import FIXTURE, run
 from vitrail.cli import main
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import MANIFEST, _write_manifest, user_folder
+from vitrail.core.least_squares import Ridge
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.features import FeatureStore, extract
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.evaluation.protocols import divide, evaluate, fewshot, knn, probe, read_examples
-from vitrail.evaluation.transfer import (
-    LOGISTIC_PENALTIES,
-    Ridge,
-    logistic_regression,
-    neighbour_votes,
-    ridge,
-    sample_shots,
-)
+from vitrail.evaluation.transfer import LOGISTIC_PENALTIES, logistic_regression, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.lab.exact import redraw
-from vitrail.models.look import look
-from vitrail.storage import MANIFEST, _write_manifest, user_folder
+from vitrail.models.activations import look
 
 FAMILIES = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]
 SIZES = [(40, 12), (15, 60), (30, 30), (31, 30)]

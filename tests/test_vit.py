@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.configs.positions import POSITIONS
-from vitrail.configs.vit import ViTConfig
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.lab.permute import move, patch_order, permutation
+from vitrail.models.activations import look
 from vitrail.models.create import create
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.models.look import look
-from vitrail.models.vit import ViT
+from vitrail.models.positions.rules import POSITIONS
 
 NO = 1e-2  # "differs", as a share of how much the logits of different images differ
 

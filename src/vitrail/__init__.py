@@ -14,14 +14,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.classifier import Classifier
-    from vitrail.configs.zoo import list_models
-    from vitrail.errors import VitrailError
-    from vitrail.images.preprocess import Preprocess
+    from vitrail.api.tasks import evaluate, finetune, inspect, predict, train
+    from vitrail.bundles.bundle import Bundle, load, save
+    from vitrail.core.errors import VitrailError
+    from vitrail.data.preprocess import Preprocess
+    from vitrail.inference.classifier import Classifier
+    from vitrail.models.activations import look
     from vitrail.models.create import create
-    from vitrail.models.look import look
-    from vitrail.tasks import evaluate, finetune, inspect, predict, train
-    from vitrail.weights.bundle import Bundle, load, save
+    from vitrail.models.zoo import list_models
 
 __version__ = "0.1.0.dev0"
 
@@ -43,20 +43,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bundle": "vitrail.weights.bundle",
-    "Classifier": "vitrail.classifier",
-    "Preprocess": "vitrail.images.preprocess",
-    "VitrailError": "vitrail.errors",
+    "Bundle": "vitrail.bundles.bundle",
+    "Classifier": "vitrail.inference.classifier",
+    "Preprocess": "vitrail.data.preprocess",
+    "VitrailError": "vitrail.core.errors",
     "create": "vitrail.models.create",
-    "evaluate": "vitrail.tasks",
-    "finetune": "vitrail.tasks",
-    "inspect": "vitrail.tasks",
-    "list_models": "vitrail.configs.zoo",
-    "load": "vitrail.weights.bundle",
-    "look": "vitrail.models.look",
-    "predict": "vitrail.tasks",
-    "save": "vitrail.weights.bundle",
-    "train": "vitrail.tasks",
+    "evaluate": "vitrail.api.tasks",
+    "finetune": "vitrail.api.tasks",
+    "inspect": "vitrail.api.tasks",
+    "list_models": "vitrail.models.zoo",
+    "load": "vitrail.bundles.bundle",
+    "look": "vitrail.models.activations",
+    "predict": "vitrail.api.tasks",
+    "save": "vitrail.bundles.bundle",
+    "train": "vitrail.api.tasks",
 }
 
 

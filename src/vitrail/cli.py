@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, NoReturn
 import tyro
 
 from vitrail import __version__
-from vitrail.commands import COMMANDS
-from vitrail.configs.other_tools import OTHER_COMMANDS, our_words
-from vitrail.console import say
-from vitrail.errors import VitrailError, did_you_mean, first_line, library_memory_error
-from vitrail.flags import Group, OptionFlags, Running, given_words
-from vitrail.memory import describe_failure, is_allocation_failure
+from vitrail.api.commands import COMMANDS
+from vitrail.api.flags import Group, OptionFlags, Running, given_words
+from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
+from vitrail.core.memory import describe_failure, is_allocation_failure
+from vitrail.core.other_tools import OTHER_COMMANDS, our_words
+from vitrail.core.terminal import say
 
 DESCRIPTION = """The complete Vision Transformer: define it, train it, look inside it, deploy it.
 
@@ -168,8 +168,8 @@ def _check_flags(program: str, words: list[str], command: Callable[..., None] | 
 
 def _like_other_tools(flag: str, usage: str, command: Callable[..., None] | Group | None) -> str:
     """What the command has for a flag of another tool: a flag, an argument without one, or a setting of its recipe."""
-    from vitrail.configs.base import ModelConfig
-    from vitrail.configs.recipe import setting_keys
+    from vitrail.models.config import ModelConfig
+    from vitrail.training.recipe import setting_keys
 
     if command is None or isinstance(command, Group):
         return ""
@@ -229,7 +229,7 @@ def _fill_in(words: list[str]) -> list[str]:
 
 def _flags(command: Callable[..., None] | Group | None) -> list[str]:
     """Every flag of a command, and `--set KEY` for every setting if it takes a recipe."""
-    from vitrail.configs.recipe import Recipe
+    from vitrail.training.recipe import Recipe
 
     if command is None or isinstance(command, Group):
         return ["--help", "--version", "--debug"]

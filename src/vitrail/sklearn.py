@@ -15,16 +15,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitrail.configs import zoo
-from vitrail.configs.recipe import change_recipe, find_recipe
+from vitrail.api.tasks import train
+from vitrail.bundles.bundle import Bundle, open_bundle
+from vitrail.core.errors import MissingError, UsageError
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
-from vitrail.errors import MissingError, UsageError
 from vitrail.evaluation.classify import answer
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import probe
-from vitrail.tasks import train
-from vitrail.weights.bundle import Bundle, open_bundle
+from vitrail.models import zoo
+from vitrail.training.recipe import change_recipe, find_recipe
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin

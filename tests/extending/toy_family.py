@@ -3,8 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-from vitrail.configs.base import ModelConfig
-from vitrail.settings import Pair
+from vitrail.core.settings import Pair
+from vitrail.models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

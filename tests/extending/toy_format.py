@@ -7,13 +7,13 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import nn
 
-from vitrail.configs.base import ModelConfig
-from vitrail.configs.mlp import MLPConfig
-from vitrail.weights.bundle import Bundle
-from vitrail.weights.guesses import named, usual_preprocess
-from vitrail.weights.limits import require, require_head
-from vitrail.weights.proof import Forward
-from vitrail.weights.vocabulary import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
+from vitrail.bundles.bundle import Bundle
+from vitrail.bundles.compat import require, require_head
+from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
+from vitrail.bundles.infer_config import named, usual_preprocess
+from vitrail.bundles.parity import Forward
+from vitrail.models.config import ModelConfig
+from vitrail.models.families.mlp.config import MLPConfig
 
 
 class Sequential(Vocabulary):

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from vitrail.inspection.panel import Context, Figure, Panel
 from vitrail.models.base import Seen
-from vitrail.pages.page import Line, chart, figure
-from vitrail.pages.words import Words
+from vitrail.reports.inspect.panel import Context, Figure, Panel
+from vitrail.reports.messages import Words
+from vitrail.reports.page import Line, chart, figure
 
 
 class Brightness(Panel):

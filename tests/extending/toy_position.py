@@ -1,7 +1,7 @@
 """A kind of position in numbers: one learned row for each diagonal of the grid. No torch here."""
 
-from vitrail.configs.base import Table
-from vitrail.configs.positions import PositionRules
+from vitrail.models.config import Table
+from vitrail.models.positions.rules import PositionRules
 
 
 class Diagonal(PositionRules):

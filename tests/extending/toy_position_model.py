@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from toy_position import Diagonal
 
-from vitrail.configs.vit import ViTConfig
-from vitrail.models.positions import Position, grid_coordinates, resize_grid
-from vitrail.models.vit import ViT
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.families.vit.model import ViT
+from vitrail.models.positions.modules import Position, grid_coordinates, resize_grid
 
 
 class DiagonalTable(Position):

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.question import Question, Verdict
 from vitrail.lab.statistics import Estimate
+from vitrail.lab.trial import Cell, Outcome
 
 
 class Contrast(Question):

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from vitrail.errors import UsageError
-from vitrail.storage import checksum
-from vitrail.weights.remote import Fetched, Remote, demand
+from vitrail.bundles.remote.base import Fetched, Remote, demand
+from vitrail.core.errors import UsageError
+from vitrail.core.files import checksum
 
 
 class Attic(Remote):

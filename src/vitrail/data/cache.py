@@ -22,9 +22,9 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from vitrail.errors import UsageError
-from vitrail.images.decode import MAX_PIXELS, read_file, size_and_time
-from vitrail.images.preprocess import Preprocess
+from vitrail.core.errors import UsageError
+from vitrail.data.decode import MAX_PIXELS, read_file, size_and_time
+from vitrail.data.preprocess import Preprocess
 
 # key, offset, height, width, channels, checksum of all these and of the pixels
 _ENTRY = struct.Struct("<16sQIIII")

@@ -8,10 +8,10 @@ from typing import Self
 
 import numpy as np
 
-from vitrail import chance
-from vitrail.errors import DamagedError, UsageError, did_you_mean
-from vitrail.images.decode import read_file, size_and_time
-from vitrail.settings import check_number
+from vitrail.core import rng
+from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.settings import check_number
+from vitrail.data.decode import read_file, size_and_time
 
 SPLITS = ("train", "val", "test")
 
@@ -239,7 +239,7 @@ def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     """True for held-out samples: the share of each class, rounded, at least one but never all. Of samples with several
     labels, the share of all of them, but never all of one label."""
     held_out = np.zeros(len(labels), bool)
-    keys = chance.bits(seed, np.arange(len(labels)), stream="held out")
+    keys = rng.bits(seed, np.arange(len(labels)), stream="held out")
     if labels.ndim == 2:
         left, wanted = labels.sum(axis=0, dtype=np.int64), max(round(share * len(labels)), 1) if share else 0
         for index in np.argsort(keys, kind="stable"):
@@ -254,7 +254,7 @@ def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 def sample_per_class(labels: np.ndarray, count: int, seed: int, *, stream: str = "per class") -> np.ndarray:
     """Indices of `count` samples of each class (or all that it has), sorted. A larger count contains the smaller."""
-    keys = chance.bits(seed, np.arange(len(labels)), stream=stream)
+    keys = rng.bits(seed, np.arange(len(labels)), stream=stream)
     order = np.lexsort((keys, labels))
     first = np.searchsorted(labels[order], labels[order])
     return np.sort(order[np.arange(len(labels)) - first < count])

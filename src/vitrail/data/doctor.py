@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.data.augment.operations import to_image
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.files import SUFFIXES
+from vitrail.data.decode import StoredImage, identify, open_image, read_file, to_channels
+from vitrail.data.image_files import SUFFIXES
 from vitrail.data.prefetch import prefetch
-from vitrail.data.tree import Folder, Tree
-from vitrail.errors import DamagedError, UsageError
-from vitrail.images.decode import StoredImage, identify, open_image, read_file, to_channels
-from vitrail.images.operations import to_image
+from vitrail.data.sources.tree import Folder, Tree
 
 IMBALANCE = 10  # the largest class over the smallest, from which a warning is due
 _SAME_SIZE = 0.9  # share of images of one size from which other sizes are remarkable

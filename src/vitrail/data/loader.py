@@ -17,17 +17,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail import chance
-from vitrail.chance import Stream
-from vitrail.configs.augment import Augment
+from vitrail.core import rng
+from vitrail.core.errors import DamagedError, DamagedImageError, UsageError, VitrailError
+from vitrail.core.rng import Stream
+from vitrail.core.settings import check_integer
+from vitrail.core.watchdog import Step
+from vitrail.data.augment.config import Augment
+from vitrail.data.augment.pipeline import Mixture, augment, check_channels, sample_mixture
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.prefetch import prefetch
-from vitrail.errors import DamagedError, DamagedImageError, UsageError, VitrailError
-from vitrail.images.augment import Mixture, augment, check_channels, sample_mixture
-from vitrail.images.preprocess import Preprocess
-from vitrail.settings import check_integer
-from vitrail.watchdog import Step
+from vitrail.data.preprocess import Preprocess
 
 OnDamage = Literal["error", "skip", "substitute"]
 
@@ -48,14 +48,14 @@ class Batch:
     weights: Tensor
     """1, or 0 for a damaged image that is skipped (B)."""
     mixture: Mixture | None
-    """How to mix the images in pairs (see `images.augment.mix`)."""
+    """How to mix the images in pairs (see `data.augment.pipeline.mix`)."""
     global_size: int
     """Number of samples in the step over all ranks."""
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
     """The order of samples in one epoch."""
-    return chance.permutation(count, seed, epoch, stream="order")
+    return rng.permutation(count, seed, epoch, stream="order")
 
 
 def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.bundles.decision import ONE_CLASS
 from vitrail.data.loader import Loader
+from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
-from vitrail.models.look import evaluating
-from vitrail.weights.answers import ONE_CLASS
 
 
 class Answers(NamedTuple):

@@ -19,15 +19,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from vitrail.console import Meter
+from vitrail.bundles.bundle import Bundle, bundle_key
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.files import atomic_folder, read_json, user_folder, verify, write_json
+from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
-from vitrail.errors import DamagedError, UsageError, VitrailError
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.activations import look
 from vitrail.models.base import AnyModel, count_from
-from vitrail.models.look import look
-from vitrail.storage import atomic_folder, read_json, user_folder, verify, write_json
-from vitrail.weights.bundle import Bundle, bundle_key
 
 _FILES = ("features.safetensors", "key.json")
 

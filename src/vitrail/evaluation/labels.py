@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 
 
 def match_labels(ours: Sequence[str] | None, classes: int, theirs: Sequence[str]) -> tuple[np.ndarray, str]:

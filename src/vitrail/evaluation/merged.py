@@ -8,14 +8,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
-from vitrail.configs.bundle import check_folder
-from vitrail.console import say
-from vitrail.data.sources import open_images
-from vitrail.engines.cache import fingerprint
-from vitrail.errors import UsageError
+from vitrail.bundles.bundle import load, save
+from vitrail.bundles.folder import check_folder
+from vitrail.core.errors import UsageError
+from vitrail.core.terminal import say
+from vitrail.data.sources.registry import open_images
 from vitrail.evaluation.merging import Judge, check_can_merge, find_merge
-from vitrail.models.vit import ViT
-from vitrail.weights.bundle import load, save
+from vitrail.inference.model_files import fingerprint
+from vitrail.models.families.vit.model import ViT
 
 _IMAGES = 500  # of DATA, at most: the search runs the model on each of them some forty times
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.configs.base import ModelConfig
-from vitrail.configs.vit import ViTConfig
-from vitrail.console import say_nothing
-from vitrail.errors import UsageError
-from vitrail.evaluation.metrics import wilson
-from vitrail.images.preprocess import ImageLike
+from vitrail.bundles.bundle import Bundle
+from vitrail.core.errors import UsageError
+from vitrail.core.intervals import wilson
+from vitrail.core.settings import check_share
+from vitrail.core.terminal import say_nothing
+from vitrail.data.preprocess import ImageLike
+from vitrail.models.activations import evaluating
+from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
-from vitrail.models.look import evaluating
-from vitrail.models.vit import ViT
-from vitrail.settings import check_share
-from vitrail.weights.bundle import Bundle
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.families.vit.model import ViT
 
 _BATCH = 16
 _STEPS = 12  # to merge all patches

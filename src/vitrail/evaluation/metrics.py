@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.answers.paired import wilson
-from vitrail.evaluation.student import t_quantile
+from vitrail.core.intervals import t_quantile, wilson
 
 BINS = 15
 _LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill gigabytes

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.configs.engines import ENGINES
-from vitrail.console import Meter
+from vitrail.bundles.bundle import Bundle, open_to_compute
+from vitrail.bundles.decision import SeveralLabels
+from vitrail.bundles.metadata import OVERFLOWS, read_parts
+from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.settings import check_integer, spoken
+from vitrail.core.terminal import Meter
+from vitrail.core.watchdog import Step
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
-from vitrail.data.sources import AnyData, open_data
-from vitrail.engines.base import Engine, cores
-from vitrail.engines.choose import AS_USUAL, Wish, choose_way
-from vitrail.engines.store import Load
-from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.data.sources.registry import AnyData, open_data
 from vitrail.evaluation.classify import Answers, collect
 from vitrail.evaluation.features import FeatureStore, pooling
 from vitrail.evaluation.labels import match_labels, note_match
@@ -35,11 +36,10 @@ from vitrail.evaluation.splits import (
 )
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
-from vitrail.settings import check_integer, spoken
-from vitrail.watchdog import Step
-from vitrail.weights.answers import SeveralLabels
-from vitrail.weights.bundle import Bundle, open_to_compute
-from vitrail.weights.parts import OVERFLOWS, read_parts
+from vitrail.inference.benchmark_store import Load
+from vitrail.inference.engine import Engine, cores
+from vitrail.inference.registry import ENGINES
+from vitrail.inference.select import AS_USUAL, Wish, choose_way
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
 

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset, Split
-from vitrail.errors import UsageError
 
 HELD_OUT = "held-out"
 """Name of the images that training held out of data without a val split."""

@@ -4,45 +4,23 @@ Plain functions on arrays: n training images with d features each, K classes num
 double precision.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
+from vitrail.core.errors import UsageError
+from vitrail.core.least_squares import Linear, Ridge, as_float64, check_penalty
+from vitrail.core.settings import check_integer, check_number
 from vitrail.data.dataset import sample_held_out, sample_per_class
-from vitrail.errors import UsageError
-from vitrail.settings import check_integer, check_number
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO's (arXiv 2104.14294)
 SHOTS = (1, 5, 10, 25)
 LOGISTIC_PENALTIES = 10.0 ** np.arange(5, -3, -1)
-RIDGE_PENALTIES = 10.0 ** np.linspace(-6, 4, 31)  # times the mean eigenvalue of the Gram matrix
 
 _SCALES = 10.0 ** np.linspace(-1, 2, 61)  # of least-squares scores that become logits
 _HELD_OUT = 0.2  # of the training images, to choose the logistic regression's penalty by
 _ROWS = 256  # images whose neighbours are looked for at a time
 _TURNS = 1000  # L-BFGS ends after so many iterations at the latest
 _ROUGH = 1e-5  # slope at which it ends while penalties are compared
-
-
-class Linear(NamedTuple):
-    """A linear classifier, `features @ weight + bias`, as a model's head."""
-
-    weight: np.ndarray
-    """(d, K)"""
-    bias: np.ndarray
-    """(K)"""
-
-    def __call__(self, features: np.ndarray) -> np.ndarray:
-        """Scores (m, K) of features (m, d)."""
-        return np.asarray(features, np.float64) @ self.weight + self.bias
-
-    def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """Softmax of the scores (m, K), for a classifier that was fitted with cross-entropy."""
-        scores = self(features)
-        likely = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return likely / likely.sum(axis=1, keepdims=True)
 
 
 def neighbour_votes(
@@ -89,8 +67,8 @@ def logistic_regression(
     vector instead of two that differ by their sign, C = 2 / penalty. The search starts at `start` and ends when no
     component of the mean loss's gradient exceeds `slope`.
     """
-    _check_penalty(penalty)
-    x, y = torch.from_numpy(_wide(features)), torch.from_numpy(np.asarray(labels, np.int64))
+    check_penalty(penalty)
+    x, y = torch.from_numpy(as_float64(features)), torch.from_numpy(np.asarray(labels, np.int64))
     weight = torch.zeros(x.shape[1], classes, dtype=torch.float64)
     bias = torch.zeros(classes, dtype=torch.float64)
     if start is not None:
@@ -126,7 +104,7 @@ def probe(
     is within one standard error of the smallest (with few images, several are about equally good); then all images are
     used.
     """
-    features = _wide(features)
+    features = as_float64(features)
     mean, deviation = features.mean(axis=0), features.std(axis=0)
     deviation[deviation <= 1e-6 * np.abs(mean)] = 1  # a constant, in single precision, says nothing
     standard = (features - mean) / deviation
@@ -140,61 +118,6 @@ def probe(
     found = logistic_regression(standard, labels, classes=classes, penalty=penalty)
     weight = found.weight / deviation[:, None]
     return Linear(weight, found.bias - mean @ weight), penalty
-
-
-class Ridge:
-    """Ridge regression, decomposed once for all penalties.
-
-    Minimises |targets - features @ weight - bias|^2 + penalty * |weight|^2. The bias is not penalised: features and
-    targets are centred. The smaller of the Gram matrices (n, n) and (d, d) is decomposed.
-    """
-
-    def __init__(self, features: np.ndarray, targets: np.ndarray) -> None:
-        features, targets = _wide(features), _wide(targets)
-        self._centre, self._mean = features.mean(axis=0), targets.mean(axis=0)
-        x, self._targets = features - self._centre, targets - self._mean
-        count, width = x.shape
-        if count < 2:
-            raise UsageError(f"Training images must be 2 or more, got {count}.")
-        # Of X = U S V', few images give U and many give X V; neither is ever divided by S, which may be 0.
-        self._few = count <= width + 1
-        if self._few:
-            gram = x @ x.T
-            # The direction that centring has emptied, all ones, is made the last and left out.
-            squares, left = np.linalg.eigh(gram + (2 * np.trace(gram) + 1) / count)
-            squares, self._left = squares[:-1], left[:, :-1]
-            self._basis = x.T @ self._left
-        else:
-            squares, self._basis = np.linalg.eigh(x.T @ x)
-            self._left = x @ self._basis
-        self._squares = np.maximum(squares, 0)
-        self._coordinates = self._left.T @ self._targets
-
-    def solve(self, penalty: float) -> Linear:
-        """The weights and bias for a penalty."""
-        _check_penalty(penalty)
-        weight = self._basis @ (self._coordinates / (self._squares + penalty)[:, None])
-        return Linear(weight, self._mean - self._centre @ weight)
-
-    def left_out(self, penalty: float) -> np.ndarray:
-        """Leave-one-out errors (n, K): the residual of each image divided by 1 - h, where h is its diagonal entry of
-        the hat matrix."""
-        _check_penalty(penalty)
-        if self._few:  # both are small where the penalty is, and computed as such
-            kept = penalty / (self._squares + penalty)
-            error, others = self._left @ (kept[:, None] * self._coordinates), self._left**2 @ kept
-        else:
-            shrunk = 1 / (self._squares + penalty)
-            error = self._targets - self._left @ (shrunk[:, None] * self._coordinates)
-            others = 1 - 1 / len(error) - self._left**2 @ shrunk
-        return error / others[:, None]
-
-    def choose(self, penalties: Iterable[float] | None = None) -> float:
-        """The penalty with the smallest leave-one-out squared error; by default from a grid on the scale of the
-        features."""
-        if penalties is None:
-            penalties = RIDGE_PENALTIES * (self._squares.mean() or 1.0)
-        return float(min(penalties, key=lambda penalty: np.square(self.left_out(penalty)).mean()))
 
 
 def ridge(
@@ -247,16 +170,7 @@ def _choose_logistic(features: np.ndarray, labels: np.ndarray, held_out: np.ndar
     return float(LOGISTIC_PENALTIES[np.argmax(np.array(means) <= means[best] + spreads[best])])
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, np.float64)
-
-
 def _unit(features: np.ndarray) -> np.ndarray:
-    features = _wide(features)
+    features = as_float64(features)
     length = np.linalg.norm(features, axis=1, keepdims=True)
     return features / np.where(length > 0, length, 1)
-
-
-def _check_penalty(penalty: float) -> None:
-    if not 0 < penalty < np.inf:
-        raise UsageError(f"Penalty must be a number above 0, got {penalty!r}.")

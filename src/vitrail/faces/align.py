@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.errors import DamagedError, UsageError
-from vitrail.storage import read_document
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import read_document
 
 TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]

@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitrail.errors import UsageError
-from vitrail.evaluation.student import incomplete_beta
-from vitrail.faces.verification import SUPPORT
+from vitrail.core.errors import UsageError
+from vitrail.core.intervals import incomplete_beta
+from vitrail.evaluation.verification import SUPPORT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitrail.configs.engines import ENGINES
+from vitrail.bundles.bundle import Bundle, bundle_key
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.decode import read_file
 from vitrail.data.prefetch import prefetch
-from vitrail.engines.base import Run, batch_for, cores
-from vitrail.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces.align import align, path_key, read_landmarks
-from vitrail.images.decode import read_file
-from vitrail.weights.bundle import Bundle, bundle_key
+from vitrail.inference.engine import Run, batch_for, cores
+from vitrail.inference.registry import ENGINES
 
 SMALLEST = 16
 """Pixels of the shorter side below which an image shows no face."""

@@ -30,10 +30,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from vitrail.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
+from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
+from vitrail.core.files import writable
+from vitrail.evaluation.verification import unit_means
 from vitrail.faces.calibrate import Calibration
-from vitrail.faces.verification import unit_means
-from vitrail.storage import writable
 
 FORMAT = 2
 TASKS = ("verify", "identify")

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.answers.thumbnail import thumbnail
+from vitrail.core.files import atomic_folder, write_json, write_text
+from vitrail.core.html import Html, escape
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.thumbnail import thumbnail
+from vitrail.evaluation.verification import BINS, DRAWS, Curve
 from vitrail.faces.embed import Face
-from vitrail.faces.tasks import Evaluated
-from vitrail.faces.verification import BINS, DRAWS, Curve
-from vitrail.images.preprocess import Preprocess
-from vitrail.pages.page import Html, Line, Range, chart, escape, figure, numbers, page, ranges, table
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.storage import atomic_folder, write_json, write_text
+from vitrail.faces.operations import Evaluated
+from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
+from vitrail.reports.page import Line, Range, chart, figure, numbers, page, ranges, table
 
 WORDS = words_beside(__file__)
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.files import read_document
+from vitrail.core.settings import counted
 from vitrail.faces.gallery import composed
-from vitrail.settings import counted
-from vitrail.storage import read_document
 
 
 class Pairs(NamedTuple):

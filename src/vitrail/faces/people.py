@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail import chance
+from vitrail.core import rng
+from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.files import read_document
+from vitrail.core.settings import check_share
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError, did_you_mean
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
 from vitrail.faces.align import SIDE
 from vitrail.faces.embed import Aligner
 from vitrail.faces.gallery import composed
-from vitrail.images.preprocess import Preprocess
-from vitrail.settings import check_share
-from vitrail.storage import read_document
 
 _MOST_BYTES = 2**32  # of aligned faces in memory
 _FEWEST = 2  # people of a split: fewer have no pair of strangers
@@ -147,7 +147,7 @@ def _draw(names: list[str], share: float, seed: int, *, stream: str) -> tuple[li
     """A share of the people, rounded, at least two unless it is 0, and the others."""
     if not share:
         return [], sorted(names)
-    keys = chance.bits(seed, np.arange(len(names)), stream=stream)
+    keys = rng.bits(seed, np.arange(len(names)), stream=stream)
     order = [sorted(names)[index] for index in np.argsort(keys, kind="stable")]
     count = max(round(share * len(names)), _FEWEST)
     return sorted(order[:count]), sorted(order[count:])

@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.configs import zoo
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe
+from vitrail.bundles.bundle import Bundle, bundle_key, open_bundle
+from vitrail.core.errors import UsageError
+from vitrail.core.files import writable, write_text
 from vitrail.data.dataset import Dataset
-from vitrail.errors import UsageError
+from vitrail.data.preprocess import Preprocess
 from vitrail.faces.align import BY_LANDMARKS, SIDE, UNALIGNED
 from vitrail.faces.people import align_people, split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding
-from vitrail.images.preprocess import Preprocess
+from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
-from vitrail.storage import writable, write_text
 from vitrail.training.callback import Callback
 from vitrail.training.finetune import adapt_with, origin_of, training_features
-from vitrail.training.folder import RunFolder
-from vitrail.training.initial import Given, Initial, channels_of, make_preprocess, resolve_model
+from vitrail.training.options import Options
+from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, run
-from vitrail.weights.bundle import Bundle, bundle_key, open_bundle
+from vitrail.training.run_folder import RunFolder
+from vitrail.training.starting_point import Given, Initial, channels_of, make_preprocess, resolve_model
 
 EMBEDDING = 512
 PEOPLE = "people.txt"

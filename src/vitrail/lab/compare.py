@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.configs.lab import FAMILIES, QUESTIONS
-from vitrail.console import Say, clock
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import check_writable, locked, read_json, write_json
+from vitrail.core.settings import check_integer
+from vitrail.core.terminal import Say, clock
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.lab import plan as planning
-from vitrail.lab.cell import VERSION, Cell
-from vitrail.lab.engine import check_backend, run_cells
+from vitrail.lab.executor import check_backend, run_cells
+from vitrail.lab.hardware import machine
 from vitrail.lab.images import Images, is_stored, prepare, restore, store
-from vitrail.lab.machine import machine
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
+from vitrail.lab.registry import FAMILIES, QUESTIONS
 from vitrail.lab.results import Results, needs_rate
-from vitrail.settings import check_integer
-from vitrail.storage import check_writable, locked, read_json, write_json
+from vitrail.lab.trial import VERSION, Cell
 
 _SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
 

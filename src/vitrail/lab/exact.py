@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.configs.base import ModelConfig
 from vitrail.models.base import AnyModel
+from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
 
 EQUAL = 1e-9

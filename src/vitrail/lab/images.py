@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.configs import zoo
-from vitrail.configs.base import ModelConfig
+from vitrail.core.errors import UsageError
+from vitrail.core.files import MANIFEST, atomic_folder, read_json, verify, write_json
 from vitrail.data.dataset import Dataset, Split, sample_held_out, sample_per_class
-from vitrail.errors import UsageError
-from vitrail.images.preprocess import Preprocess
-from vitrail.storage import MANIFEST, atomic_folder, read_json, verify, write_json
-from vitrail.training.initial import channels_of
+from vitrail.data.preprocess import Preprocess
+from vitrail.models import zoo
+from vitrail.models.config import ModelConfig
+from vitrail.training.starting_point import channels_of
 
 _SIZES = {8: "Pico", 28: "Nano"}  # pixels that have presets of their own; others are resized
 _OTHER_SIZE, _OTHER_PIXELS = "Nano/8", 32

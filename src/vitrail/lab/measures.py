@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.core.settings import Pair
+from vitrail.models.activations import evaluating, look
 from vitrail.models.base import AnyModel
-from vitrail.models.look import evaluating, look
-from vitrail.settings import Pair
 
 _BATCH = 250
 

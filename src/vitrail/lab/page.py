@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitrail.answers.paired import holm
-from vitrail.lab.machine import machine
+from vitrail.core.files import write_json, write_text
+from vitrail.core.html import Html, escape
+from vitrail.evaluation.paired import holm
+from vitrail.lab.hardware import machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, bar, points
 from vitrail.lab.statistics import Estimate
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Html, Range, escape, figure, numbers, page, ranges, stand_alone, table
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.storage import write_json, write_text
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
+from vitrail.reports.page import Range, figure, numbers, page, ranges, stand_alone, table
 
 WORDS = words_beside(__file__)
 _SUMS = {

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from vitrail import chance
-from vitrail.errors import UsageError
+from vitrail.core import rng
+from vitrail.core.errors import UsageError
+from vitrail.core.settings import Pair
 from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.settings import Pair
 
 LEVELS = ("within", "patches", "pixels")
 
@@ -57,4 +57,4 @@ def permute_input(model: AnyModel, level: str, patch: Pair, seed: int) -> None:
 
 
 def _order(count: int, seed: int) -> torch.Tensor:
-    return torch.from_numpy(chance.permutation(count, seed, stream="lab permutation"))
+    return torch.from_numpy(rng.permutation(count, seed, stream="lab permutation"))

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from vitrail.configs.base import read_model
-from vitrail.console import clock
-from vitrail.errors import UsageError
-from vitrail.lab.cell import VERSION, Cell, Outcome
+from vitrail.core.errors import UsageError
+from vitrail.core.terminal import clock
+from vitrail.lab.hardware import machine
 from vitrail.lab.images import Images
-from vitrail.lab.machine import machine
 from vitrail.lab.question import Lab, Question
 from vitrail.lab.results import Results
 from vitrail.lab.training import training_cell
+from vitrail.lab.trial import VERSION, Cell, Outcome
+from vitrail.models.config import read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
 

@@ -14,21 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.answers.paired import holm
-from vitrail.configs.base import ModelConfig
-from vitrail.console import Say
+from vitrail.bundles.bundle import Bundle, load
+from vitrail.bundles.metadata import OVERFLOWS
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.intervals import wilson
+from vitrail.core.settings import Pair
+from vitrail.core.terminal import Say
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import open_data
-from vitrail.errors import DamagedError, UsageError
+from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import calibration_bins, wilson
-from vitrail.lab import changes, inside
+from vitrail.evaluation.metrics import calibration_bins
+from vitrail.evaluation.paired import holm
+from vitrail.lab import internals, perturbations
 from vitrail.lab.plan import parse_budget
 from vitrail.lab.statistics import Estimate
+from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
-from vitrail.settings import Pair
-from vitrail.weights.bundle import Bundle, load
-from vitrail.weights.parts import OVERFLOWS
 
 MOST, LEAST = 2000, 32
 """Images at most and at least."""
@@ -157,7 +158,7 @@ class Asks(NamedTuple):
 def _asks(bundles: Sequence[Bundle]) -> Asks:
     configs = [bundle.model.config for bundle in bundles]
     sides = [min(config.resolution) for config in configs]
-    grids = changes.shuffle_grids(*(config.resolution for config in configs))
+    grids = perturbations.shuffle_grids(*(config.resolution for config in configs))
     if not grids:
         sizes = ", ".join(f"{height} x {width}" for height, width in (config.resolution for config in configs))
         raise UsageError(f"Bundles to profile must have images whose sides have a common divisor, got {sizes} px.")
@@ -165,7 +166,7 @@ def _asks(bundles: Sequence[Bundle]) -> Asks:
     whole = [one for one in grids if all(grid[0] % one[0] == 0 and grid[1] % one[1] == 0 for grid in patched)]
     cells = patched[0] if patched and max(patched[0]) <= min(sides) else (min(14, *sides), min(14, *sides))
     return Asks(
-        tuple(far / min(sides) for far in changes.shifts(min(sides))),
+        tuple(far / min(sides) for far in perturbations.shifts(min(sides))),
         grids,
         whole[-1] if whole and patched else grids[min(1, len(grids) - 1)],
         bool(whole),
@@ -179,8 +180,8 @@ def _count(bundles: Sequence[Bundle], seconds: float | None) -> int:
     most = min(_BYTES // (4 * one.channels * one.resolution[0] * one.resolution[1]) for one in configs)
     if seconds is None:
         return most
-    shifted, shuffled = len(changes.shift_changes(changes.shifts(28))), 5
-    passes = shifted + shuffled + len(changes.SHARES) + 2 * len(changes.BANDS) + 1
+    shifted, shuffled = len(perturbations.shift_changes(perturbations.shifts(28))), 5
+    passes = shifted + shuffled + len(perturbations.SHARES) + 2 * len(perturbations.BANDS) + 1
     cost = sum(passes * _seconds(bundle) for bundle in bundles)
     if seconds < LEAST * cost:
         raise UsageError(f"Budget must be at least {LEAST * cost / 60 + 0.5:.0f}m for these bundles.")
@@ -190,7 +191,7 @@ def _count(bundles: Sequence[Bundle], seconds: float | None) -> int:
 def _seconds(bundle: Bundle) -> float:
     """Of one forward pass of an image, in batches."""
     config = bundle.model.config
-    images = torch.zeros(changes.batch_for(config), config.channels, *config.resolution)
+    images = torch.zeros(perturbations.batch_for(config), config.channels, *config.resolution)
     times = []
     with torch.inference_mode():
         for _ in range(_TIMED):
@@ -205,14 +206,16 @@ def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, asks: 
     images = bundle.preprocess(list(split.images))
     torch.manual_seed(0)
     untrained = build(config).eval()
-    said = changes.probabilities(model, images)
+    said = perturbations.probabilities(model, images)
     if not np.isfinite(said).all():
         raise DamagedError(OVERFLOWS)
     plain = said.argmax(axis=1)
     right = plain == labels
     distances = asks.distances(min(config.resolution))
-    moved = dict(changes.ask(model, images, labels, changes.shift_changes(distances), plain=plain))
-    other = dict(changes.ask(model, images, labels, changes.other_changes(asks.grids, asks.cells), plain=plain))
+    moved = dict(perturbations.ask(model, images, labels, perturbations.shift_changes(distances), plain=plain))
+    other = dict(
+        perturbations.ask(model, images, labels, perturbations.other_changes(asks.grids, asks.cells), plain=plain)
+    )
 
     chance = 1 / config.classes
     luck = float(np.square(np.bincount(plain, minlength=config.classes) / len(plain)).sum())
@@ -227,14 +230,14 @@ def _measure(name: str, bundle: Bundle, split: Split, labels: np.ndarray, asks: 
     asked = {"": numbers["accuracy"]}
     asked |= {change: _share(one.right) for change, one in other.items()}
     for far, share in distances.items():
-        asked[f"shift {100 * share:.3g}"] = _number(changes.shift_values(moved, right, far)["accuracy"])
+        asked[f"shift {100 * share:.3g}"] = _number(perturbations.shift_values(moved, right, far)["accuracy"])
 
     heads, areas = _look_inside(bundle, untrained, images, numbers)
     some = images[:: max(len(images) // _COMPARED, 1)][:_COMPARED]
-    similarity, before = (inside.layer_similarity(one, some) for one in (model, untrained))
+    similarity, before = (internals.layer_similarity(one, some) for one in (model, untrained))
     if similarity is not None and before is not None:
         numbers["similarity"] = Number(similarity.estimate(), similarity.others, before.estimate().value, "untrained")
-    sure = changes.calibration(said, right)
+    sure = perturbations.calibration(said, right)
     numbers["calibration"] = Number(sure.error, None, sure.by_chance, "calibrated")
     numbers["over"] = _number(sure.over, 0.0, "exact")
     return Profile(
@@ -256,7 +259,7 @@ def _look_inside(
     """Distances of heads and receptive areas, of the model and of the same untrained; adds to `numbers`."""
     models, depth = {"trained": bundle.model, "untrained": untrained}, bundle.model.config.depth
     watched = images[:: max(len(images) // _WATCHED, 1)][:_WATCHED]
-    heads = {state: inside.head_distances(model, watched) for state, model in models.items()}
+    heads = {state: internals.head_distances(model, watched) for state, model in models.items()}
     if heads["trained"]:
         first, last = (heads["trained"][layer] for layer in (0, depth - 1))
         starts = [heads["untrained"][layer] for layer in (0, depth - 1)]
@@ -264,10 +267,10 @@ def _look_inside(
         numbers["nearest"] = _number(near, float(starts[0].mean(axis=0).min()), "untrained")
         numbers["first"] = _number(first.mean(axis=1), float(starts[0].mean()), "untrained")
         numbers["last"] = _number(last.mean(axis=1), float(starts[1].mean()), "untrained")
-    third = inside.third(depth)
+    third = internals.third(depth)
     layers = sorted({third, *np.linspace(0, depth - 1, min(_LAYERS, depth)).round().astype(int).tolist()})
     derived = images[:: max(len(images) // _DERIVED, 1)][:_DERIVED]
-    areas = {state: inside.receptive_areas(model, derived, layers) for state, model in models.items()}
+    areas = {state: internals.receptive_areas(model, derived, layers) for state, model in models.items()}
     numbers["area"] = _number(areas["trained"][third], float(areas["untrained"][third].mean()), "untrained")
     return (
         {
@@ -282,7 +285,7 @@ def _look_inside(
 
 
 def _number(values: np.ndarray, reference: float | None = None, kind: str = "") -> Number:
-    return Number(changes.mean_of(values), values, reference, kind)
+    return Number(perturbations.mean_of(values), values, reference, kind)
 
 
 def _share(right: np.ndarray, reference: float | None = None, kind: str = "") -> Number:
@@ -292,7 +295,7 @@ def _share(right: np.ndarray, reference: float | None = None, kind: str = "") ->
 
 def _kept(same: np.ndarray, right: np.ndarray, reference: float, kind: str) -> Number:
     """How many of the right answers stay; where all or none do, Wilson's interval."""
-    number = _number(changes.ratio(same * right, right.astype(float)), reference, kind)
+    number = _number(perturbations.ratio(same * right, right.astype(float)), reference, kind)
     low, high = number.estimate.interval()
     if number.estimate.error == 0 and right.any():
         low, high = wilson(round(number.estimate.value * right.sum()), int(right.sum()))
@@ -309,9 +312,9 @@ def compare_pairs(found: Sequence[Profile]) -> list[Contrast]:
                 continue
             difference = number.values - theirs.values
             if measure == "similarity":
-                estimate = inside.jackknife(number.estimate.value - theirs.estimate.value, difference)
+                estimate = internals.jackknife(number.estimate.value - theirs.estimate.value, difference)
             else:
-                estimate = changes.mean_of(difference)
+                estimate = perturbations.mean_of(difference)
             made.append(Contrast(one.name, other.name, measure, estimate, 0.05))
     levels = holm({str(at): one.difference.p_value for at, one in enumerate(made)})
     return [one._replace(level=levels[str(at)]) for at, one in enumerate(made)]

@@ -4,18 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.core.errors import UsageError
+from vitrail.core.files import atomic_folder, write_json, write_text
+from vitrail.core.html import Html, escape
 from vitrail.data.dataset import Split
-from vitrail.errors import UsageError
-from vitrail.inspection.colours import sequential
-from vitrail.lab import changes
-from vitrail.lab.machine import machine
+from vitrail.lab import perturbations
+from vitrail.lab.hardware import machine
 from vitrail.lab.page import word as lab_word
 from vitrail.lab.page import write_figures
 from vitrail.lab.profile import Contrast, Number, Profile, document
-from vitrail.pages.families import colours_of
-from vitrail.pages.page import Html, Line, chart, escape, figure, matrix, page, table
-from vitrail.pages.words import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.storage import atomic_folder, write_json, write_text
+from vitrail.reports.colours import sequential
+from vitrail.reports.families import colours_of
+from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
+from vitrail.reports.page import Line, chart, figure, matrix, page, table
 
 WORDS = words_beside(__file__)
 _SHARES = frozenset({"accuracy", "shift", "shuffle", "drop", "low", "high", "nearest", "first", "last", "area"})
@@ -117,8 +118,10 @@ def _figures(found: Sequence[Profile]) -> list[tuple[str, str]]:
     made = []
     shifts = [_line(one, colour, _shift_points(one)) for one, colour in zip(found, colours, strict=True)]
     made.append(("shifts", chart(shifts, word("shift-axis", "tspan"), percent, dots=True)))
-    for kind in changes.CURVES:
-        lines = [_line(one, colour, changes.curve(kind, one.asked)) for one, colour in zip(found, colours, strict=True)]
+    for kind in perturbations.CURVES:
+        lines = [
+            _line(one, colour, perturbations.curve(kind, one.asked)) for one, colour in zip(found, colours, strict=True)
+        ]
         across = word(f"{kind}-axis", "tspan")
         made.append((f"{kind}s", chart(lines, across, percent, dots=True, log_x=kind == "shuffle")))
     for kind in ("distances", "areas"):

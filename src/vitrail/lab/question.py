@@ -1,6 +1,6 @@
 """What a question of the lab is: one class that says what to run, reads the results, and answers claims.
 
-A question lives in one file, with its sentences in the TOML file beside it, and has one line in `configs.lab.QUESTIONS`
+A question lives in one file, with its sentences in the TOML file beside it, and has one line in `QUESTIONS`
 (or one entry point `question.NAME` in another package).
 """
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from vitrail.lab.cell import Cell
+from vitrail.core.html import Html
 from vitrail.lab.images import Images
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
@@ -27,9 +27,9 @@ from vitrail.lab.statistics import (
     pool,
 )
 from vitrail.lab.training import training_cell
-from vitrail.pages.families import COLOURS as COLOURS
-from vitrail.pages.page import Html
-from vitrail.pages.words import Words, word
+from vitrail.lab.trial import Cell
+from vitrail.reports.families import COLOURS as COLOURS
+from vitrail.reports.messages import Words, word
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 

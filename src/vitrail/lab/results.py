@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.errors import UsageError, VitrailError
-from vitrail.lab.cell import Cell, unpack
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.lab.training import BEYOND, RATES
+from vitrail.lab.trial import Cell, unpack
 
 _UNKNOWN = "unknown"  # results of earlier versions do not tell their machine
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.evaluation.student import t_quantile, t_tail
+from vitrail.core.intervals import t_quantile, t_tail
 
 LEVEL = 0.05
 """Of all intervals together: 95 %."""

@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vitrail.configs.base import ModelConfig, read_model
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
+from vitrail.analysis.position_structure import position_table, structure
+from vitrail.bundles.bundle import Bundle, save
+from vitrail.core.settings import Pair
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import answer
-from vitrail.inspection.places import position_table, structure
-from vitrail.lab.cell import Cell, Outcome, pack
 from vitrail.lab.images import Images
 from vitrail.lab.permute import permute_input
+from vitrail.lab.trial import Cell, Outcome, pack
 from vitrail.models.base import AnyModel
+from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
-from vitrail.settings import Pair
 from vitrail.training.loop import Trainer
+from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
-from vitrail.weights.bundle import Bundle, save
+from vitrail.training.recipe import Recipe
 
 BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.configs.base import ModelConfig
-from vitrail.errors import UsageError
-from vitrail.models.stations import Station
-from vitrail.pages.notebook import rows_of
-from vitrail.settings import Pair, as_integer, counted
+from vitrail.core.errors import UsageError
+from vitrail.core.notebook import rows_of
+from vitrail.core.settings import Pair, as_integer, counted
+from vitrail.models.config import ModelConfig
+from vitrail.models.walkthrough import Station
 
 
 @dataclasses.dataclass

@@ -5,15 +5,15 @@ from typing import Any, Literal, Never
 
 import torch
 
-from vitrail.configs import zoo
-from vitrail.configs.base import ModelConfig
-from vitrail.configs.positions import Placement
-from vitrail.configs.vit import ResizeRule
-from vitrail.errors import UsageError
-from vitrail.extensions import load_object
-from vitrail.memory import check_room
+from vitrail.core.errors import UsageError
+from vitrail.core.memory import check_room
+from vitrail.core.registry import load_object
+from vitrail.core.settings import Pair
+from vitrail.models import zoo
 from vitrail.models.base import AnyModel
-from vitrail.settings import Pair
+from vitrail.models.config import ModelConfig
+from vitrail.models.families.vit.config import ResizeRule
+from vitrail.models.positions.rules import Placement
 
 
 class _AsNamed:
@@ -88,8 +88,8 @@ def create(
 ) -> AnyModel:
     """A newly initialised model by its name, with settings changed. timm's names are known, too.
 
-    The settings are those of the model's family (`vitrail.configs` explains them), and a setting that the family does
-    not have is refused. Families of other packages may have `others`. Weights are initialised with torch's random
+    The settings are those of the model's family (`vitrail.models.families` explains them), and a setting that the
+    family does not have is refused. Families of other packages may have `others`. Weights are initialised with torch's random
     generator: seed it to repeat them.
 
         >>> model = vitrail.create("ViT-Ti/16", classes=10, resolution=96)

@@ -5,8 +5,8 @@ import functools
 import torch
 from torch import nn
 
-from vitrail.console import say
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
+from vitrail.core.terminal import say
 
 
 def find_device(name: str) -> torch.device:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.core.settings import Pair
 from vitrail.models.base import Seen
-from vitrail.settings import Pair
 
 
 def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:

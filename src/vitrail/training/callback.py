@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from vitrail.errors import DamagedError, VitrailError
-from vitrail.storage import atomic_folder, named_in_utf8, read_json, verify, write_json
+from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.files import atomic_folder, named_in_utf8, read_json, verify, write_json
 
 _FILES = ("tensors.safetensors", "state.json")
 _NAME = re.compile(r"step-(\d{9,})")

@@ -14,23 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe
-from vitrail.data.sources import AnyData
-from vitrail.errors import UsageError
+from vitrail.bundles.bundle import Bundle, bundle_key, check_head, open_bundle
+from vitrail.core.errors import UsageError
+from vitrail.core.files import writable
+from vitrail.core.intervals import wilson
+from vitrail.core.least_squares import Linear
+from vitrail.core.settings import Pair
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import AnyData
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import score_labels, wilson
-from vitrail.evaluation.transfer import Linear, ridge_head
-from vitrail.images.preprocess import Preprocess
+from vitrail.evaluation.metrics import score_labels
+from vitrail.evaluation.transfer import ridge_head
 from vitrail.models.base import AnyModel
-from vitrail.settings import Pair
-from vitrail.storage import writable
 from vitrail.training.callback import Callback
-from vitrail.training.folder import RunFolder
-from vitrail.training.initial import Given, Initial, channels_of
+from vitrail.training.options import Options
+from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, run
-from vitrail.weights.bundle import Bundle, bundle_key, check_head, open_bundle
+from vitrail.training.run_folder import RunFolder
+from vitrail.training.starting_point import Given, Initial, channels_of
 
 # Settings that no weight depends on: a recipe may change them in a model that exists.
 _CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")

@@ -20,24 +20,24 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail import chance
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import Recipe
+from vitrail.core import rng
+from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.settings import counted
+from vitrail.data.augment.pipeline import mix
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
-from vitrail.errors import DamagedError, VitrailError
-from vitrail.images.augment import mix
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel
-from vitrail.settings import counted
 from vitrail.training.callback import Callback, Step, asks_to_stop
 from vitrail.training.checkpoint import Checkpoint, save_checkpoint, steps_of, tidy
 from vitrail.training.objectives.base import Objective, Task, make_objective
-from vitrail.training.optimise import Average, make_optimisers, schedule, set_learning_rate
+from vitrail.training.optimisers import Average, make_optimisers, schedule, set_learning_rate
+from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
-from vitrail.training.runlog import RunLog
-from vitrail.training.state import Ending, filled
+from vitrail.training.recipe import Recipe
+from vitrail.training.run_log import RunLog
+from vitrail.training.run_state import Ending, filled
 from vitrail.training.stop import Interrupted, Stop
 
 _LOG_EVERY = 10  # steps; a logged loss is the mean of as many
@@ -401,7 +401,7 @@ class Trainer:
     def update(self, batch: Batch, stop: Stop | None = None) -> Done:
         """One step; it is skipped if loss or gradient are not finite on any rank."""
         set_learning_rate(self.optimisers, self._rate(self.step))
-        seed = chance.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
+        seed = rng.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
         torch.manual_seed(int(seed[0] >> np.uint64(1)))
         self.objective.train()
         self.objective.set_progress(self.step / max(self.total, 1))

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from vitrail.settings import counted
+from vitrail.core.settings import counted
 from vitrail.training.loop import Trainer
 
 _STEPS = 3

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from vitrail.errors import UsageError, VitrailError
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.models.device import find_device
 
 _COLLECTIVE = timedelta(minutes=5)  # how long ranks wait for each other: the first one may be writing a checkpoint

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import UsageError, VitrailError
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.training.checkpoint import Checkpoint, load_newest, set_aside
 from vitrail.training.loop import Trainer
-from vitrail.training.state import check_state
+from vitrail.training.run_state import check_state
 
 
 def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:

@@ -10,39 +10,39 @@ from typing import Any
 import torch
 
 from vitrail import __version__
-from vitrail.answers.kept import NAME as ANSWERS
-from vitrail.configs import zoo
-from vitrail.configs.options import Options
-from vitrail.configs.recipe import OBJECTIVES, Recipe, write_toml
-from vitrail.console import say, say_nothing
+from vitrail.bundles.bundle import Bundle, save
+from vitrail.core.errors import UsageError
+from vitrail.core.files import writable
+from vitrail.core.memory import check_room
+from vitrail.core.notebook import card
+from vitrail.core.settings import counted
+from vitrail.core.terminal import say, say_nothing
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources import AnyData, open_data
-from vitrail.errors import UsageError
-from vitrail.memory import check_room
+from vitrail.data.sources.registry import AnyData, open_data
+from vitrail.evaluation.history import LINEAR_HEAD
+from vitrail.evaluation.predictions.saved import NAME as ANSWERS
+from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.device import describe_use
-from vitrail.pages.notebook import card
-from vitrail.settings import counted
-from vitrail.storage import writable
+from vitrail.reports.run_report import Report, read_events
 from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
-from vitrail.training.choice import Choice, choose
-from vitrail.training.course import LINEAR_HEAD
-from vitrail.training.folder import RunFolder
-from vitrail.training.footprint import check_memory, explain_shortage
-from vitrail.training.initial import Given, Initial, make_preprocess, resolve_model, some_images
+from vitrail.training.keep_best import Choice, choose
 from vitrail.training.loop import Trainer
+from vitrail.training.memory_estimate import check_memory, explain_shortage
 from vitrail.training.objectives.base import Judgement
+from vitrail.training.options import Options
 from vitrail.training.precision import note_on_bfloat16
 from vitrail.training.ranks import Ranks, join
-from vitrail.training.report import Report, read_events
+from vitrail.training.recipe import OBJECTIVES, Recipe, write_toml
 from vitrail.training.resume import resume
-from vitrail.training.runlog import RunLog
-from vitrail.training.state import Ending
+from vitrail.training.run_folder import RunFolder
+from vitrail.training.run_log import RunLog
+from vitrail.training.run_state import Ending
+from vitrail.training.starting_point import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.stop import Stop
-from vitrail.weights.bundle import Bundle, save
 
 _FITTED = 1000  # training images that tell how well they are learned
 

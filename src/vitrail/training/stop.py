@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Generator
 
-from vitrail.errors import VitrailError
+from vitrail.core.errors import VitrailError
 
 
 class Interrupted(VitrailError):

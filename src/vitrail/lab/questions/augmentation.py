@@ -4,13 +4,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vitrail.lab.cell import Cell
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between, training_accuracies
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import shifts
-from vitrail.pages.page import Range, figure, ranges, table
-from vitrail.pages.words import words_beside
+from vitrail.lab.trial import Cell
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Range, figure, ranges, table
 
 FAMILIES = ("vit", "resnet")
 VARIANTS = ("plain", "augmented", "regularised")

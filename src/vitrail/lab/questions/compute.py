@@ -4,14 +4,14 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vitrail.configs.base import ModelConfig
-from vitrail.lab.cell import Cell
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.lab.trial import Cell
+from vitrail.models.config import ModelConfig
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "hybrid", "resnet")
 FACTORS = (0.5, 1, 2)

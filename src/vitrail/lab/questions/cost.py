@@ -20,19 +20,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitrail.configs import zoo
-from vitrail.configs.base import ModelConfig, read_model
-from vitrail.configs.vit import ViTConfig
-from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
+from vitrail.lab.trial import Cell, Outcome
+from vitrail.models import zoo
+from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
-from vitrail.models.positions import attention_mask
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.positions.modules import attention_mask
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 TOKENS = (256, 512, 1024, 2048, 4096)
 """Of attention alone."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.lab.cell import Cell, Outcome, pack
+from vitrail.core.optional import need
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, bar, training_accuracies
 from vitrail.lab.results import Results
@@ -26,10 +26,10 @@ from vitrail.lab.statistics import (
     sum_of_means,
 )
 from vitrail.lab.training import JUDGED
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
-from vitrail.telemetry import need
+from vitrail.lab.trial import Cell, Outcome, pack
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
 _LEAST_SIZES = 4  # that a curve is fitted to

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 
 import vitrail
-from vitrail.inspection.heads import measure_heads
-from vitrail.lab.cell import Cell, Outcome
+from vitrail.analysis.heads import measure_heads
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, bar, between
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import read_config
+from vitrail.lab.trial import Cell, Outcome
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
+from vitrail.models.families.vit.model import ViT
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.vit import ViT
-from vitrail.pages.page import Line, Range, chart, figure, ranges, table
-from vitrail.pages.words import words_beside
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 _DEEP = 12
 _LOOKED_AT = 128

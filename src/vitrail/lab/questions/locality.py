@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.lab import inside
-from vitrail.lab.cell import Cell, Outcome
+from vitrail.lab import internals
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
-from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
+from vitrail.lab.measurements import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, Score, Verdict, bar, interval_text
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import complement
+from vitrail.lab.trial import Cell, Outcome
 from vitrail.models.create import create
+from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
-from vitrail.models.vit import ViT
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 _TASK = "vitrail.lab.questions.locality"
 _FAMILIES = ("vit", "resnet", "hybrid", "mixer")
@@ -229,16 +229,16 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     model = open_model(settings, of)
     pixels, _ = read_test_images(images, _WATCHED)
     depth = model.config.depth
-    areas = inside.receptive_areas(model, pixels[:: max(len(pixels) // _DERIVED, 1)][:_DERIVED], range(depth))
-    distances = inside.head_distances(model, pixels)
+    areas = internals.receptive_areas(model, pixels[:: max(len(pixels) // _DERIVED, 1)][:_DERIVED], range(depth))
+    distances = internals.head_distances(model, pixels)
     result: dict[str, Any] = {
-        "third": inside.third(depth),
-        "areas": {str(layer): inside.rounded(values) for layer, values in areas.items()},
-        "heads": {str(layer): inside.rounded(one.mean(axis=0)) for layer, one in distances.items()},
+        "third": internals.third(depth),
+        "areas": {str(layer): internals.rounded(values) for layer, values in areas.items()},
+        "heads": {str(layer): internals.rounded(one.mean(axis=0)) for layer, one in distances.items()},
     }
     if distances:
         first = distances[0]
-        result["nearest"] = inside.rounded(first[:, first.mean(axis=0).argmin()])
+        result["nearest"] = internals.rounded(first[:, first.mean(axis=0).argmin()])
     return Outcome(result, {})
 
 

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.configs.base import ModelConfig, read_model
-from vitrail.lab.cell import Cell, Outcome
+from vitrail.core.settings import Pair
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation
 from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
+from vitrail.lab.trial import Cell, Outcome
 from vitrail.models.base import AnyModel, Seen
+from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Range, figure, ranges, table
-from vitrail.pages.words import words_beside
-from vitrail.settings import Pair
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Range, figure, ranges, table
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit", {}),

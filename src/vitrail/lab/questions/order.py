@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.configs.base import read_model
-from vitrail.lab.cell import Cell, Outcome
+from vitrail.bundles.bundle import load
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
-from vitrail.lab.looking import looking_cell, open_model, read_test_images
+from vitrail.lab.measurements import looking_cell, open_model, read_test_images
 from vitrail.lab.measures import influence, recency, strength_by_place, worth_by_place
 from vitrail.lab.permute import move, patch_order
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool, smallest
+from vitrail.lab.trial import Cell, Outcome
+from vitrail.models.config import read_model
+from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.lstm import sequence_order
-from vitrail.pages.page import Line, Range, chart, figure, ranges, table
-from vitrail.pages.words import words_beside
-from vitrail.weights.bundle import load
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 ORDERS = ("raster", "reversed", "random", "column", "snake")
 _LOOKED_AT = 256  # test images whose gradients are taken

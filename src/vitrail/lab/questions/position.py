@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.configs.base import read_model
-from vitrail.inspection.places import position_table
-from vitrail.lab.cell import Cell, Outcome
+from vitrail.analysis.position_structure import position_table
+from vitrail.bundles.bundle import load
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
 from vitrail.lab.images import Images
-from vitrail.lab.looking import looking_cell, open_model
+from vitrail.lab.measurements import looking_cell, open_model
 from vitrail.lab.measures import conditions, distances
 from vitrail.lab.permute import move, permutation
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
-from vitrail.models.positions import grid_coordinates, sincos_1d
-from vitrail.pages.page import Line, Range, chart, figure, ranges, table
-from vitrail.pages.words import words_beside
-from vitrail.weights.bundle import load
+from vitrail.lab.trial import Cell, Outcome
+from vitrail.models.config import read_model
+from vitrail.models.positions.modules import grid_coordinates, sincos_1d
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 KINDS = ("none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")
 PLACES = ("every", "shared")

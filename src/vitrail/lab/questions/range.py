@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.configs import zoo
-from vitrail.configs.base import ModelConfig
 from vitrail.data.dataset import Split
-from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar
 from vitrail.lab.results import Results
 from vitrail.lab.training import train
-from vitrail.pages.page import Line, chart, figure, image, table
-from vitrail.pages.words import words_beside
+from vitrail.lab.trial import Cell, Outcome
+from vitrail.models import zoo
+from vitrail.models.config import ModelConfig
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, image, table
 
 CELL, GRID = 4, 7  # pixels of a cell; cells in a row
 DISTANCES = tuple(range(1, GRID))

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.lab import changes
-from vitrail.lab.cell import Cell, Outcome, pack, unpack
+from vitrail.core.html import Html
+from vitrail.lab import perturbations
 from vitrail.lab.images import Images
-from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
+from vitrail.lab.measurements import Readings, looking_cell, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, bar, interval_text
 from vitrail.lab.results import Results
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Html, Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.lab.trial import Cell, Outcome, pack, unpack
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 _ASKED = 2000  # test images
 
@@ -59,8 +60,8 @@ class Robustness(Question):
         return [name for name in self.lab.families if name in self.found[""]]
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        for kind in changes.CURVES if self._known else ():
-            points = changes.curve(kind, self.names)
+        for kind in perturbations.CURVES if self._known else ():
+            points = perturbations.curve(kind, self.names)
             lines = []
             for family in self._known:
                 some = [self.found[name].estimate(family) for _, name in points]
@@ -78,8 +79,10 @@ class Robustness(Question):
         note = self.word("note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found[""].seeds)
         panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
         named = [(self.word("unchanged"), "")]
-        for kind in changes.CURVES:
-            named += [(Html(f"{self.word(kind)}: {x:g}"), name) for x, name in changes.curve(kind, self.names) if name]
+        for kind in perturbations.CURVES:
+            named += [
+                (Html(f"{self.word(kind)}: {x:g}"), name) for x, name in perturbations.curve(kind, self.names) if name
+            ]
         rows = [[said, *(interval_text(self.found[name].estimate(one)) for one in self._known)] for said, name in named]
         listed = table(["", *self._known], rows, frozenset(range(1, len(self._known) + 1)))
         return f'<div class="panes">{panes}</div>{listed}'
@@ -95,18 +98,18 @@ def _right(name: str, found: dict[str, Any]) -> np.ndarray:
     return unpack(found["right"][name], found["count"])
 
 
-def _changes(images: Images) -> dict[str, changes.Change]:
+def _changes(images: Images) -> dict[str, perturbations.Change]:
     """Cells that are dropped are the patches of the lab's ViT."""
     grid = images.config(images.size, "vit").grid or (1, 1)
-    return changes.other_changes(changes.shuffle_grids(images.resolution), grid)
+    return perturbations.other_changes(perturbations.shuffle_grids(images.resolution), grid)
 
 
 def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
     """Whether each test image is named rightly under each change."""
     model = open_model(settings, of)
     pixels, labels = read_test_images(images, _ASKED)
-    plain = changes.probabilities(model, pixels).argmax(axis=1)
+    plain = perturbations.probabilities(model, pixels).argmax(axis=1)
     right = {"": pack(plain == labels)}
-    for name, one in changes.ask(model, pixels, labels, _changes(images), plain=plain):
+    for name, one in perturbations.ask(model, pixels, labels, _changes(images), plain=plain):
         right[name] = pack(one.right)
     return Outcome({"count": len(labels), "right": right, "accuracy": float((plain == labels).mean())}, {})

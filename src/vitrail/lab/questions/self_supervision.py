@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.configs.base import ModelConfig, read_model
 from vitrail.data.dataset import Split
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
-from vitrail.lab.cell import Cell, Outcome, pack
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, interval_text
 from vitrail.lab.results import Results
 from vitrail.lab.training import fit, keep, protocol
+from vitrail.lab.trial import Cell, Outcome, pack
 from vitrail.models.base import AnyModel
+from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
-from vitrail.pages.page import table
-from vitrail.pages.words import words_beside
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import table
 
 _SEEN = {"igpt": 0.1, "vit": 1.0}  # of the lab's images seen: a token for each pixel is dear
 _PROBED = 3000  # labelled images at most

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vitrail.lab.cell import Cell
 from vitrail.lab.question import (
     COLOURS,
     Accuracies,
@@ -17,9 +16,10 @@ from vitrail.lab.question import (
 )
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.lab.trial import Cell
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "resnet")
 DOUBLED = ("deeper", "wider")

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail import chance
+from vitrail.core import rng
 from vitrail.data.dataset import Split, sample_per_class
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
-from vitrail.lab.cell import Cell, Outcome
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict, bar, between, cut_off, interval_text, range_text
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
 from vitrail.lab.training import fit, keep, protocol, read_config, right_answers
+from vitrail.lab.trial import Cell, Outcome
 from vitrail.models.create import build
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "resnet")
 HEADS = {"linear": {}, "hidden": {"representation": "tanh"}}
@@ -188,7 +188,7 @@ def transfer(settings: dict[str, Any], images: Images, _of: list[Path], folder: 
 
 def halves(images: Images) -> tuple[Images, Images]:
     """The images of one half of the classes, and of the other."""
-    order = chance.permutation(len(images.labels), 0, stream="lab halves")
+    order = rng.permutation(len(images.labels), 0, stream="lab halves")
     middle = len(order) // 2
     return _only(images, order[:middle]), _only(images, order[middle:])
 

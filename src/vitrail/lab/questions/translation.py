@@ -9,22 +9,22 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from vitrail.lab import changes, inside
-from vitrail.lab.cell import Cell, Outcome, pack, unpack
-from vitrail.lab.changes import Asked
+from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import DIFFERENT, EQUAL, difference, random_images, redraw
 from vitrail.lab.images import Images
-from vitrail.lab.looking import Readings, looking_cell, open_model, read_test_images
+from vitrail.lab.measurements import Readings, looking_cell, open_model, read_test_images
+from vitrail.lab.perturbations import Asked
 from vitrail.lab.question import COLOURS, Question, Score, Verdict, bar, interval_text
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, complement
+from vitrail.lab.trial import Cell, Outcome, pack, unpack
+from vitrail.models.activations import look
 from vitrail.models.create import create
+from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.models.look import look
-from vitrail.models.vit import ViT
-from vitrail.pages.families import in_figure
-from vitrail.pages.page import Line, chart, figure, table
-from vitrail.pages.words import words_beside
+from vitrail.reports.families import in_figure
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
 
 _TASK = "vitrail.lab.questions.translation"
 _ASKED, _WATCHED = 2000, 64  # test images for answers, and for features
@@ -84,7 +84,7 @@ class Translation(Question):
         return before + [cell for key in keys for cell in self.cells[key][:seeds]]
 
     def read(self, results: Results) -> None:
-        self.far = changes.shifts(self.lab.images.resolution[1])
+        self.far = perturbations.shifts(self.lab.images.resolution[1])
 
         def read(what: Callable[[dict[str, Any]], Any]) -> Readings:
             """Each size has its own seed noise: small training sets have more."""
@@ -263,7 +263,7 @@ def _right(found: dict[str, Any]) -> np.ndarray:
 
 def _shifted(far: int | None, which: str, found: dict[str, Any]) -> np.ndarray:
     asked = {name: Asked.from_json(one, found["count"]) for name, one in found["asked"].items()}
-    return changes.shift_values(asked, _right(found), far)[which]
+    return perturbations.shift_values(asked, _right(found), far)[which]
 
 
 def _error(layer: str, far: str, found: dict[str, Any]) -> list[float]:
@@ -276,16 +276,16 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
     pixels, labels = read_test_images(images, _ASKED)
     patch = images.config(images.size, "vit").patch
     far = sorted({1, max(patch[0] // 2, 1), patch[0]}) if patch else [1]
-    errors = inside.equivariance_errors(model, pixels[:: max(len(pixels) // _WATCHED, 1)][:_WATCHED], far)
+    errors = internals.equivariance_errors(model, pixels[:: max(len(pixels) // _WATCHED, 1)][:_WATCHED], far)
     result: dict[str, Any] = {
         "errors": {
-            layer: {str(by): inside.rounded(values) for by, values in some.items()} for layer, some in errors.items()
+            layer: {str(by): internals.rounded(values) for by, values in some.items()} for layer, some in errors.items()
         }
     }
     if of:
-        plain = changes.probabilities(model, pixels).argmax(axis=1)
-        asked = changes.ask(
-            model, pixels, labels, changes.shift_changes(changes.shifts(images.resolution[1])), plain=plain
+        plain = perturbations.probabilities(model, pixels).argmax(axis=1)
+        asked = perturbations.ask(
+            model, pixels, labels, perturbations.shift_changes(perturbations.shifts(images.resolution[1])), plain=plain
         )
         result |= {
             "count": len(labels),
@@ -300,8 +300,8 @@ def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: P
 def prove(_settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
     """What is exact: the largest change of an output, as a share of how much outputs of different images differ."""
 
-    def moved(by: int, **changes: Any) -> float:
-        model = redraw(create("ResNet-Nano", classes=5, **changes).double(), std=0.3)
+    def moved(by: int, **perturbations: Any) -> float:
+        model = redraw(create("ResNet-Nano", classes=5, **perturbations).double(), std=0.3)
         images = random_images(model)
         return difference(model(images), model(images.roll((by, by), (2, 3))))
 

@@ -1,1 +1,1 @@
-"""Training objectives, one per file, registered in `configs.recipe.OBJECTIVES`."""
+"""Training objectives, one per file, registered in `training.recipe.OBJECTIVES`."""

@@ -1,6 +1,6 @@
 """The interface of training objectives: loss, scores, final evaluation, and parts of the report.
 
-A new objective is a subclass of `Objective` and a line in `configs.recipe.OBJECTIVES`, or an entry point
+A new objective is a subclass of `Objective` and a line in `training.recipe.OBJECTIVES`, or an entry point
 `objective.NAME` of another package.
 
 Shapes: B images, C channels, H and W pixels.
@@ -12,14 +12,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.configs.base import Output
-from vitrail.configs.recipe import OBJECTIVES, Recipe
+from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.data.loader import Loader
-from vitrail.images.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Role, decays
+from vitrail.models.config import Output
 from vitrail.training.objectives.judgement import Judgement, judge_classifier
 from vitrail.training.ranks import Ranks
-from vitrail.weights.answers import ONE_CLASS, Answer
+from vitrail.training.recipe import OBJECTIVES, Recipe
 
 
 class Task(NamedTuple):

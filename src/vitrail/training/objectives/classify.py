@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
 from vitrail.training.objectives.base import Objective, Task, at_least_single
 

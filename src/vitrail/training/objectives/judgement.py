@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.answers.kept import KeptAnswers
+from vitrail.core.errors import DamagedError
+from vitrail.core.html import Html, escape
+from vitrail.core.intervals import wilson
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
-from vitrail.errors import DamagedError
+from vitrail.data.preprocess import Preprocess
 from vitrail.evaluation.classify import Answers, answer
-from vitrail.evaluation.metrics import BINS, calibration_bins, score, wilson
-from vitrail.images.preprocess import Preprocess
+from vitrail.evaluation.metrics import BINS, calibration_bins, score
+from vitrail.evaluation.predictions.saved import KeptAnswers
 from vitrail.models.base import AnyModel
-from vitrail.pages.page import Html, Line, Range, chart, escape, figure, image, ranges, table
-from vitrail.pages.words import speak_from, words_beside
+from vitrail.reports.messages import speak_from, words_beside
+from vitrail.reports.page import Line, Range, chart, figure, image, ranges, table
 from vitrail.training.ranks import Ranks
 
 WORDS = words_beside(__file__)

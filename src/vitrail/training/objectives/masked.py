@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel, Role
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single

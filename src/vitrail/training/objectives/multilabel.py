@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.bundles.decision import Answer, SeveralLabels
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import best_thresholds, score_labels
-from vitrail.pages.page import Range, figure, ranges, table
-from vitrail.pages.words import speak_from, words_beside
+from vitrail.reports.messages import speak_from, words_beside
+from vitrail.reports.page import Range, figure, ranges, table
 from vitrail.training.objectives.base import at_least_single
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.objectives.judgement import Judgement, spoken_split
 from vitrail.training.ranks import Ranks
-from vitrail.weights.answers import Answer, SeveralLabels
 
 WORDS = words_beside(__file__)
 _SHOWN = 30  # labels in the figure

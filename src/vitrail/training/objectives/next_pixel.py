@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import UsageError
+from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
 from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
 

@@ -1,0 +1,1 @@
+"""Arrays about the inside of models."""

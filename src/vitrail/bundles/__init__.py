@@ -1,0 +1,1 @@
+"""The bundle of a model, its metadata, weight formats and remote sources."""

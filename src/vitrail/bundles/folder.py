@@ -1,0 +1,124 @@
+"""Reading a bundle's configuration, or finding that of a name, without torch."""
+
+import contextlib
+import os
+from importlib import resources
+from pathlib import Path
+
+from vitrail.bundles.catalogue import catalogue, like_published
+from vitrail.bundles.remote.registry import remote_kind
+from vitrail.core.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean, like_path
+from vitrail.core.files import MANIFEST, read_json, verify
+from vitrail.core.registry import Registry
+from vitrail.models import zoo
+from vitrail.models.config import FAMILIES, ModelConfig, read_model
+from vitrail.models.positions.rules import POSITIONS
+
+FORMAT = 2
+"""The newest format. Format 1 is still written where it says everything: what answers with one class."""
+ANSWER = "answer.json"
+"""In format 2: what the logits answer."""
+FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "provenance.json", "README.md")
+
+EMBEDDED = ("fashion",)
+"""Bundles that ship with the package, by name."""
+
+_OTHERS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
+
+
+def check_folder(bundle: str | Path) -> Path:
+    """The folder of an existing bundle. The name of an embedded bundle takes precedence over a path of that name."""
+    if isinstance(bundle, str) and bundle in EMBEDDED:
+        return Path(str(resources.files("vitrail").joinpath("embedded", bundle)))
+    if not isinstance(bundle, str | os.PathLike):
+        raise UsageError(f"Bundle must be a path, a name or a vitrail.Bundle, got {type(bundle).__name__}.")
+    path = Path(bundle)
+    if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
+        if str(bundle) in catalogue() or remote_kind(str(bundle)):
+            raise UsageError(
+                f"Bundle must be a folder that exists, got the public checkpoint {str(bundle)!r}. Fetch it first:"
+                f" vitrail convert {bundle} FOLDER"
+            )
+        if zoo.is_model(str(bundle)):
+            raise UsageError(
+                f"Bundle must be a folder that exists, got {str(bundle)!r}, the name of a model without weights."
+                " `vitrail weights` lists public ones, `vitrail convert` makes a bundle of them."
+            )
+        near = like_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or like_published(str(path))
+        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")
+    if not path.is_dir():
+        raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
+    if not (path / "config.json").exists() and (path / "bundle" / "config.json").exists():
+        raise UsageError(f"Bundle must be a bundle, got the run {str(path)!r}. Did you mean {str(path / 'bundle')!r}?")
+    if (path / "inspect.json").exists():
+        raise UsageError(f"Bundle must be a bundle, got {str(path)!r}, which `vitrail inspect` wrote.")
+    if not (path / MANIFEST).exists() and not (path / "config.json").exists():
+        raise UsageError(f"Bundle must be a folder that vitrail wrote, got {str(path)!r} without {MANIFEST}.")
+    return path
+
+
+def find_config(model: str) -> ModelConfig:
+    """The configuration of a model name or of a public checkpoint, otherwise of the bundle at a path."""
+    if zoo.is_model(model):
+        return zoo.find(model)
+    if model in catalogue():
+        return catalogue()[model].config
+    if model in EMBEDDED or (model and os.path.exists(model)):  # noqa: PTH110 - as in `check_folder`
+        return read_config(check_folder(model))
+    with contextlib.suppress(UsageError):  # timm's name with a tag
+        return zoo.find(model)
+    raise UsageError(
+        f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
+        f"{(like_path(model, _bundle_at) if model else '') or zoo.like_model(model)}"
+    )
+
+
+def _bundle_at(path: Path) -> Path | None:
+    """The bundle at a path, also if a run is there."""
+    for folder in (path, path / "bundle"):
+        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - Path.is_file raises for folders of other users
+            return folder
+    return None
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model's configuration, verified against the manifest. A newer format is refused before anything else is
+    read."""
+    path = folder / "config.json"
+    fields = read_json(path)
+    version = fields.pop("format", None) if isinstance(fields, dict) else None
+    if version is None and isinstance(fields, dict) and _OTHERS & fields.keys():
+        raise UsageError(
+            f"Bundle must be of vitrail's own format, got {str(folder)!r}, which is another library's. Convert it:"
+            f" vitrail convert {folder} NEW"
+        )
+    if type(version) is not int or version < 1:
+        raise DamagedError(
+            path=path, cause="is damaged: it does not state its format", advice="Restore it from a copy."
+        )
+    if version > FORMAT:
+        raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
+    for name in (MANIFEST, *FILES, *([ANSWER] if version > 1 else [])):
+        if not (folder / name).is_file():
+            raise DamagedError(path=folder / name, cause="is missing or not a file", advice="Restore it from a copy.")
+    if version == 1 and (folder / ANSWER).exists():  # an older version would read its logits as one class
+        raise DamagedError(path=folder / ANSWER, cause="must not be in a bundle of format 1")
+    verify(folder, ("config.json",))
+    _check_extensions(folder, fields.pop("extensions", {}))
+    try:
+        return read_model(fields)
+    except UsageError as error:
+        raise DamagedError(path=path, cause=f"is not a valid model: {error}") from None
+
+
+def _check_extensions(folder: Path, needed: object) -> None:
+    """Refuse a bundle that needs an extension which is not installed; nothing is imported."""
+    if not isinstance(needed, dict):
+        raise DamagedError(path=folder / "config.json", cause="is damaged: extensions must be an object")
+    registries: dict[str, Registry] = {registry.sort: registry for registry in (FAMILIES, POSITIONS)}
+    for extension, package in needed.items():
+        sort, _, name = extension.partition(".")
+        if sort not in registries or name not in registries[sort]:
+            raise MissingError(
+                f"{str(folder)!r} needs {extension!r} of {str(package)!r}, which is not installed. Install it first."
+            )

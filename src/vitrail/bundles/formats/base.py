@@ -1,0 +1,223 @@
+"""The interface of weight formats: one class recognises, reads, writes and verifies the weights of one library.
+
+A vocabulary lists entries for a model's configuration: which of the library's tensors make up which of ours. Reading
+joins their tensors into ours, writing splits ours into theirs. A checkpoint with tensors that are missing or in no
+entry is refused.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.bundles.bundle import Bundle, save_tensors
+from vitrail.bundles.decision import ONE_CLASS, Answer
+from vitrail.bundles.parity import Forward, Unverified
+from vitrail.core.errors import DamagedError, UsageError, first_line
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.config import ModelConfig
+from vitrail.models.create import build
+
+
+class Entry(NamedTuple):
+    """One of our tensors, and the tensors of another library that make it up."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    join: Callable[[Sequence[Tensor]], Tensor]
+    split: Callable[[Tensor], Sequence[Tensor]]
+
+
+def renamed(ours: str, theirs: str) -> Entry:
+    """Entry for the same tensor under another name."""
+    return Entry(ours, (theirs,), lambda parts: parts[0], lambda tensor: [tensor])
+
+
+def shaped(ours: str, theirs: str, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]) -> Entry:
+    """Entry for a tensor with another shape or order of dimensions."""
+    return Entry(ours, (theirs,), lambda parts: inward(parts[0]), lambda tensor: [outward(tensor)])
+
+
+def stacked(ours: str, theirs: Iterable[str]) -> Entry:
+    """Entry for several tensors that we stack along the first dimension: queries, keys and values."""
+    theirs = tuple(theirs)
+    return Entry(ours, theirs, lambda parts: torch.cat(list(parts)), lambda tensor: tensor.chunk(len(theirs)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Tensors on disk, with the JSON documents beside them."""
+
+    path: Path
+    """The file of tensors."""
+    tensors: dict[str, Tensor]
+    documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """By file name: config.json, preprocessor_config.json."""
+    notes: tuple[str, ...] = ()
+    """Notes on choices made while reading the file."""
+    raw: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """The tensors under their names in the file."""
+    licence: str | None = None
+    """The licence that the files state."""
+
+    def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
+        """A copy with renamed tensors. None may be lost because another has its name now."""
+        if len(tensors) < len(self.tensors):
+            raise DamagedError(
+                path=self.path,
+                cause=f"has {len(self.tensors):,} tensors, but only {len(tensors):,} that differ in more than a prefix",
+            )
+        return dataclasses.replace(self, tensors=tensors)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor."""
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def document(self, name: str) -> dict[str, Any]:
+        """A document by name; empty if it is missing."""
+        found = self.documents.get(name, {})
+        if not isinstance(found, dict):
+            raise DamagedError(
+                f"{name} beside {str(self.path)!r} must be a JSON object, got {type(found).__name__}.",
+                path=self.path.parent / name,
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """The model of a checkpoint, and what was assumed."""
+
+    config: ModelConfig
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    """What the files did not state, and what was assumed instead."""
+    about_pixels: str | None = None
+    """The same for the preprocessing, unless the user states it."""
+    left_out: frozenset[str] = frozenset()
+    """Tensors that the model does not use: they are listed and ignored."""
+    answer: Answer = ONE_CLASS
+    """What the logits answer."""
+
+
+class Vocabulary(abc.ABC):
+    """The names and conventions of one library. `FORMATS` in bundles/formats/registry.py knows it under `name`.
+
+    `recognises`, `read` and `entries` are required for reading, `check` for writing, and `open_source` and
+    `open_written` for the proof that the library's own model gives the same outputs.
+    """
+
+    file: ClassVar[str] = "model.safetensors"
+    """Name of the file of tensors that is written."""
+    verifier: ClassVar[str] = ""
+    """Whose model the proof compares with, if another library opens the files."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # Reading
+
+    @abc.abstractmethod
+    def recognises(self, names: Collection[str]) -> bool:
+        """Whether these tensor names are of this library."""
+
+    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint without name prefixes and with one tensor per layer."""
+        return checkpoint
+
+    @abc.abstractmethod
+    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+        """Infer the model. `told` is the configuration that the user stated, if any."""
+
+    @abc.abstractmethod
+    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
+        """The entries of a model; `names` are the tensor names of a file, if a library has several naming schemes."""
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        """The library's own model with the tensors of a checkpoint; raises `Unverified` if there is none.
+
+        Only tensors and settings are passed on: no pickle is opened again, and no code beside it is run.
+        """
+        raise Unverified(f"there is no other model to read {self.name} with")
+
+    # Writing
+
+    def check(self, bundle: Bundle) -> list[str]:
+        """Refuse a model that the library cannot compute; returns notes on what it computes slightly differently."""
+        raise UsageError(f"Format {self.name} is read, but not written.")
+
+    def write(self, tensors: dict[str, Tensor], path: Path) -> None:
+        """Write the file of tensors."""
+        # transformers asks for this word in the file's metadata.
+        save_tensors(tensors, path, metadata={"format": "pt"})
+
+    def documents(self, bundle: Bundle) -> dict[str, Any]:
+        """JSON files that the library reads beside the tensors."""
+        return {}
+
+    def card(self, bundle: Bundle) -> str | None:
+        """The model card that goes beside the tensors; None if model hubs do not know the library."""
+        return None
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        """The library's own model, opened from the written folder; raises `Unverified` if there is none."""
+        raise Unverified(f"there is no other model to read {self.name} with")
+
+
+def parameter_names(config: ModelConfig) -> list[str]:
+    """Names of all tensors of our model."""
+    with torch.device("meta"):
+        return list(build(config).state_dict())
+
+
+def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Collection[str]) -> dict[str, Tensor]:
+    """Our tensors from theirs. Raises if any is missing or left over, and names it."""
+    tensors, used, missing, ours = checkpoint.tensors, set(left_out), [], {}
+    for entry in entries:
+        used |= set(entry.theirs)
+        absent = [name for name in entry.theirs if name not in tensors]
+        missing += absent
+        if not absent:
+            if strange := next((name for name in entry.theirs if not tensors[name].is_floating_point()), None):
+                raise DamagedError(
+                    path=checkpoint.path,
+                    cause=f"must have weights in floating point, got {tensors[strange].dtype} in {strange}",
+                )
+            try:
+                joined = entry.join([tensors[name].float() for name in entry.theirs])
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise DamagedError(f"{', '.join(entry.theirs)} do not fit the model ({first_line(error)}).") from None
+            # The only copy, into memory of its own: kernels choose their path by alignment, and a view into a file
+            # would answer with other last bits.
+            ours[entry.ours] = joined.clone(memory_format=torch.contiguous_format)
+    unknown = sorted(tensors.keys() - used)
+    if missing or unknown:
+        problems = [f"{len(missing)} missing ({_some(missing)})"] if missing else []
+        problems += [f"{len(unknown)} of unknown names ({_some(unknown)})"] if unknown else []
+        raise UsageError(
+            f"Every tensor of {str(checkpoint.path)!r} must match the model, got {' and '.join(problems)}."
+            " Nothing is loaded in part."
+        )
+    return ours
+
+
+def split_tensors(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors from ours, all of them."""
+    theirs: dict[str, Tensor] = {}
+    spoken_of = set()
+    for entry in entries:
+        spoken_of.add(entry.ours)
+        theirs |= zip(entry.theirs, (part.contiguous() for part in entry.split(ours[entry.ours])), strict=True)
+    if unspoken := sorted(ours.keys() - spoken_of):
+        raise UsageError(f"Model must have only tensors that the format knows, got {_some(unspoken)}, too.")
+    return theirs
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,0 +1,152 @@
+"""Tensor names of DINO and DINOv2, in facebookresearch's and Hugging Face's form; without a head, read only."""
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from vitrail.bundles.formats.base import (
+    Checkpoint,
+    Entry,
+    Reading,
+    Vocabulary,
+    parameter_names,
+    renamed,
+    split_tensors,
+    stacked,
+)
+from vitrail.bundles.formats.huggingface import (
+    activation_of,
+    heads_of,
+    open_by_transformers,
+    read_processor,
+    shape_document,
+)
+from vitrail.bundles.infer_config import count_layers, grid_of, named, notes_of
+from vitrail.bundles.parity import Forward, Unverified
+from vitrail.core.errors import UsageError
+from vitrail.models.config import ModelConfig
+from vitrail.models.families.vit.config import ViTConfig
+
+# Hugging Face's name for each of ours; facebookresearch has ours, but for the registers.
+_HUGGING_FACE = (
+    ("cls_token", "embeddings.cls_token"),
+    ("reg_token", "embeddings.register_tokens"),
+    ("pos_embed", "embeddings.position_embeddings"),
+    ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
+    ("norm.", "layernorm."),
+)
+_IN_A_LAYER = (
+    ("attn.proj.", "attention.output.dense."),
+    ("ls1.gamma", "layer_scale1.lambda1"),
+    ("ls2.gamma", "layer_scale2.lambda1"),
+)
+
+
+class Dino(Vocabulary):
+    """DINOv2 with and without registers. (DINO's own ViTs have timm's names, or Hugging Face's, and no head.)"""
+
+    verifier = "transformers (reading DINO's tensors)"
+
+    def recognises(self, names: Collection[str]) -> bool:
+        bare = {_bare(name) for name in names}
+        return "mask_token" in bare or "register_tokens" in bare or "encoder.layer.0.layer_scale1.lambda1" in bare
+
+    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+        tensors = {_bare(name): tensor for name, tensor in checkpoint.tensors.items()}
+        return checkpoint.renamed(tensors)
+
+    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+        names, stated = checkpoint.tensors, checkpoint.document("config.json")
+        shape = checkpoint.shapes
+        is_facebook = _is_facebook(names)
+        if any(".mlp.w12." in name or ".mlp.weights_in." in name for name in names):
+            raise UsageError("MLP must have two layers, got the gated one (SwiGLU) of DINOv2's largest model.")
+        if any(name.startswith("classifier.") for name in names):
+            raise UsageError("DINOv2 must come without its linear head, which reads [CLS] and the mean together.")
+        projection = "patch_embed.proj" if is_facebook else "embeddings.patch_embeddings.projection"
+        width, channels, *patch = shape[f"{projection}.weight"]
+        layers = "blocks." if is_facebook else "encoder.layer."
+        heads, about_heads = heads_of(stated, width, told)
+        table = "pos_embed" if is_facebook else "embeddings.position_embeddings"
+        registers = "register_tokens" if is_facebook else "embeddings.register_tokens"
+        count = shape[registers][1] if registers in shape else 0  # models with registers are resized with antialiasing
+        config = ViTConfig(
+            width=width,
+            channels=channels,
+            patch=(patch[0], patch[1]),
+            depth=count_layers(names, layers),
+            heads=heads,
+            mlp=shape[f"{layers}0.mlp.fc1.weight"][0],
+            resolution=grid_of(shape[table][1] - 1, patch, told),
+            registers=count,
+            resize_rule="timm" if count else "huggingface",
+            classes=0,
+            layer_scale=1e-5,
+            norm_epsilon=stated.get("layer_norm_eps", 1e-6),
+            activation=activation_of(stated),
+        )
+        preprocess, about_pixels = read_processor(checkpoint, config)
+        # What self-supervision needed besides: the token of hidden patches, and heads of training files.
+        left_out = frozenset(
+            name for name in names if name.endswith("mask_token") or name.startswith(("dino_head.", "ibot_head."))
+        )
+        return Reading(named(config), preprocess, None, notes_of([about_heads]), about_pixels, left_out)
+
+    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
+        is_facebook = names is None or _is_facebook(names)
+        for name in parameter_names(config):
+            if is_facebook:
+                yield renamed(name, "register_tokens" if name == "reg_token" else name)
+            elif name.startswith("blocks."):
+                _, layer, rest = name.split(".", 2)
+                yield _layer_entry(name, f"encoder.layer.{layer}.", rest)
+            else:
+                ours, theirs = next(pair for pair in _HUGGING_FACE if name.startswith(pair[0]))
+                yield renamed(name, name.replace(ours, theirs))
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        assert isinstance(config, ViTConfig)
+        document = {
+            "model_type": "dinov2_with_registers" if config.registers else "dinov2",
+            **shape_document(config),
+            "mlp_ratio": config.mlp // config.width,
+            "num_register_tokens": config.registers,
+        }
+        if config.mlp % config.width:
+            raise Unverified(f"transformers' DINOv2 has no MLP of {config.mlp} for width {config.width}")
+        if _is_facebook(checkpoint.tensors):
+            checkpoint = dataclasses.replace(checkpoint, raw=self._as_huggingface(config, checkpoint))
+        return open_by_transformers(config, checkpoint, document)
+
+    def _as_huggingface(self, config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """facebookresearch's tensors under Hugging Face's names."""
+        theirs = checkpoint.tensors
+        ours = {
+            entry.ours: entry.join([theirs[name] for name in entry.theirs]) for entry in self.entries(config, theirs)
+        }
+        tensors = split_tensors(self.entries(config, ()), ours)
+        return tensors | {"embeddings.mask_token": torch.zeros(1, ours["cls_token"].shape[-1])}
+
+
+def _bare(name: str) -> str:
+    """The name without wrappers of training checkpoints and without groups of sharded blocks (blocks.0.3. is the fourth
+    layer)."""
+    name = name.removeprefix("teacher.").removeprefix("backbone.").removeprefix("dinov2.")
+    return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)
+
+
+def _is_facebook(names: Collection[str]) -> bool:
+    return "patch_embed.proj.weight" in names
+
+
+def _layer_entry(ours: str, at: str, rest: str) -> Entry:
+    if rest.startswith("attn.qkv."):
+        leaf = rest.rpartition(".")[2]
+        return stacked(ours, (f"{at}attention.attention.{part}.{leaf}" for part in ("query", "key", "value")))
+    for mine, theirs in _IN_A_LAYER:
+        if rest.startswith(mine):
+            return renamed(ours, at + rest.replace(mine, theirs))
+    return renamed(ours, at + rest)

@@ -1,0 +1,36 @@
+"""The weight formats by name, in the order in which they are tried when reading."""
+
+from typing import TYPE_CHECKING
+
+from vitrail.core.errors import UsageError, did_you_mean
+from vitrail.core.registry import Registry
+
+if TYPE_CHECKING:
+    from vitrail.bundles.formats.base import Vocabulary
+
+FORMATS: "Registry[type[Vocabulary]]" = Registry(
+    "format",
+    {
+        "huggingface": "vitrail.bundles.formats.huggingface:HuggingFace",
+        "torchvision": "vitrail.bundles.formats.torchvision:Torchvision",
+        "dino": "vitrail.bundles.formats.dino:Dino",
+        "google": "vitrail.bundles.formats.google:Google",
+        "timm": "vitrail.bundles.formats.timm:Timm",
+    },
+    base="vitrail.bundles.formats.base:Vocabulary",
+)
+"""Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
+
+_READ_ONLY = ("dino",)  # named here because `--help` must not import the classes; a test holds both equal
+
+
+def written_formats() -> list[str]:
+    """Names of the formats that `convert` can write: vitrail's own and those of other libraries."""
+    return ["vitrail", *(name for name in FORMATS if name not in _READ_ONLY)]
+
+
+def check_written_format(name: str) -> None:
+    """Refuse a format that `convert` cannot write."""
+    known = written_formats()
+    if name not in known:
+        raise UsageError(f"Format must be one of {', '.join(known)}, got {name!r}.{did_you_mean(name, known)}")

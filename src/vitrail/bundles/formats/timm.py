@@ -1,0 +1,289 @@
+"""Tensor names of timm (huggingface/pytorch-image-models). Ours are the same except for a few in three families."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from vitrail.bundles.bundle import Bundle
+from vitrail.bundles.card import model_card
+from vitrail.bundles.compat import other_epsilon, refuse_strange_vit, require
+from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, shaped
+from vitrail.bundles.infer_config import (
+    count_layers,
+    distinct,
+    grid_of,
+    named,
+    notes_of,
+    place_positions,
+    usual_heads,
+    usual_preprocess,
+)
+from vitrail.bundles.parity import Forward, Unverified, import_peer
+from vitrail.core.errors import UsageError
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.models.config import ModelConfig
+from vitrail.models.families.hybrid.config import HybridConfig
+from vitrail.models.families.mixer.config import MixerConfig
+from vitrail.models.families.resnet.config import ResNetConfig
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.timm_names import TIMM
+from vitrail.models.zoo import MODELS
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
+
+# timm's function for each model, at the usual resolution.
+ARCHITECTURES = {alias.name: theirs for theirs, alias in TIMM.items() if alias.resolution == 224}
+
+
+class Timm(Vocabulary):
+    """State dicts of timm's VisionTransformer, hybrids, MlpMixer and ResNetV2, with or without its config.json."""
+
+    def recognises(self, names: Collection[str]) -> bool:
+        is_vit = "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
+        is_mixer = "stem.proj.weight" in names and "blocks.0.mlp_tokens.fc1.weight" in names
+        is_bit = "stem.conv.weight" in names and "stages.0.blocks.0.conv1.weight" in names
+        return (is_vit or is_mixer or is_bit) and "register_tokens" not in names and "mask_token" not in names
+
+    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+        names = checkpoint.tensors
+        if "blocks.0.mlp_tokens.fc1.weight" in names:
+            config, notes = _read_mixer(checkpoint, told), []
+        elif "stages.0.blocks.0.conv1.weight" in names:
+            config, notes = _read_bit(checkpoint, told), []
+        else:
+            config, notes = _read_vit(checkpoint, told)
+        preprocess, about_pixels = _read_preprocess(checkpoint, config)
+        labels, about_labels = None, None
+        if names_given := checkpoint.document("config.json").get("label_names"):
+            labels, about_labels = distinct(names_given)
+        return Reading(named(config), preprocess, labels, notes_of([*notes, about_labels]), about_pixels)
+
+    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
+        for name in parameter_names(config):
+            theirs = name
+            if isinstance(config, HybridConfig) and not config.stem_layers:
+                theirs = name.replace("backbone.stem.", "backbone.")
+            if isinstance(config, ResNetConfig) and name.startswith("head."):
+                theirs = name.replace("head.", "head.fc.")
+                if name == "head.weight":
+                    yield shaped(
+                        name, theirs, lambda kernel: kernel[:, :, 0, 0], lambda matrix: matrix[:, :, None, None]
+                    )
+                    continue
+            yield renamed(name, theirs)
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        model = build_by_timm(config, checkpoint.document("config.json"))
+        model.load_state_dict(checkpoint.raw, strict=True)
+        return model.eval()
+
+    def check(self, bundle: Bundle) -> list[str]:
+        config = bundle.model.config
+        refuse_strange_vit(config, "timm", hybrids=True)
+        if isinstance(config, ViTConfig) and config.representation != "none":
+            raise UsageError("timm has no representation layer any more; fine-tune first, which drops it.")
+        if isinstance(config, ResNetConfig):
+            require(config, "timm", kind="bit")
+        if type(config) is not ViTConfig:
+            architecture(config)
+        notes = other_epsilon(config, "timm")
+        if bundle.preprocess.resize == "pad":
+            notes.append("timm pads with the mean colour, this bundle with its background")
+        if type(config) is not ViTConfig and getattr(config, "activation", "gelu") != "gelu":
+            notes.append("timm computes exact GELU, this model its tanh form")
+        return notes
+
+    def documents(self, bundle: Bundle) -> dict[str, Any]:
+        config, preprocess = bundle.model.config, bundle.preprocess
+        document: dict[str, Any] = {
+            "architecture": architecture(config),
+            "num_classes": config.classes,
+            "model_args": model_arguments(config),
+            "pretrained_cfg": {
+                "input_size": [config.channels, *config.resolution],
+                "interpolation": preprocess.interpolation,
+                "crop_pct": preprocess.crop_fraction,
+                "crop_mode": {"shorter": "center", "squash": "squash", "pad": "border"}[preprocess.resize],
+                "mean": list(preprocess.mean),
+                "std": list(preprocess.std),
+                "num_classes": config.classes,
+            },
+        }
+        if bundle.labels is not None:
+            document["label_names"] = list(bundle.labels)
+        if "licence" in bundle.provenance:
+            document["pretrained_cfg"]["license"] = str(bundle.provenance["licence"])
+        return {"config.json": document}
+
+    def card(self, bundle: Bundle) -> str:
+        use = ["import timm", 'model = timm.create_model("local-dir:path/to/this/folder", pretrained=True).eval()']
+        return model_card(bundle.model.config, bundle.provenance, library="timm", use=use)
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        return import_peer("timm").create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
+    """timm's model without weights: by the function that config.json names, which also verifies our assumptions;
+    otherwise from our configuration."""
+    timm = import_peer("timm")
+    if name := document.get("architecture"):
+        own = model_arguments(config)
+        sized = {key: own[key] for key in ("img_size", "in_chans") if key in own}
+        arguments = {**sized, **(document.get("model_args") or {}), "num_classes": config.classes}
+        return timm.create_model(name, pretrained=False, **arguments)
+    if type(config) is ViTConfig:
+        return timm.models.VisionTransformer(**vit_arguments(config))
+    try:
+        function = architecture(config)
+    except UsageError:
+        raise Unverified(f"timm has no {config.name or config.family}") from None
+    return timm.create_model(function, **model_arguments(config), num_classes=config.classes)
+
+
+def architecture(config: ModelConfig) -> str:
+    """timm's function for this model. Any plain ViT is one function with arguments; other models must equal a published
+    one."""
+    if type(config) is ViTConfig:
+        return "vit_base_patch16_224"
+    known = MODELS.get(config.name)
+    free = ("classes", "channels", "resolution", "dropout", "drop_path", "resize_rule", "activation", "norm_epsilon")
+    own = {name: getattr(config, name) for name in free if hasattr(config, name)}
+    if known is None or config.name not in ARCHITECTURES or known.replace(**own) != config:
+        raise UsageError(f"Model must be one that timm has by name, got {config.name or config.family}.")
+    return ARCHITECTURES[config.name]
+
+
+def model_arguments(config: ModelConfig) -> dict[str, Any]:
+    """Arguments of timm's function, in JSON types."""
+    if type(config) is ViTConfig:
+        return vit_arguments(config)
+    sized = {} if isinstance(config, ResNetConfig) else {"img_size": list(config.resolution)}
+    return {"in_chans": config.channels, **sized}
+
+
+def vit_arguments(config: ViTConfig) -> dict[str, Any]:
+    """Arguments of timm's VisionTransformer, in JSON types."""
+    return {
+        "img_size": list(config.resolution),
+        "patch_size": config.patch[0],
+        "in_chans": config.channels,
+        "num_classes": config.classes,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": config.mlp / config.width,
+        "qkv_bias": config.qkv_bias,
+        "init_values": config.layer_scale,
+        "class_token": config.pool == "cls",
+        "no_embed_class": not config.class_position,
+        "reg_tokens": config.registers,
+        "global_pool": {"cls": "token", "gap": "avg", "map": "map"}[config.pool],
+        "fc_norm": False,
+        "act_layer": config.activation.replace("-", "_"),
+    }
+
+
+def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
+    names, shape = checkpoint.tensors, checkpoint.shapes
+    document = checkpoint.document("config.json")
+    arguments = document.get("model_args") or {}
+    if "quickgelu" in document.get("architecture", "") or arguments.get("act_layer") not in (None, *_ACTIVATIONS):
+        raise UsageError("Activation must be GELU, its tanh form or ReLU, got a model with another.")
+    if "head_dist.weight" in names:
+        raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
+    if any(name.startswith("fc_norm.") for name in names):
+        raise UsageError("Model must normalise before it pools, got one that does it after (timm's fc_norm).")
+    width, depth = shape["patch_embed.proj.weight"][0], count_layers(names, "blocks.")
+    if document.get("num_features", width) != width or arguments.get("embed_dim", width) != width:
+        raise UsageError(f"config.json must be of this model, got another width than {width}.")
+    heads, about_heads = arguments.get("num_heads"), None
+    if heads is None:
+        heads, about_heads = usual_heads(width, told)
+    pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
+    registers = shape["reg_token"][1] if "reg_token" in names else 0
+    settings: dict[str, Any] = {
+        "width": width,
+        "depth": depth,
+        "heads": heads,
+        "mlp": shape["blocks.0.mlp.fc1.weight"][0],
+        "patch": shape["patch_embed.proj.weight"][2:],
+        "pool": pool,
+        "registers": registers,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in names,
+        "resize_rule": "timm",
+        "activation": _ACTIVATIONS[arguments.get("act_layer") or "gelu"],
+        "representation": "tanh" if "pre_logits.fc.weight" in names else "none",
+        "classes": shape["head.weight"][0] if "head.weight" in names else 0,
+    }
+    if "blocks.0.ls1.gamma" in names:
+        settings["layer_scale"] = 1e-5
+    rows = shape["pos_embed"][1] if "pos_embed" in names else 0
+    if not rows:
+        raise UsageError("Model must have learned positions (pos_embed), got one without.")
+    size = (document.get("pretrained_cfg") or {}).get("input_size")
+    plan: type[ViTConfig] = ViTConfig
+    if any(name.startswith("patch_embed.backbone.") for name in names):
+        plan = HybridConfig
+        settings |= _stem(names)
+    settings |= place_positions(settings, rows, told, size[1:] if size else None, plan)
+    reads_pixels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+    first = next((name for name in reads_pixels if name in shape), "patch_embed.proj.weight")
+    settings["channels"] = shape[first][1]
+    return plan(**settings), [about_heads]
+
+
+def _stem(names: Collection[str]) -> dict[str, Any]:
+    prefix = "patch_embed.backbone.stages."
+    if not any(name.startswith(prefix) for name in names):
+        return {"stem_layers": ()}
+    stages = count_layers(names, prefix)
+    return {"stem_layers": tuple(count_layers(names, f"{prefix}{stage}.blocks.") for stage in range(stages))}
+
+
+def _read_mixer(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
+    shape = checkpoint.shapes
+    width, channels, *patch = shape["stem.proj.weight"]
+    hidden, patches = shape["blocks.0.mlp_tokens.fc1.weight"]
+    return MixerConfig(
+        width=width,
+        channels=channels,
+        patch=(patch[0], patch[1]),
+        resolution=grid_of(patches, patch, told),
+        depth=count_layers(shape, "blocks."),
+        token_mlp=hidden,
+        channel_mlp=shape["blocks.0.mlp_channels.fc1.weight"][0],
+        classes=shape["head.weight"][0] if "head.weight" in shape else 0,
+    )
+
+
+def _read_bit(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
+    shape = checkpoint.shapes
+    base, channels, *_ = shape["stem.conv.weight"]
+    size = (checkpoint.document("config.json").get("pretrained_cfg") or {}).get("input_size")
+    resolution = tuple(size[1:]) if size else told.resolution if told is not None else (224, 224)
+    stages = count_layers(shape, "stages.")
+    return ResNetConfig(
+        base=base,
+        channels=channels,
+        resolution=resolution,
+        layers=tuple(count_layers(shape, f"stages.{stage}.blocks.") for stage in range(stages)),
+        classes=shape["head.fc.weight"][0] if "head.fc.weight" in shape else 0,
+    )
+
+
+def _read_preprocess(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Preprocess, str | None]:
+    stated = checkpoint.document("config.json").get("pretrained_cfg") or {}
+    if not stated:
+        return usual_preprocess(config)
+    interpolation = stated.get("interpolation", "bicubic")
+    modes = {"center": "shorter", "squash": "squash", "border": "pad"}
+    settings = {
+        "resolution": config.resolution,
+        "mean": tuple(stated.get("mean", IMAGENET_MEAN)),
+        "std": tuple(stated.get("std", IMAGENET_STD)),
+        "crop_fraction": stated.get("crop_pct", 0.875),
+        "interpolation": interpolation if interpolation in ("bilinear", "bicubic") else "bicubic",
+        "resize": modes.get(stated.get("crop_mode", "center"), "shorter"),
+    }
+    return Preprocess.from_json(settings), None

@@ -1,0 +1,119 @@
+"""Tensor names of torchvision: vit_b_16 and the other ViTs."""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitrail.bundles.bundle import Bundle
+from vitrail.bundles.compat import other_epsilon, require_head, require_plain_vit, unknown_to
+from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
+from vitrail.bundles.infer_config import count_layers, grid_of, named, notes_of, usual_heads
+from vitrail.bundles.parity import Forward, Unverified, import_peer
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.config import ModelConfig
+from vitrail.models.families.vit.config import ViTConfig
+
+_LAYERS = "encoder.layers.encoder_layer_"
+_NAMES = (
+    ("attn.qkv.", "self_attention.in_proj_"),
+    ("attn.proj.", "self_attention.out_proj."),
+    ("norm1.", "ln_1."),
+    ("norm2.", "ln_2."),
+    ("mlp.fc1.", "mlp.0."),
+    ("mlp.fc2.", "mlp.3."),
+    ("cls_token", "class_token"),
+    ("pos_embed", "encoder.pos_embedding"),
+    ("patch_embed.proj.", "conv_proj."),
+    ("norm.", "encoder.ln."),
+    ("pre_logits.fc.", "heads.pre_logits."),
+    ("head.", "heads.head."),
+)
+
+# torchvision's function for a width and a patch.
+_FUNCTIONS = {
+    (768, 16): "vit_b_16",
+    (768, 32): "vit_b_32",
+    (1024, 16): "vit_l_16",
+    (1024, 32): "vit_l_32",
+    (1280, 14): "vit_h_14",
+}
+
+
+class Torchvision(Vocabulary):
+    """State dicts of torchvision's VisionTransformer, which have no settings beside them."""
+
+    def recognises(self, names: Collection[str]) -> bool:
+        return "conv_proj.weight" in names and "encoder.pos_embedding" in names
+
+    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+        shape = checkpoint.shapes
+        width, channels, *patch = shape["conv_proj.weight"]
+        heads, about_heads = usual_heads(width, told)
+        resolution = grid_of(shape["encoder.pos_embedding"][1] - 1, patch, told)
+        # Checkpoints before version 0.14 call the layers of the MLP otherwise.
+        hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shape else "mlp.linear_1.weight"
+        config = ViTConfig(
+            width=width,
+            channels=channels,
+            patch=(patch[0], patch[1]),
+            depth=count_layers(shape, _LAYERS),
+            heads=heads,
+            mlp=shape[f"{_LAYERS}0.{hidden}"][0],
+            resolution=resolution,
+            resize_rule="torchvision",
+            representation="tanh" if "heads.pre_logits.weight" in shape else "none",
+            classes=shape["heads.head.weight"][0] if "heads.head.weight" in shape else 0,
+        )
+        crop = 0.875 if resolution == (224, 224) else 1.0  # its weights state 256 -> 224, the larger ones no margin
+        preprocess = Preprocess(
+            resolution=resolution, crop_fraction=crop, interpolation="bilinear" if crop < 1 else "bicubic"
+        )
+        about = "a state dict does not state its preprocessing; torchvision's own is taken (ImageNet's mean)"
+        return Reading(named(config), preprocess, notes=notes_of([about_heads]), about_pixels=about)
+
+    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
+        is_old = names is not None and f"{_LAYERS}0.mlp.linear_1.weight" in names
+        for name in parameter_names(config):
+            inner, prefix = name, ""
+            if name.startswith("blocks."):
+                _, layer, inner = name.split(".", 2)
+                prefix = f"{_LAYERS}{layer}."
+            ours, theirs = next(pair for pair in _NAMES if inner.startswith(pair[0]))
+            if is_old:
+                theirs = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}.get(theirs, theirs)
+            yield renamed(name, prefix + theirs + inner.removeprefix(ours))
+
+    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+        return _open_by_torchvision(config, checkpoint.raw)
+
+    def check(self, bundle: Bundle) -> list[str]:
+        config = bundle.model.config
+        require_head(config, "torchvision")
+        require_plain_vit(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
+        assert isinstance(config, ViTConfig)
+        if config.representation == "gelu":
+            raise unknown_to("torchvision", "a layer with gelu before the head (its ViT has one with tanh, or none)")
+        return other_epsilon(config, "torchvision")
+
+    def open_written(self, config: ModelConfig, folder: Path) -> Forward:
+        return _open_by_torchvision(config, load_file(folder / self.file))
+
+
+def _open_by_torchvision(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Forward:
+    """Open with torchvision's function for this width and patch if there is one, which also verifies the number of
+    heads."""
+    assert isinstance(config, ViTConfig)
+    if not config.classes:
+        raise Unverified("torchvision has no ViT without a head")
+    models = import_peer("torchvision").models
+    representation = None if config.representation == "none" else config.width
+    name = _FUNCTIONS.get((config.width, config.patch[0]))
+    if name is not None and representation is None:
+        model = getattr(models, name)(image_size=config.resolution[0], num_classes=config.classes)
+    else:
+        sizes = (config.resolution[0], config.patch[0], config.depth, config.heads, config.width, config.mlp)
+        model = models.VisionTransformer(*sizes, num_classes=config.classes, representation_size=representation)
+    model.load_state_dict(tensors, strict=True)
+    return model.eval()

@@ -1,0 +1,155 @@
+"""The parts of a bundle besides its weights, without torch."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vitrail.bundles.decision import ONE_CLASS, Answer, answer_from_json
+from vitrail.bundles.folder import ANSWER, FILES, check_folder, read_config
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import MANIFEST, read_json, verify
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.config import ModelConfig
+
+OVERFLOWS = (
+    "Output of a model must be finite, got NaN or infinity: its weights are too large. Train or convert it again."
+)
+"""Error for weights that are finite, but too large to compute with."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Configuration, preprocessing, labels and provenance, checked against each other."""
+
+    config: ModelConfig
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None = None
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    answer: Answer = ONE_CLASS
+    """What the logits answer."""
+
+    def __post_init__(self) -> None:
+        if self.preprocess.resolution != self.config.resolution:
+            raise UsageError(
+                f"Preprocessing must give the model's resolution {self.config.resolution},"
+                f" got {self.preprocess.resolution}."
+            )
+        if self.preprocess.channels != self.config.channels:
+            raise UsageError(
+                f"Preprocessing must give the model's {self.config.channels} channels, got {self.preprocess.channels}."
+            )
+        if self.labels is not None:
+            object.__setattr__(self, "labels", _checked_labels(self.labels, self.config.classes))
+        self.answer.check(self.config.classes)
+        check_provenance(self.provenance)
+
+    def check_computable(self) -> None:
+        """Refuse a model that has neither one vector of logits nor one of features per image."""
+        if self.config.predicts == "pixels":
+            raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model was trained to classify: it has class names, or no other objective is recorded."""
+        return self.config.classifies and (self.labels is not None or self._objective == "classify")
+
+    @property
+    def _objective(self) -> str:
+        return self.provenance.get("objective", "classify")
+
+    def check_one_class(self, what: str) -> None:
+        """Refuse a model that does not answer with one class, for what needs one."""
+        self.check_classifies()
+        if self.answer != ONE_CLASS:
+            raise UsageError(f"{what} must have a bundle that answers with one class, got one of several labels.")
+
+    def check_classifies(self) -> None:
+        """Refuse a model that does not classify."""
+        if self.classifies:
+            return
+        if self.config.embedding:
+            raise UsageError(
+                f"Bundle must have a model that predicts classes, got an embedding of {self.config.embedding}. Use"
+                " `vitrail faces`, or fine-tune it first."
+            )
+        if self._objective != "classify":
+            raise UsageError(
+                f"Bundle must have been trained to classify, got objective {self._objective!r}. Fine-tune it first, or"
+                " judge its features: evaluate it with protocol knn, probe or fewshot."
+            )
+        raise UsageError(
+            f"Bundle must have a model that predicts classes, got one that predicts {self.config.predicts}."
+            " Judge its features: evaluate it with protocol knn, probe or fewshot; or write them by `vitrail predict`"
+            " with --features."
+        )
+
+
+def read_answer(folder: Path) -> Answer:
+    """What the logits of a bundle answer: as `answer.json` says, or one class without it (format 1)."""
+    if ANSWER not in read_json(folder / MANIFEST)["files"] and not (folder / ANSWER).exists():
+        return ONE_CLASS
+    verify(folder, [ANSWER])
+    return answer_from_json(read_json(folder / ANSWER))
+
+
+def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
+    """Everything but the weights of the bundle at `path`. Every file is checked against the manifest, the weights only
+    if `weights`."""
+    folder = check_folder(path)
+    config = read_config(folder)
+    verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
+    labels, provenance = read_json(folder / "labels.json"), read_json(folder / "provenance.json")
+    if _had_placeholder_head(config, provenance):
+        config = config.replace(classes=0)
+    try:
+        if not isinstance(labels, list | None):
+            raise UsageError(f"Labels must be a list, got {type(labels).__name__}.")
+        return Parts(
+            config=config,
+            preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
+            labels=None if labels is None else tuple(labels),
+            provenance=provenance,
+            answer=read_answer(folder),
+        )
+    except UsageError as error:
+        raise DamagedError(path=folder, cause=f"is not a valid bundle: {error}") from None
+
+
+def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:
+    """Version 0.1.0.dev0 gave a model without a head one class and a head of zeros, and said so in its provenance."""
+    objective = provenance.get("objective") if isinstance(provenance, dict) else None
+    return config.classes == 1 and objective == "features"
+
+
+def check_provenance(provenance: object) -> None:
+    """Refuse a provenance that JSON cannot hold."""
+    try:
+        is_object = isinstance(provenance, dict) and all(isinstance(key, str) for key in provenance)
+        json.dumps(provenance, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        is_object = False
+    if not is_object:
+        raise UsageError(f"Provenance must be a dictionary that JSON can hold, got {provenance!r}.")
+
+
+def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+    if isinstance(labels, str):
+        raise UsageError(f"Labels must be a list of texts, got one text {labels!r}.")
+    labels = tuple(labels)
+    if len(labels) != classes:
+        raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
+    seen: set[str] = set()
+    for label in labels:
+        if not isinstance(label, str) or not label or not _is_unicode(label):
+            raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
+        if label in seen:
+            raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
+        seen.add(label)
+    return labels
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text is valid Unicode; file names may contain other bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,1 @@
+"""Remote sources of weights."""

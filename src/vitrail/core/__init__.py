@@ -1,0 +1,1 @@
+"""What every other package uses. Nothing here imports torch."""

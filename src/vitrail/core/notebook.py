@@ -1,0 +1,43 @@
+"""How results look in a notebook: small, in the colours of the notebook, without scripts. All text is escaped."""
+
+from collections.abc import Sequence
+
+from vitrail.core.html import Html, escape
+
+_CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
+_QUIET = "opacity:.65;font-weight:400"
+
+
+def card(title: str, rows: Sequence[tuple[str, object]], note: str = "") -> str:
+    """A title, and rows of a name and what it says."""
+    head = f"<b>{escape(title)}</b>" + (f' <span style="{_QUIET}">{escape(note)}</span>' if note else "")
+    body = "".join(
+        f'<tr><th style="{_CELL};{_QUIET}">{escape(name)}</th><td style="{_CELL}">{escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f'<div>{head}<table style="margin:4px 0">{body}</table></div>'
+
+
+def rows_of(headers: Sequence[str], rows: Sequence[Sequence[object]], more: int = 0) -> str:
+    """A table; `more` is the number of rows that are left out."""
+    head = "".join(f'<th style="{_CELL};{_QUIET}">{escape(name)}</th>' for name in headers)
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(one)}</td>' for one in row) + "</tr>" for row in rows)
+    rest = f'<div style="{_QUIET}">and {more:,} more</div>' if more else ""
+    return f'<table style="margin:4px 0"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}'
+
+
+def bar(share: float) -> Html:
+    """A share of 1 as a bar with its number."""
+    wide = 100 * min(max(share, 0.0), 1.0)
+    return Html(
+        f'<span style="display:inline-block;width:90px;background:#8883;border-radius:2px"><span style="display:block;'
+        f'width:{wide:.1f}%;height:9px;background:#0072b2;border-radius:2px"></span></span> {share:.3f}'
+    )
+
+
+def in_frame(page: str, title: str, height: int = 760) -> str:
+    """A whole page inside of the notebook, with its own script and style."""
+    return (
+        f'<iframe srcdoc="{escape(page)}" title="{escape(title)}" sandbox="allow-scripts"'
+        f' style="width:100%;height:{height}px;border:1px solid #8886;border-radius:4px"></iframe>'
+    )

@@ -1,0 +1,1 @@
+"""Reading pickles in a process without network."""

@@ -1,0 +1,161 @@
+"""The base class of every configuration: fields that are checked, and conversion from and to JSON."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import operator
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+from vitrail.core.errors import UsageError, did_you_mean
+
+Pair = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A frozen group of settings. Subclasses list fields with a docstring each and check them in `__post_init__`."""
+
+    title: ClassVar[str] = "Settings"
+    """Name of this group in error messages."""
+    called_elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Our names for the settings of other libraries, which an error suggests."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed and all checked."""
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                words = {theirs: ours for theirs, ours in self.called_elsewhere.items() if ours in known}
+                near = did_you_mean(name, known, words)
+                raise UsageError(f"Setting must be a known one, got {name!r}.{near} Known are {', '.join(known)}.")
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, in JSON types."""
+        return jsonable(dataclasses.asdict(self))
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """The docstring of each field, preceded by its allowed values if it has a `Literal` type."""
+        found: dict[str, str] = {}
+        hints = typing.get_type_hints(cls)
+        for kind in reversed([kind for kind in cls.__mro__ if issubclass(kind, Settings)]):
+            body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+            for field, text in itertools.pairwise(ast.iter_child_nodes(body)):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as said)):
+                        words = ", ".join(word for word in _literal_words(hints[name]) if isinstance(word, str))
+                        found[name] = f"{words}. {' '.join(said.split())}" if words else " ".join(said.split())
+        return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Name, value, default (null if there is none) and meaning of each setting, as JSON."""
+        defaults = {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(self)
+        }
+        values, meanings = self.to_json(), self.meanings()
+        return [
+            {"setting": name, "value": values[name], "default": default, "meaning": meanings[name]}
+            for name, default in jsonable(defaults).items()
+        ]
+
+    @classmethod
+    def from_json(cls, fields: object) -> Self:
+        """The inverse of `to_json`. An unknown field is refused, because ignoring it would change the meaning.
+
+        A missing one takes its default. So a field that is added later must default to the earlier behaviour, and old
+        files can still be loaded.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(fields, dict):
+            raise UsageError(f"{cls.title} must be a JSON object, got {type(fields).__name__}.")
+        if unknown := sorted(fields.keys() - known):
+            raise UsageError(f"{cls.title} has unknown fields: {', '.join(unknown)}.")
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+
+    def _set_pair(self, name: str, *, low: int, high: int) -> None:
+        """Check that the field holds two integers; a single one stands for both."""
+        value = getattr(self, name)
+        sides = value if as_integer(value) is None else (value, value)
+        if not isinstance(sides, list | tuple) or len(sides) != 2:
+            raise UsageError(f"{spoken(name)} must be an integer or a pair [height, width], got {value!r}.")
+        object.__setattr__(self, name, tuple(check_integer(name, side, low=low, high=high) for side in sides))
+
+    def _set_integer(self, name: str, *, low: int, high: int) -> None:
+        """Check that the field holds an integer, and hold it as Python's own."""
+        object.__setattr__(self, name, check_integer(name, getattr(self, name), low=low, high=high))
+
+    def _check_choices(self, names: Iterable[str]) -> None:
+        """Check that the named fields hold a value of their `Literal` type."""
+        hints = typing.get_type_hints(type(self))
+        for name in names:
+            words = _literal_words(hints[name])
+            value = getattr(self, name)
+            if value not in words:
+                suggestion = did_you_mean(value, filter(None, words)) if isinstance(value, str) else ""
+                listed = ", ".join(map(str, words))
+                raise UsageError(f"{spoken(name)} must be one of {listed}, got {value!r}.{suggestion}")
+
+    def _check_flags(self, names: Iterable[str]) -> None:
+        """Check that the named fields are booleans."""
+        for name in names:
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{spoken(name)} must be true or false, got {getattr(self, name)!r}.")
+
+
+def check_integer(name: str, value: Any, *, low: int, high: int) -> int:
+    """Check that `value` is an integer between `low` and `high`, both included. Returns it as Python's own: NumPy's
+    cannot be written as JSON."""
+    number = as_integer(value)
+    if number is None or not low <= number <= high:
+        raise UsageError(f"{spoken(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
+    return number
+
+
+def as_integer(value: Any) -> int | None:
+    """Python's own integer of this value, if it is an integer of Python, NumPy or torch; None if not."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_number(name: str, value: object, *, low: float, below: float) -> None:
+    """Check that `value` is a number with `low <= value < below`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < below:
+        raise UsageError(f"{spoken(name)} must be a number of at least {low:g} and below {below:g}, got {value!r}.")
+
+
+def check_share(name: str, value: object, high: float) -> None:
+    """Check that `value` is a number from 0 to `high`, both included."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
+        raise UsageError(f"{spoken(name)} must be a number from 0 to {high:g}, got {value!r}.")
+
+
+def jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with lists in place of tuples, as JSON has them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+
+
+def spoken(name: str) -> str:
+    """A field's name as the first word of a sentence: `crop_fraction` becomes "Crop fraction"."""
+    return name.replace("_", " ").capitalize()
+
+
+def counted(count: float, noun: str) -> str:
+    """A number with its noun: "1 step", "1,200 steps", "0.5 epochs"."""
+    shown = f"{count:,}" if isinstance(count, int) else f"{count:.3g}"
+    return f"{shown} {noun}" if shown == "1" else f"{shown} {noun}s"
+
+
+def _literal_words(hint: Any) -> tuple[Any, ...]:
+    """The values of `Literal[...]` or of `Literal[...] | None`."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return tuple(word for part in typing.get_args(hint) for word in _literal_words(part))
+    return (None,) if hint is type(None) else typing.get_args(hint)

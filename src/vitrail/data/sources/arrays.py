@@ -1,0 +1,170 @@
+"""Data sets from arrays of images and labels."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.data.dataset import SPLITS, Dataset, Split
+
+_MOST_CLASSES = 10_000_000
+_LARGEST = np.iinfo(np.int64).max
+
+
+def dataset_in_memory(data: Any) -> Dataset:
+    """A data set of a pair (images, labels), where images are pixels or paths of files, or of a mapping of arrays with
+    the names that an .npz file has."""
+    arrays: dict[str, Any]
+    match data:
+        case Mapping():
+            arrays = {str(name): array for name, array in data.items()}
+        case [images, labels] if isinstance(data, tuple | list):
+            arrays = {"images": images, "labels": labels}
+        case _:
+            raise UsageError(
+                "Data must be a path, a pair (images, labels), a mapping of arrays or a Dataset, got"
+                f" {type(data).__name__}."
+            )
+    if {"images", "labels"} <= arrays.keys() and are_paths(arrays["images"]):
+        return _dataset_of_files([os.fspath(path) for path in arrays["images"]], _as_array("labels", arrays["labels"]))
+    return dataset_from_arrays({name: _as_array(name, array) for name, array in arrays.items()}, "arrays")
+
+
+def are_paths(images: Any) -> bool:
+    """Whether these images are paths of files: a list, an array or a column of a table."""
+    is_list = isinstance(images, list | tuple) or getattr(images, "ndim", None) == 1
+    return is_list and len(images) > 0 and all(isinstance(image, str | os.PathLike) for image in images)
+
+
+def _dataset_of_files(paths: list[str], labels: np.ndarray) -> Dataset:
+    _check_labels(labels, "labels", len(paths), "arrays")
+    if missing := [path for path in paths if not os.path.exists(path)]:  # noqa: PTH110 - there may be millions
+        raise UsageError(f"Images must be files that exist, got {missing[0]!r}.")
+    names, (indices,) = _class_table([labels], None, "arrays")
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])  # noqa: PTH100, PTH120
+    return Dataset("files", names, {"all": Split("all", paths, indices)}, root=root)
+
+
+def _as_array(name: str, thing: Any) -> np.ndarray:
+    """A list, a tensor or a column of a table as an array; texts as numpy's texts."""
+    try:
+        array = np.asarray(thing)
+        if array.dtype.kind in "OT" and all(isinstance(one, str) for one in array.ravel()):
+            array = array.astype(str)
+    except (ValueError, TypeError, RuntimeError):
+        raise UsageError(f"{name} must be one array, got {type(thing).__name__} of several shapes or kinds.") from None
+    return array
+
+
+def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
+    """A data set of the arrays `images` and `labels`, or `train_images` ... `test_labels`; `classes` are the names of
+    integer labels. Messages call it `name`."""
+    keys = {split: (f"{split}_images", f"{split}_labels") for split in SPLITS}
+    if "images" in arrays:
+        if mixed := [name for pair in keys.values() for name in pair if name in arrays]:
+            raise UsageError(
+                f"Arrays must be either images and labels or those of splits, got {mixed[0]}, too, in {name!r}."
+            )
+        keys = {"all": ("images", "labels")}
+    pairs = {}
+    for split, (one, other) in keys.items():
+        if (one in arrays) != (other in arrays):
+            raise DamagedError(path=name, cause=f"has only one of {one} and {other}")
+        if one in arrays:
+            pairs[split] = (_as_images(arrays[one], one, name), arrays[other])
+    if not pairs:
+        raise UsageError(
+            f"Arrays must be called images and labels, or train_images ... test_labels, got"
+            f" {', '.join(sorted(arrays)) or 'none'} in {name!r}."
+        )
+    shapes = {images.shape[1:] for images, _ in pairs.values()}
+    if len(shapes) > 1:
+        raise DamagedError(path=name, cause=f"has images of different shapes in its splits: {sorted(shapes)}")
+    for split, (images, labels) in pairs.items():
+        _check_labels(labels, keys[split][1], len(images), name)
+    table, indices = _class_table([labels for _, labels in pairs.values()], arrays.get("classes"), name)
+    splits = {
+        split: Split(split, images, index) for (split, (images, _)), index in zip(pairs.items(), indices, strict=True)
+    }
+    return Dataset(name, table, splits)
+
+
+def unlabelled(images: np.ndarray, name: str) -> Split:
+    """A split of images of which no classes are known: all are of the class 0."""
+    pixels = _as_images(images, "images", name)
+    return Split("all", pixels, np.zeros(len(pixels), np.int64))
+
+
+def pixels_in_memory(images: Any) -> np.ndarray:
+    """The pixels (n, height, width, channels) of an array or a tensor of several images."""
+    return _as_images(_as_array("images", images), "images", "arrays")
+
+
+def _check_labels(labels: np.ndarray, key: str, count: int, name: str) -> None:
+    if labels.shape != (count,) or labels.dtype.kind not in "iuU" or not len(labels):
+        raise UsageError(
+            f"{key} must have an integer or a name for each image, got {labels.dtype} of shape {labels.shape} for"
+            f" {count} images in {name!r}."
+        )
+
+
+def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
+        raise UsageError(
+            f"{key} must be uint8 of shape (n, height, width) or (n, height, width, channels), got {images.dtype} of"
+            f" shape {images.shape} in {name!r}."
+        )
+    if images.ndim == 4 and images.shape[1] in (1, 3, 4) and images.shape[2] == images.shape[3] > 4:
+        raise UsageError(f"{key} must have channels last, got shape {images.shape} in {name!r}.")
+    return images[..., None] if images.ndim == 3 else images
+
+
+def _class_table(
+    labels: list[np.ndarray], classes: np.ndarray | None, name: str
+) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """Sorted class names (numbers by value), and every label as an index into them."""
+    # Each split's own values first: all labels in one array would be a copy of them.
+    distinct = [np.unique(part) for part in labels]
+    if any(part.dtype.kind == "u" and part[-1] > _LARGEST for part in distinct):
+        raise DamagedError(
+            f"Labels must be names or integers up to {_LARGEST:,}, got larger ones in {name!r}.", path=name
+        )
+    distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]
+    if len({part.dtype.kind for part in distinct}) > 1:
+        raise DamagedError(path=name, cause="has labels that are numbers in one split and names in another")
+    values = np.unique(np.concatenate(distinct))
+    if len(values) > _MOST_CLASSES:
+        raise DamagedError(f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.", path=name)
+    if classes is not None:
+        is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MOST_CLASSES
+        names = _as_names(classes, name) if is_list else []
+        if not names or len(set(names)) < len(names):
+            raise DamagedError(
+                f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.",
+                path=name,
+            )
+        if values.dtype.kind == "U" or values[0] < 0 or values[-1] >= len(names):
+            raise DamagedError(
+                f"Labels must be numbers below {len(names)}, the number of names in classes, in {name!r}.",
+                path=name,
+            )
+        order = sorted(range(len(names)), key=names.__getitem__)
+        place = np.argsort(order)
+        return tuple(names[index] for index in order), [place[part] for part in labels]
+    table = _as_names(values, name) if values.dtype.kind == "U" else map(str, values)
+    return tuple(table), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
+
+
+def _as_names(texts: np.ndarray, name: str) -> list[str]:
+    try:
+        names = texts.tolist()
+        "".join(names).encode()
+    except (ValueError, SystemError):  # arrays may hold numbers that are no characters
+        names = [""]
+    if "" in names:
+        raise DamagedError(
+            f"Names of classes must be texts in Unicode, and not empty, got others in {name!r}.", path=name
+        )
+    return names

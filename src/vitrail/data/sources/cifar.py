@@ -1,0 +1,155 @@
+"""CIFAR-10 and CIFAR-100 as their author distributes them: the binary version and the Python version.
+
+The Python version consists of pickles, which the sandbox reads (`core.sandbox.read_arrays`).
+"""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from vitrail.core.errors import DamagedError
+from vitrail.core.memory import refuse_more
+from vitrail.data.sources.tree import Layout, Tree
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vitrail.data.dataset import Dataset
+
+_PIXELS = 3 * 32 * 32
+_PARTS = tuple(f"data_batch_{number}" for number in range(1, 6))
+
+
+class _Set(NamedTuple):
+    """One of the two data sets, in one version."""
+
+    name: str
+    training: tuple[str, ...]
+    test: str
+    names: str
+    """The file of class names."""
+    key: str
+    """Where the Python version has labels, and the names of classes."""
+    names_key: str
+    classes: int
+    label_bytes: int
+    """How many bytes the binary version has before the pixels; the last of them is the class."""
+
+    @property
+    def is_binary(self) -> bool:
+        return self.test.endswith(".bin")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.training, self.test, self.names)
+
+
+_SETS = (
+    _Set("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 10, 0),
+    _Set(
+        "CIFAR-10", tuple(f"{part}.bin" for part in _PARTS), "test_batch.bin", "batches.meta.txt", "labels", "", 10, 1
+    ),
+    _Set("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100, 0),
+    _Set("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 100, 2),
+)
+
+
+class Cifar(Layout):
+    """The files of `cifar-10-batches-py`, `cifar-10-batches-bin`, `cifar-100-python` or `cifar-100-binary`."""
+
+    description = "CIFAR-10 or CIFAR-100 as distributed"
+
+    def fits(self, tree: Tree) -> bool:
+        return _which(tree) is not None
+
+    def read(self, tree: Tree) -> "Dataset":
+        import dataclasses
+
+        import numpy as np
+
+        from vitrail.data.sources.arrays import dataset_from_arrays
+
+        form = _which(tree)
+        if form is None or (missing := [name for name in form.files if not tree.has(name)]):
+            raise DamagedError(path=tree.name, cause=f"is incomplete: {', '.join(missing)} is missing")
+        refuse_more(2 * sum(tree.size(name) for name in form.files), Path(tree.name))
+        read = _read_binary if form.is_binary else _read_pickle
+        parts = [read(tree, name, form) for name in form.training]
+        images, labels = (np.concatenate(some) for some in zip(*parts, strict=True))
+        test_images, test_labels = read(tree, form.test, form)
+        if form.is_binary:
+            names = [line.strip() for line in tree.text(form.names).split("\n") if line.strip()]
+        else:
+            names = _unpickle(tree, form.names)[1].get(form.names_key, [])
+        if len(names) != form.classes:  # with one more or less, the classes after it would have the names of others
+            raise DamagedError(
+                path=tree.full(form.names), cause=f"must have {form.classes} names of classes, got {len(names)}"
+            )
+        if strange := next((name for name in names if not name.isprintable()), None):
+            raise DamagedError(path=tree.full(form.names), cause=f"must have names that can be read, got {strange!r}")
+        arrays = {
+            "train_images": images,
+            "train_labels": labels,
+            "test_images": test_images,
+            "test_labels": test_labels,
+            "classes": np.array(names),
+        }
+        version = "binary" if form.is_binary else "Python"
+        note = f"read as {form.name}, {version} version: {len(images):,} training and {len(test_images):,} test images"
+        return dataclasses.replace(dataset_from_arrays(arrays, tree.name), notes=(note,))
+
+
+def _which(tree: Tree) -> _Set | None:
+    files = set(tree.files())
+    return next((form for form in _SETS if {form.training[0], form.test, form.names} <= files), None)
+
+
+def _read_binary(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.ndarray"]:
+    import numpy as np
+
+    content = np.frombuffer(tree.read(name), np.uint8)
+    row = form.label_bytes + _PIXELS
+    if not len(content) or len(content) % row:
+        raise DamagedError(
+            path=tree.full(name), cause=f"must have {row:,} bytes for each image, got {len(content):,} in all"
+        )
+    rows = content.reshape(-1, row)
+    return _as_images(rows[:, form.label_bytes :]), rows[:, form.label_bytes - 1].astype(np.int64)
+
+
+def _read_pickle(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.ndarray"]:
+    import numpy as np
+
+    arrays, _ = _unpickle(tree, name)
+    pixels, labels = arrays.get("data"), arrays.get(form.key)
+    if (
+        pixels is None
+        or labels is None
+        or pixels.dtype != np.uint8
+        or pixels.shape != (len(labels), _PIXELS)
+        or labels.dtype.kind not in "iu"
+    ):
+        raise DamagedError(
+            path=tree.full(name), cause=f"must have data, {_PIXELS:,} bytes for each image, and {form.key}"
+        )
+    return _as_images(pixels), labels.astype(np.int64)
+
+
+def _unpickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str, list[str]]]:
+    """The arrays and the lists of texts in a pickle."""
+    from vitrail.core import array_files
+    from vitrail.core.sandbox import read_arrays
+    from vitrail.core.sandbox.convert import convert_pickle
+
+    reader = Path(read_arrays.__file__)
+    with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
+        source, target = Path(folder) / "pickle", Path(folder) / "arrays.npz"
+        source.write_bytes(tree.read(name))
+        report = convert_pickle(reader, source, target, plain="plain data", name=tree.full(name))
+        arrays = {key: array for key, array in array_files.read_npz(target).items() if array is not None}
+    return arrays, report["texts"]
+
+
+def _as_images(pixels: "np.ndarray") -> "np.ndarray":
+    """Rows of all red, all green and all blue levels, as images with channels last."""
+    return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()

@@ -1,0 +1,112 @@
+"""A folder with one folder of images for each class."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.core.errors import UsageError
+from vitrail.data.sources.base import SPLIT_NAMES
+from vitrail.data.sources.tree import Folder, Layout, Tree, is_image
+
+if TYPE_CHECKING:
+    from vitrail.data.dataset import Dataset
+
+
+class ClassFolder(Layout):
+    """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
+
+    description = "a folder of class folders (perhaps in train, val, test)"
+    is_folder_of_files = True
+    is_distributed = False
+
+    def fits(self, tree: Tree) -> bool:
+        """Any folder; other layouts are tried first."""
+        return True
+
+    def find(self, tree: Tree) -> Tree:
+        """The tree itself; or the only folder in it, if that holds class folders or splits, as unzipping makes it."""
+        while (name := _only_data_folder(tree)) is not None:
+            tree = tree.below(name)
+        return tree
+
+    def open(self, data: str | Path) -> "Dataset":
+        outer = Folder(data)
+        tree = self.find(outer)
+        dataset = self.read(tree)
+        if tree is outer:
+            return dataset
+        note = f"{str(data)!r} holds one folder, which is the data set: {tree.name!r}"
+        return dataclasses.replace(dataset, name=str(data), notes=(*dataset.notes, note))
+
+    def read(self, tree: Tree) -> "Dataset":
+        from vitrail.data.dataset import Dataset
+
+        places = _split_folders(tree)
+        classes = {split: sorted(tree.folders(folder)) for split, folder in places.items()}
+        labels = sorted({name for names in classes.values() for name in names})
+        if not labels:
+            raise UsageError(
+                f"Data folder must have a folder of images for each class, got {tree.name!r} without any. Sort"
+                f" the images into {tree.full('CLASS')!r}, or {tree.full('train/CLASS')!r} and so on."
+            )
+        if not_unicode := [name for name in labels if not _is_text(name)]:
+            raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {tree.name!r}.")
+        folders = {split: {name: _join(places[split], name) for name in names} for split, names in classes.items()}
+        files = {
+            split: [(file, name) for name, folder in listed.items() for file in tree.images(folder)]
+            for split, listed in folders.items()
+        }
+        if not any(files.values()):
+            raise UsageError(f"Data folder must have images in its class folders, got none in {tree.name!r}.")
+        files = {split: pairs for split, pairs in files.items() if pairs or split == "train"}
+        named = {split: {name: tree.full(at) for name, at in listed.items()} for split, listed in folders.items()}
+        return Dataset.from_files(tree.name, files, labels, folders=named, root=tree.name)
+
+
+def _only_data_folder(tree: Tree) -> str | None:
+    """The only folder of a tree, if it holds at least two folders (classes) or a split, and no images beside them."""
+    folders = tree.folders()
+    if len(folders) != 1 or folders[0].lower() in SPLIT_NAMES or any(map(is_image, tree.files())):
+        return None
+    inside = tree.folders(folders[0])
+    is_divided = len(inside) > 1 or any(name.lower() in SPLIT_NAMES for name in inside)
+    is_wrapped = len(inside) == 1 and _only_data_folder(tree.below(folders[0])) is not None
+    if any(map(is_image, tree.files(folders[0]))) or not (is_divided or is_wrapped):
+        return None
+    return folders[0]
+
+
+def _split_folders(tree: Tree) -> dict[str, str]:
+    """The folder of each split; `all` is the root itself, if it contains classes and no splits."""
+    below = tree.folders()
+    parts: dict[str, str] = {}
+    for name in below:
+        split = SPLIT_NAMES.get(name.lower())
+        if split is None or (not tree.folders(name) and tree.images(name)):
+            continue  # another folder, or a class that happens to be called so
+        if split in parts:
+            raise UsageError(
+                f"Data folder must have one {split} folder, got {parts[split]} and {name} in {tree.name!r}."
+            )
+        parts[split] = name
+    others = [name for name in below if name not in parts.values()]
+    if "train" not in parts and others:
+        return {"all": ""}
+    if strange := [name for name in others if tree.images(name)]:
+        raise UsageError(
+            f"Data folder must have either splits or classes in it, got {parts['train']} beside"
+            f" {', '.join(map(repr, strange[:3]))}, which have images, too, in {tree.name!r}."
+        )
+    return parts or {"all": ""}
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

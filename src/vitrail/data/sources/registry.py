@@ -1,0 +1,156 @@
+"""Opening DATA, whatever its form."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.data.image_files import is_file, is_folder, list_images
+from vitrail.data.sources.archives import ArchiveFile
+from vitrail.data.sources.base import Source
+from vitrail.data.sources.built_in import Digits, Fashion40, FashionMnist
+from vitrail.data.sources.cifar import Cifar
+from vitrail.data.sources.folders import ClassFolder
+from vitrail.data.sources.idx import IdxFolder
+from vitrail.data.sources.npz import NpzFile
+from vitrail.data.sources.published import ImageNetValidation, OxfordFlowers, OxfordPets, TinyImageNet
+from vitrail.data.sources.tables import CsvFile
+from vitrail.data.sources.tree import Layout
+
+if TYPE_CHECKING:
+    from vitrail.data.dataset import Dataset, Split
+
+# What a folder may be, on disk or in an archive: published data sets before any folder.
+LAYOUTS: tuple[Layout, ...] = (
+    Cifar(),
+    TinyImageNet(),
+    ImageNetValidation(),
+    OxfordPets(),
+    OxfordFlowers(),
+    ClassFolder(),
+)
+
+# The first that recognises DATA opens it: words before paths, special folders before any folder.
+SOURCES: tuple[Source, ...] = (
+    FashionMnist(),
+    Fashion40(),
+    Digits(),
+    CsvFile(),
+    NpzFile(),
+    IdxFolder(),
+    ArchiveFile(LAYOUTS),
+    *LAYOUTS,
+)
+
+
+AnyData: TypeAlias = Union[str, Path, "Dataset", tuple[Any, Any], Mapping[str, Any]]
+"""What `open_data` opens: a name or a path, a `Dataset`, or data in memory (see `dataset_in_memory`)."""
+
+
+def open_data(data: AnyData) -> "Dataset":
+    """The data set of a name or a path (see `SOURCES`), or of arrays. A `Dataset` is returned unchanged."""
+    from vitrail.data.dataset import Dataset
+
+    if isinstance(data, Dataset):
+        return data
+    if not isinstance(data, str | Path):
+        from vitrail.data.sources.arrays import dataset_in_memory
+
+        return dataset_in_memory(data)
+    with _told_in_a_line(data):
+        if (source := _find_source(data)) is not None:
+            return source.open(data)
+    words = [source.word for source in SOURCES if source.word]
+    if not os.path.lexists(data):
+        near = did_you_mean(str(data), [*words, *_siblings(data)])
+        raise UsageError(
+            f"Data must be a file or folder that exists, or a built-in data set ({', '.join(sorted(words))}), got"
+            f" {str(data)!r}.{near}"
+        )
+    where = "" if is_file(data) else ", where there is no folder and no regular file"
+    raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.")
+
+
+def _siblings(path: str | Path) -> list[str]:
+    """Paths of the folder in which a path would be, written as the user wrote it."""
+    folder, name = os.path.split(path)
+    try:
+        return [os.path.join(folder, entry) for entry in os.listdir(folder or ".")] if name else []  # noqa: PTH118, PTH208
+    except (OSError, ValueError):
+        return []
+
+
+def find_split(words: Sequence[str], split: str | None = None) -> "Split | None":
+    """The images of a data set, if the words name one; None if they name files and folders. A path comes before a
+    built-in name, and without a `split` any folder is a folder of files."""
+    for word in words:
+        known = [source for source in SOURCES if not (source.word and os.path.lexists(word))]
+        source = next((source for source in known if source.recognises(word)), None)
+        if source is None or (source.is_folder_of_files and split is None):
+            continue
+        if len(words) > 1:
+            raise UsageError(f"A data set must be given alone, got {word!r} beside {len(words) - 1:,} others.")
+        with _told_in_a_line(word):
+            return source.open_images(word, split)
+    if split is not None:
+        raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, words[:3]))}.")
+    return None
+
+
+def open_images(data: AnyData) -> "Dataset":
+    """As `open_data`, for those who can do without labels: a folder of images, none of them in folders of their own, is
+    a data set without classes."""
+    from vitrail.data.dataset import Dataset
+
+    if isinstance(data, str | Path):
+        with _told_in_a_line(data):
+            source = _find_source(data)
+            is_any_folder = source is not None and source.is_folder_of_files
+            files = list_images([data]) if is_any_folder else []
+        if is_any_folder and not files:
+            raise UsageError(f"Data must have images, got the folder {str(data)!r} without any.")
+        loose = [file for file in files if Path(file).parent == Path(data)]
+        if loose and len(loose) == len(files):
+            return Dataset(str(data), (), {"all": _unlabelled(files)}, root=str(data))
+        if loose:
+            note = f"{len(loose):,} images beside the folders in {str(data)!r} are left out"
+            return dataclasses.replace(found := open_data(data), notes=(*found.notes, note))
+    return open_data(data)
+
+
+def some_images(data: AnyData, count: int) -> list[Any]:
+    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
+    is_any_folder = isinstance(data, str | Path) and is_folder(data)
+    files = list_images([data]) if is_any_folder else []
+    split = _unlabelled(files) if files else open_data(data).for_evaluation(None)
+    return list(split.spread(count).images)
+
+
+def _unlabelled(files: list[str]) -> "Split":
+    import numpy as np
+
+    from vitrail.data.dataset import Split
+
+    return Split("all", files, np.zeros(len(files), np.int64))
+
+
+def _find_source(data: str | Path) -> Source | None:
+    return next((source for source in SOURCES if source.recognises(data)), None)
+
+
+@contextlib.contextmanager
+def _told_in_a_line(data: str | Path) -> Generator[None]:
+    """Errors of the system, as when a folder cannot be read, become ours."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
+
+
+def describe_sources() -> str:
+    """All forms of DATA in one phrase, from the most general source to the most specific one."""
+    *some, last = (source.description for source in reversed(SOURCES))
+    return f"{', '.join(some)} or {last}"

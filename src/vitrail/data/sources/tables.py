@@ -1,0 +1,163 @@
+"""A table of image files and their classes."""
+
+import codecs
+import contextlib
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.data.image_files import is_file
+from vitrail.data.sources.base import SPLIT_NAMES, Source
+
+if TYPE_CHECKING:
+    from vitrail.data.dataset import Dataset
+
+_COLUMNS = ("label", "labels", "split")
+_ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16", "cp949": "CP949"}
+_HEAD = 4096  # bytes that show whether a file is UTF-16
+_FILE_COLUMNS = ("file", "path", "filename", "image")
+
+
+class CsvFile(Source):
+    """Lines of `file,label` or `file,label,split`, with or without a header; files are relative to the CSV's folder.
+    With the header `file,labels`, images have any number of labels, separated by semicolons."""
+
+    description = "a .csv file of image files and labels"
+
+    def recognises(self, data: str | Path) -> bool:
+        return is_file(data, ".csv")
+
+    def open(self, data: str | Path) -> "Dataset":
+        from vitrail.data.dataset import Dataset
+
+        path = Path(data)
+        files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
+        text, notes = _decode(path)
+        for split, file, label in _read_lines(path, text):
+            files.setdefault(split, []).append((str(path.parent / file), label))
+        if "all" in files and len(files) > 1:
+            raise DamagedError(path=path, cause="must name a split in every line or in none")
+        every = [label for pairs in files.values() for _, label in pairs]
+        labels = {one for label in every for one in ((label,) if isinstance(label, str) else label)}
+        if not labels:
+            raise DamagedError(path=path, cause="has no label in any line")
+        dataset = Dataset.from_files(str(path), files, labels, root=str(path.parent))
+        if not dataset.several:
+            return dataclasses.replace(dataset, notes=notes)
+        mean = sum(map(len, every)) / len(every)
+        note = f"read as images with several labels: {mean:.2g} of {len(labels):,} on average"
+        return dataclasses.replace(dataset, notes=(*notes, note))
+
+
+def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
+    """Refuse lines that end too early, and splits under another name, which would be lost."""
+    if short := next((line for line in rows if len(line[1]) < len(header)), None):
+        raise DamagedError(
+            f"Line {short[0]} of {str(path)!r} must have {len(header)} cells, as its header does, got"
+            f" {','.join(short[1])!r}.",
+            path=path,
+        )
+    for place, name in enumerate(header):
+        values = {row[place].strip().lower() for _, row in rows}
+        if name not in (*_COLUMNS, *_FILE_COLUMNS) and values and values <= SPLIT_NAMES.keys():
+            raise UsageError(
+                f"CSV header must call the column of {', '.join(sorted(values))} split, got {name!r} in {str(path)!r}."
+            )
+
+
+def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The text of a CSV file in UTF-8, UTF-16 or CP949 (as Excel saves "CSV" in Korean), and a note if it is not in
+    UTF-8."""
+    content = path.read_bytes()
+    encoding = _guess_encoding(content)
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DamagedError(
+            path=path,
+            cause=f"must be text in UTF-8, UTF-16 or CP949, got other bytes in line {line}",
+            advice='Save it as "CSV UTF-8".',
+        ) from None
+    return text, () if encoding == "utf-8-sig" else (f"{path.name} is read as text in {_ENCODINGS[encoding]}",)
+
+
+def _guess_encoding(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    head = content[:_HEAD]
+    # Without a byte order mark: in UTF-16, commas, digits and ends of lines have a zero byte after or before them.
+    if 10 * head.count(0) > len(head):
+        return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
+    try:
+        content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        with contextlib.suppress(UnicodeDecodeError):
+            pairs = [letter.encode("cp949") for letter in content.decode("cp949") if not letter.isascii()]
+            # Other encodings often decode as CP949, but seldom to the usual syllables of Hangul (KS X 1001).
+            if 2 * sum(0xB0 <= pair[0] <= 0xC8 and pair[1] >= 0xA1 for pair in pairs) > len(pairs):
+                return "cp949"
+    return "utf-8-sig"
+
+
+def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
+    """The split, file and label (or labels) of every line; the split is `all` if there is none."""
+    try:
+        rows = [(number, row) for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True), 1)]
+    except csv.Error as error:
+        raise DamagedError(path=path, cause=f"cannot be read as CSV ({error})") from None
+    rows = [(number, row) for number, row in rows if any(row)]
+    columns = {"file": 0, "label": 1, "split": 2}
+    header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
+    several = "labels" in header
+    width = len(columns)
+    if several or "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
+        known = ["file" if name in _FILE_COLUMNS else name for name in header]
+        named = {name: place for place, name in enumerate(known)}
+        what = "labels" if several else "label"
+        if any(known.count(name) > 1 for name in ("file", what, "split")) or {"label", "labels"} <= named.keys():
+            raise UsageError(
+                f"CSV header must name file, label (or labels) and split once, got {', '.join(header)} in"
+                f" {str(path)!r}."
+            )
+        if not {"file", what} <= named.keys():
+            raise UsageError(
+                f"CSV header must have file and label (or labels), got {', '.join(header)} in {str(path)!r}."
+            )
+        columns = {"file": named["file"], "label": named[what], "split": named.get("split", len(header))}
+        width, rows = len(header), rows[1:]
+        _check_cells(path, header, rows)
+    if not rows:
+        raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
+    lines: list[tuple[str, str, str | tuple[str, ...]]] = []
+    labelled: dict[str, str | tuple[str, ...]] = {}
+    for number, row in rows:
+        if any(row[width:]):
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must have at most {width} cells, got {','.join(row)!r}.", path=path
+            )
+        cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
+        if not cells["file"] or (not cells["label"] and not several):
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}.",
+                path=path,
+            )
+        split = SPLIT_NAMES.get(cells["split"].lower()) if cells["split"] else "all"
+        if split is None:
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}.",
+                path=path,
+            )
+        labels = tuple(sorted(set(filter(None, map(str.strip, cells["label"].split(";"))))))
+        label = labels if several else cells["label"]
+        if labelled.setdefault(cells["file"], label) != label:
+            raise DamagedError(
+                f"Line {number} of {str(path)!r} must label {cells['file']!r} as an earlier line does, got"
+                f" {cells['label']!r}.",
+                path=path,
+            )
+        lines.append((split, cells["file"], label))
+    return lines

@@ -1,1 +1,0 @@
-"""Engines that run a model: torch, or ONNX Runtime without torch."""

@@ -1,1 +1,0 @@
-"""What `vitrail export` writes, one file for each target."""

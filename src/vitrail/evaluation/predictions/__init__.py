@@ -1,0 +1,1 @@
+"""Saved predictions and tables of predictions."""

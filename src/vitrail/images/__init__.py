@@ -1,1 +1,0 @@
-"""Images: from files to the tensors that models read."""

@@ -1,0 +1,1 @@
+"""Running a trained model: engines, precisions, export."""

@@ -1,0 +1,108 @@
+"""Speed of engines on this machine."""
+
+import contextlib
+import io
+import resource
+import subprocess
+import sys
+import time
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.core.errors import VitrailError
+from vitrail.core.terminal import say
+from vitrail.data.prefetch import prefetch
+from vitrail.inference.benchmark_store import Load, Speed
+from vitrail.inference.engine import Engine, Run, Way
+from vitrail.inference.proof import sample
+from vitrail.inference.registry import ENGINES
+
+_ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further one begins
+_REST = 0.05  # seconds before a measurement: threads of ONNX Runtime spin for a while after a call
+_HOPELESS = 10  # times slower than the fastest for one image: it is not measured any further
+
+_FIRST = "import sys; from vitrail.inference.measure import answer_first; answer_first(*sys.argv[1:])"
+
+
+def measure(path: str, ways: list[Way], load: Load) -> dict[Way, Speed]:
+    """The speed of each way, measured in turn, so that a machine that slows down slows all of them."""
+    say(f"measuring {', '.join(map(str, ways))} on this machine (once)")
+    folders = {way: ENGINES[way.engine].prepare(path, way.precision) for way in ways}
+    engines = {way: ENGINES[way.engine].open(path, load.device, way.precision) for way in ways}
+    seconds = _race(engines, load)
+    return {way: Speed(seconds[way], *_start(path, way, load), _size(folders[way])) for way in ways}
+
+
+def _race(engines: dict[Way, Engine], load: Load) -> dict[Way, float]:
+    """Seconds per image of each way in its fastest round, which other programs disturbed least; the first round is for
+    warming up."""
+    preprocess = next(iter(engines.values())).parts.preprocess
+    pixels = np.resize(some := sample(preprocess, load.batch), (load.batch, *some.shape[1:]))
+    with contextlib.ExitStack() as stack:
+        runs = {way: stack.enter_context(engine.running(load.threads, load.callers)) for way, engine in engines.items()}
+        alone = {way: _seconds(run, pixels[:1], 1) for way, run in runs.items()}
+        racing = [way for way in runs if alone[way] <= _HOPELESS * min(alone.values())]
+        rounds: dict[Way, list[float]] = {way: [] for way in racing}
+        began = time.perf_counter()
+        for number in range(1 + _ROUNDS):
+            for way in racing:
+                rounds[way].append(_seconds(runs[way], pixels, load.callers))
+            if number and time.perf_counter() - began > _ENOUGH * len(racing):
+                break
+    return alone | {way: min(values[1:]) for way, values in rounds.items()}
+
+
+def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
+    """Seconds per image, when the threads of other engines have come to rest and an uncounted image is computed."""
+    time.sleep(_REST)
+    run(pixels[:1])
+    start = time.perf_counter()
+    for _ in prefetch(repeat(partial(run, pixels), callers), callers, ahead=callers):
+        pass
+    return (time.perf_counter() - start) / (callers * len(pixels))
+
+
+def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
+    """Seconds of a new process to its first answer, because this one may have loaded everything already; and the bytes
+    that it holds at most."""
+    numbers = str(load.batch), str(load.callers * load.threads)
+    words = [sys.executable, "-P", "-c", _FIRST, path, *way, *numbers, load.device]
+    start = time.perf_counter()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        stdout = process.stdout or io.StringIO()
+        stdout.readline()
+        seconds = time.perf_counter() - start
+        memory = stdout.readline()  # communicate() would miss what is buffered
+        _, said = process.communicate()
+    if process.returncode or not memory:
+        last = said.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+        raise VitrailError(f"{way} did not start in a process of its own ({last}).")
+    return seconds, int(memory)
+
+
+def answer_first(path: str, engine: str, precision: str, batch: str, threads: str, device: str) -> None:
+    """What a new process does: one image, then a batch. Prints a line after the first, and its memory in the end."""
+    opened = ENGINES[engine].open(path, device, precision)
+    pixels = sample(opened.parts.preprocess, int(batch))
+    with opened.running(int(threads)) as run:
+        run(pixels[:1])
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        run(pixels)
+    sys.stdout.write(f"{_peak_memory()}\n")
+
+
+def _peak_memory() -> int:
+    """Bytes that this process has held at most. Linux counts what the parent held, unless it is read like this."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -1,0 +1,35 @@
+"""Target onnx: a file for ONNX Runtime and whatever else reads ONNX."""
+
+from pathlib import Path
+
+from vitrail.bundles.metadata import Parts
+from vitrail.inference.engine import Engine, Source
+from vitrail.inference.graph import write_onnx
+from vitrail.inference.onnx_engine import MODEL, OnnxEngine
+from vitrail.inference.targets.base import Order, Target
+
+
+class OnnxTarget(Target):
+    """model.onnx, with preprocessing and labels in its metadata."""
+
+    name = engine = "onnx"
+    precisions = OnnxEngine.precisions
+    packages = ("onnxruntime", "onnx")
+    extra = "onnx"
+    imports = (
+        'import os\n\nos.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would report to its maker\n'
+        "import onnxruntime"
+    )
+    program = (
+        'session = onnxruntime.InferenceSession("{model}", providers=["CPUExecutionProvider"])\n'
+        'logits = session.run(["logits"], {{"pixel_values": pixels}})[0][0]'
+    )
+
+    @classmethod
+    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+        write_onnx(source, folder, order.precision, order.batch)
+        return folder / MODEL
+
+    @classmethod
+    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
+        return OnnxEngine(model.parent, parts, precision)

@@ -1,0 +1,37 @@
+"""Target openvino: OpenVINO's intermediate representation."""
+
+import json
+from pathlib import Path
+
+from vitrail.bundles.metadata import Parts
+from vitrail.inference.engine import Engine, Source
+from vitrail.inference.openvino_engine import HINTS, MODEL, OpenvinoEngine, write_openvino
+from vitrail.inference.targets.base import Order, Target
+
+
+class OpenvinoTarget(Target):
+    """model.xml and model.bin, with preprocessing and labels in their metadata (rt_info)."""
+
+    name = engine = "openvino"
+    precisions = ("float32", "int8")
+    packages = ("openvino", "onnx")
+    extra = "openvino"
+    imports = 'sys.modules["openvino_telemetry"] = None  # it would report to its maker\nimport openvino'
+    program = (
+        "# OpenVINO computes in bfloat16 where the CPU can, unless it is told otherwise.\n"
+        'model = openvino.Core().compile_model("{model}", "CPU", {settings})\n'
+        'logits = model({{"pixel_values": pixels}})["logits"][0]'
+    )
+
+    @classmethod
+    def program_for(cls, model: str, precision: str) -> str:
+        return cls.program.format(model=model, settings=json.dumps(HINTS[precision]))
+
+    @classmethod
+    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+        write_openvino(source, folder, order.precision, order.batch)
+        return folder / MODEL
+
+    @classmethod
+    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
+        return OpenvinoEngine(model.parent, parts, precision)

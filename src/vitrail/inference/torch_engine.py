@@ -1,0 +1,61 @@
+"""The torch engine."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from vitrail.inference.engine import Engine, Outputs, Run, Way, first_call_alone, limit_threads
+
+if TYPE_CHECKING:
+    from vitrail.bundles.bundle import Bundle
+
+
+class TorchEngine(Engine):
+    """A bundle's model, in evaluation mode while it runs, on its device or moved to another one. torch is imported when
+    a bundle is opened."""
+
+    name = "torch"
+    precisions = ("float32", "bfloat16")
+    packages = ("torch",)
+
+    def __init__(self, bundle: "Bundle", precision: str = "float32") -> None:
+        self.model, self.parts, self.precision = bundle.model, bundle.parts, precision
+
+    @classmethod
+    def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
+        from vitrail.bundles.bundle import open_to_compute
+
+        cls.check(precision)
+        return cls(open_to_compute(bundle, device=device), precision)
+
+    @contextlib.contextmanager
+    def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
+        import torch
+
+        from vitrail.models.activations import evaluating
+        from vitrail.models.base import Seen
+
+        before = torch.get_num_threads()
+        computing = limit_threads(threads or before)
+        weight = next(self.model.parameters())
+        is_reduced = self.precision == "bfloat16"
+
+        @torch.inference_mode()
+        def run(pixels_BHWC: np.ndarray) -> Outputs:
+            # The number belongs to the calling thread, and to threads that begin later.
+            if torch.get_num_threads() != computing:
+                torch.set_num_threads(computing)
+            images = self.parts.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
+            seen = Seen(frozenset())
+            with torch.autocast(weight.device.type, torch.bfloat16, enabled=is_reduced):
+                logits = self.model(images.to(weight.dtype), seen)
+            return Outputs(*(output.float().cpu().numpy() for output in (logits, seen.steps["pooled"])))
+
+        try:
+            with evaluating(self.model):
+                yield first_call_alone(Way(self.name, self.precision), run)
+        finally:
+            torch.set_num_threads(before)

@@ -1,1 +1,0 @@
-"""Inspecting a model. The modules here compute arrays; `panels` shows them on one page."""

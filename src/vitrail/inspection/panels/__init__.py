@@ -1,1 +1,0 @@
-"""The panels of `vitrail inspect`, one per file, each with its sentences in the TOML file beside it."""

@@ -1,0 +1,140 @@
+"""What happens inside a model, in numbers of each image: how far heads look, which pixels reach a layer, whether
+features move with the image, and how alike layers are."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.analysis.heads import measure_heads
+from vitrail.analysis.layers import cka_table, layer_grams
+from vitrail.analysis.receptive_field import reaches
+from vitrail.lab.perturbations import batches
+from vitrail.lab.statistics import Estimate
+from vitrail.models.activations import look
+from vitrail.models.base import AnyModel
+
+
+def head_distances(model: AnyModel, images: Tensor) -> dict[int, np.ndarray]:
+    """How far the heads of each layer look in each image, (n, heads), as a share of what uniform attention has; empty
+    for families without attention between places."""
+    layout = model.layout()
+    if layout is None:
+        return {}
+    found: dict[int, list[np.ndarray]] = {}
+    for batch in images.split(max(1, min(32, 200_000 // (model.config.tokens or 1) ** 2))):
+        for layer, attention in look(model, batch).attention.items():
+            found.setdefault(layer, []).append(measure_heads(attention.cpu(), layout).of_uniform)
+    return {layer: np.concatenate(parts) for layer, parts in found.items()}
+
+
+def receptive_areas(
+    model: AnyModel, images: Tensor, layers: Sequence[int], share: float = 0.5
+) -> dict[int, np.ndarray]:
+    """For each layer, of each image (n): the area of the smallest square around the centre that holds `share` of the
+    gradient of the layer's output there, as a share of the image."""
+    each = [reaches(model, image, layers, draws=4) for image in images.split(1)]
+    return {layer: np.array([one[layer].areas([share])[share] for one in each]) for layer in layers}
+
+
+def third(depth: int) -> int:
+    """The layer after which a third of the depth is over."""
+    return max(round(depth / 3), 1) - 1
+
+
+def equivariance_errors(model: AnyModel, images: Tensor, far: Sequence[int]) -> dict[str, dict[int, np.ndarray]]:
+    """For each layer with places, and `pooled`, and each distance: how far the features of the moved image are from the
+    moved features, for each image. 0 is equivariant (or, pooled, invariant), 1 as different as unrelated images.
+
+    Images are rolled along each axis; a distance that is no multiple of a layer's stride moves its features between
+    two places, by linear interpolation. Places near the rim are left out: what was rolled over it is seen there.
+    """
+    plain = _maps(model, images)
+    spread = {
+        name: 2 * float((one - one.mean(dim=(0, 2, 3), keepdim=True)).square().sum(1).mean())
+        for name, one in plain.items()
+    }
+    found: dict[str, dict[int, np.ndarray]] = {name: {} for name in plain}
+    for distance in far:
+        parts: dict[str, list[Tensor]] = {}
+        for axis in (2, 3):
+            for name, moved in _maps(model, images.roll(distance, axis)).items():
+                places = plain[name].shape[axis]
+                steps = 0.0 if name == "pooled" else distance * places / images.shape[axis]
+                wanted = _rolled(plain[name], steps, axis)
+                rim = int(np.ceil(steps - 1e-9))
+                if places <= 2 * rim:
+                    continue
+                error = (moved - wanted).square().sum(1).narrow(axis - 1, rim, places - 2 * rim)
+                parts.setdefault(name, []).append(error.mean(dim=(1, 2)))
+        for name, some in parts.items():
+            found[name][distance] = torch.stack(some).mean(0).numpy() / max(spread[name], 1e-300)
+    return found
+
+
+def _maps(model: AnyModel, images: Tensor) -> dict[str, Tensor]:
+    """What leaves every layer that has places, (n, D, h, w), and what the head reads, (n, D, 1, 1)."""
+    found: dict[str, list[Tensor]] = {}
+    config = model.config
+    for numbers in batches(model, len(images)):
+        steps = look(model, images[numbers[0] : numbers[-1] + 1], attention=False).steps
+        for name, output in steps.items():
+            if name == "pooled" and output.ndim == 2:
+                found.setdefault(name, []).append(output[:, :, None, None])
+            elif name.startswith("blocks.") and output.ndim == 4:
+                found.setdefault(name, []).append(output)
+            elif name.startswith("blocks.") and output.ndim == 3 and config.grid is not None:
+                tokens = output[:, config.prefix :].transpose(1, 2)
+                found.setdefault(name, []).append(tokens.unflatten(2, config.grid))
+    return {name: torch.cat(parts).double().cpu() for name, parts in found.items()}
+
+
+def _rolled(maps: Tensor, steps: float, axis: int) -> Tensor:
+    whole = int(np.floor(steps + 1e-9))
+    part = max(steps - whole, 0.0)
+    first = maps.roll(whole, axis)
+    return first if part < 1e-9 else (1 - part) * first + part * maps.roll(whole + 1, axis)
+
+
+class Similarity(NamedTuple):
+    """CKA of every layer of a model with every other."""
+
+    table: np.ndarray
+    others: np.ndarray
+    """The mean over pairs of different layers, without each batch of images in turn (batches)."""
+
+    def estimate(self) -> Estimate:
+        """The mean over pairs of different layers; its error by the jackknife over batches."""
+        return jackknife(_between(self.table), self.others)
+
+
+def layer_similarity(model: AnyModel, images: Tensor) -> Similarity | None:
+    """How alike the layers are; None for a model of one layer, or with fewer than 32 images."""
+    if model.config.depth < 2 or len(images) < 32:
+        return None
+    grams = layer_grams(model, images, batch=16)
+    batches = len(next(iter(grams.values())))
+
+    def table(left_out: int | None) -> np.ndarray:
+        kept = {name: [one for at, one in enumerate(some) if at != left_out] for name, some in grams.items()}
+        return cka_table(kept, kept)
+
+    return Similarity(table(None), np.array([_between(table(at)) for at in range(batches)]))
+
+
+def _between(table: np.ndarray) -> float:
+    return float(table[~np.eye(len(table), dtype=bool)].mean())
+
+
+def jackknife(value: float, without: np.ndarray) -> Estimate:
+    """A number with its error, from the same number without each of some groups in turn."""
+    count = len(without)
+    spread = (count - 1) / count * float(np.square(without - without.mean()).sum())
+    return Estimate(value, float(np.sqrt(spread)), count - 1)
+
+
+def rounded(values: np.ndarray) -> list[Any]:
+    """Numbers for a file, to five digits."""
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,304 @@
+"""The base class of model configurations: name, input, classes, and the rows of `vitrail info`."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from vitrail.core.errors import UsageError
+from vitrail.core.registry import Registry
+from vitrail.core.settings import Pair, Settings, jsonable
+
+INFO_KEYS = (
+    "name",
+    "family",
+    "parameters",
+    "macs",
+    "tokens",
+    "grid",
+    "patch",
+    "resolution",
+    "width",
+    "depth",
+    "heads",
+    "classes",
+    "channels",
+)
+
+Output = Literal["classes", "pixels", "features"]
+
+# Of timm, transformers, torchvision and vit-pytorch.
+_CALLED_ELSEWHERE = {
+    "num_classes": "classes", "n_classes": "classes", "num_labels": "classes",
+    "img_size": "resolution", "image_size": "resolution", "input_size": "resolution",
+    "in_chans": "channels", "in_channels": "channels", "num_channels": "channels", "num_input_channels": "channels",
+    "patch_size": "patch", "patch_stride": "stride",
+    "embed_dim": "width", "hidden_size": "width", "hidden_dim": "width", "dim": "width",
+    "num_layers": "depth", "num_hidden_layers": "depth", "num_blocks": "depth",
+    "num_heads": "heads", "num_attention_heads": "heads",
+    "mlp_dim": "mlp", "mlp_ratio": "mlp", "intermediate_size": "mlp",
+    "global_pool": "pool", "pos_embed": "position", "reg_tokens": "registers", "num_register_tokens": "registers",
+    "no_embed_class": "class_position", "init_values": "layer_scale", "layerscale_value": "layer_scale",
+    "drop_rate": "dropout", "proj_drop_rate": "dropout", "hidden_dropout_prob": "dropout", "emb_dropout": "dropout",
+    "drop_path_rate": "drop_path", "stochastic_depth_prob": "drop_path", "patch_drop_rate": "token_drop",
+    "act_layer": "activation", "hidden_act": "activation", "layer_norm_eps": "norm_epsilon", "norm_layer": "norm",
+    "representation_size": "representation", "tokens_mlp_dim": "token_mlp", "channels_mlp_dim": "channel_mlp",
+}  # fmt: skip
+
+_SMALL = 64  # pixels: presets up to this size take the resolution of small images
+_MOST_NUMBERS = 2**28  # of one image: a gigabyte as 32-bit floats
+_MOST_TABLES = 2**29  # bytes
+
+
+class Table(NamedTuple):
+    """Shape and dtype of a fixed table that follows from the configuration: positions, indices, masks, orders."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["bool", "int64", "float64"]
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * (1 if self.dtype == "bool" else 8)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Settings):
+    """Configuration of a model. Families add fields; parameters and MACs are counted without torch."""
+
+    title: ClassVar[str] = "Model configuration"
+    called_elsewhere: ClassVar[Mapping[str, str]] = _CALLED_ELSEWHERE
+    family: ClassVar[str]
+    model: ClassVar[str]
+    """The family's module, as `package.module:Class`."""
+    scaled_by: ClassVar[str] = "width"
+    """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
+
+    name: str = ""
+    """Name in `vitrail models`; it is kept when settings change."""
+    classes: int = 1000
+    """Number of classes. 0: no head, the model returns its features."""
+    embedding: int = 0
+    """Width of the embedding that a model without classes returns instead of its features: a linear layer and its own
+    BatchNorm, as face recognition has them. 0: none."""
+    channels: int = 3
+    """Input channels: 3 for colour, 1 for grey, any number of bands."""
+    resolution: Pair = (224, 224)
+    """Height and width of the input in pixels; one number means a square."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise UsageError(f"Name must be a printable text, got {self.name!r}.")
+        self._set_pair("resolution", low=1, high=65_536)
+        self._set_integer("classes", low=0, high=10_000_000)
+        self._set_integer("embedding", low=0, high=65_536)
+        if self.embedding and self.classes:
+            raise UsageError(f"Embedding must go with classes 0, got {self.embedding} with {self.classes} classes.")
+        self._set_integer("channels", low=1, high=4096)
+        height, width = self.resolution
+        if height * width * self.channels > _MOST_NUMBERS:
+            raise UsageError(
+                f"Height x width x channels of an image must be at most {_MOST_NUMBERS:,}, got {height:,} x {width:,} x"
+                f" {self.channels:,}."
+            )
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters."""
+        raise NotImplementedError
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates for one image, counted as in the literature: matrix products and convolutions."""
+        raise NotImplementedError
+
+    def _head_parameters(self, width: int) -> int:
+        """Parameters of the head on features of this width: a linear layer for the classes, or an embedding."""
+        return width * self.classes + self.classes if self.classes else width * self.embedding + 2 * self.embedding
+
+    def _head_macs(self, width: int) -> int:
+        return width * (self.classes or self.embedding)
+
+    # What a family may have: a field or a property of its own takes the place of these.
+
+    @property
+    def tokens(self) -> int | None:
+        """Length of the sequence."""
+        return None
+
+    @property
+    def grid(self) -> Pair | None:
+        """Rows and columns of the last layer's output."""
+        return None
+
+    @property
+    def patch(self) -> Pair | None:
+        """Height and width of a patch in pixels."""
+        return None
+
+    @property
+    def padding(self) -> Pair:
+        """Zeros added on each side before an image is cut into patches."""
+        return 0, 0
+
+    @property
+    def width(self) -> int | None:
+        """Width of a token, or of the input of the head."""
+        return None
+
+    @property
+    def depth(self) -> int:
+        """Number of layers that `look` can record."""
+        return 1
+
+    @property
+    def heads(self) -> int | None:
+        """Attention heads of a layer."""
+        return None
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before the patches: [CLS] and registers."""
+        return 0
+
+    @property
+    def predicts(self) -> Output:
+        """Output of the model: logits of classes, logits of each pixel's colour, or features."""
+        return "classes" if self.classes else "features"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the output is logits of classes."""
+        return self.predicts == "classes"
+
+    def predicting(self, what: Output) -> Self:
+        """The same model with another output; refused if the family does not have it."""
+        if what == "pixels":
+            raise UsageError(f"Model must be of a family that predicts pixels (igpt), got family {self.family}.")
+        return self
+
+    @property
+    def can_mask_patches(self) -> bool:
+        """Whether the family has `encode_patches`, that is, embedded patches can be replaced before the first block."""
+        return False
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether the family has the setting `merge`, and the others allow it."""
+        return False
+
+    @property
+    def why_not_in_page(self) -> str | None:
+        """The setting for which `vitrail explain` cannot run this model in a page, such as `pool map`; None if it
+        can."""
+        return f"family {self.family}"
+
+    def check_in_page(self) -> None:
+        """Refuse a model that `vitrail explain` cannot run in a page."""
+        if (why := self.why_not_in_page) is not None:
+            raise UsageError(
+                f"Bundle must have a small plain ViT that runs in a page, got {why}."
+                " `vitrail inspect` shows the inside of any model."
+            )
+
+    def for_data(
+        self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
+    ) -> Self:
+        """The model for a data set. Presets for small images take the resolution of the data, if all images have the
+        same. `settings` override what comes from the data."""
+        changes: dict[str, Any] = {"classes": classes, "channels": channels}
+        if resolution is not None and max(self.resolution) <= _SMALL:
+            changes["resolution"] = resolution
+        return self.replace(**{**changes, **(settings or {})})
+
+    def with_macs(self, macs: int) -> Self:
+        """The model scaled to cost so many multiply-accumulates, as nearly as its width allows."""
+        values = range(1, 4097)
+        above = bisect.bisect(values, macs, key=lambda value: self._scaled(value).macs)
+        near = {values[max(above - 1, 0)], values[min(above, len(values) - 1)]}
+        return min(map(self._scaled, near), key=lambda config: abs(config.macs - macs))
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Pixels in a row that a unit of a CNN's last layer can see; None for families that see all of them at once."""
+        return None
+
+    def wider(self, factor: float) -> dict[str, Any]:
+        """Settings that make the model so many times as wide."""
+        return {self.scaled_by: round(getattr(self, self.scaled_by) * factor)}
+
+    def deeper(self, factor: int) -> dict[str, Any]:
+        """Settings that make the model so many times as deep."""
+        return {"depth": factor * self.depth}
+
+    def _scaled(self, value: int) -> Self:
+        return self.replace(**{self.scaled_by: value})
+
+    def to_document(self) -> dict[str, Any]:
+        """`to_json` with the family's name: all that is needed to build the model again."""
+        return {"family": self.family, **self.to_json()}
+
+    @property
+    def extensions(self) -> dict[str, str]:
+        """Extensions that this model needs: `family.NAME` mapped to the package with its version."""
+        package = FAMILIES.provider(self.family)
+        return {} if package is None else {f"family.{self.family}": package}
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        """The family's fixed tables by name; None for those that the settings do not need."""
+        return {}
+
+    def _check_tables(self) -> None:
+        """Refuse tables that would fill the memory: they can be large even if the model has few weights."""
+        size = sum(table.size for table in self.tables.values() if table is not None)
+        if size > _MOST_TABLES:
+            raise UsageError(
+                f"Tables of positions and masks must take at most {_MOST_TABLES:,} bytes, got {size:,} at resolution"
+                f" {self.resolution}. Choose a smaller one, or larger patches."
+            )
+
+    def info(self) -> dict[str, Any]:
+        """The row of `vitrail info`; what a family does not have is null."""
+        return jsonable({key: getattr(self, key) for key in INFO_KEYS})
+
+
+FAMILIES: Registry[type[ModelConfig]] = Registry(
+    "family",
+    {
+        "vit": "vitrail.models.families.vit.config:ViTConfig",
+        "hybrid": "vitrail.models.families.hybrid.config:HybridConfig",
+        "resnet": "vitrail.models.families.resnet.config:ResNetConfig",
+        "mixer": "vitrail.models.families.mixer.config:MixerConfig",
+        "lstm": "vitrail.models.families.lstm.config:LSTMConfig",
+        "igpt": "vitrail.models.families.igpt.config:IGPTConfig",
+        "mlp": "vitrail.models.families.mlp.config:MLPConfig",
+    },
+    base="vitrail.models.config:ModelConfig",
+    stated="family",
+)
+
+
+def model_settings() -> dict[str, str]:
+    """The settings of the built-in families by name, each with its meaning and the families that have it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    own = [name for name in FAMILIES if name not in FAMILIES.added]
+    for family in own:
+        for setting, meaning in FAMILIES[family].meanings().items():
+            found.setdefault(setting, {}).setdefault(meaning, []).append(family)
+    return {
+        setting: " ".join(
+            meaning if families == own else f"{', '.join(families)}: {meaning}"
+            for meaning, families in meanings.items()
+        )
+        for setting, meanings in found.items()
+    }
+
+
+def read_model(document: object) -> ModelConfig:
+    """The configuration in a document of `ModelConfig.to_document`."""
+    if not isinstance(document, dict):
+        raise UsageError(f"Model must be a JSON object, got {type(document).__name__}.")
+    settings = dict(document)
+    return FAMILIES[settings.pop("family", None)].from_json(settings)

@@ -1,0 +1,1 @@
+"""Hybrids of a ResNet and a ViT."""

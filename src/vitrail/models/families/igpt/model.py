@@ -1,0 +1,278 @@
+"""The Transformer on pixels (iGPT, Chen et al. 2020): every pixel is a token, its colour one of a palette.
+
+Shapes: B images, N pixels in raster order, D width, P colours, K classes.
+
+    c_n    = nearest palette colour of pixel n
+    z_0    = embed(c) + E_pos                (predicting pixels: shifted by one, a start token first)
+    z_l    = z + MLP(norm(z)),  z = z_(l-1) + attention(norm(z_(l-1)))
+    logits = norm(z_L) W                     over the palette for each next pixel; or over classes, of the mean token
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Generator
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.core import rng
+from vitrail.core.settings import Pair
+from vitrail.models.base import Layout, Model, Seen
+from vitrail.models.families.igpt.config import IGPTConfig
+from vitrail.models.layers import MLP, Attention, drop
+from vitrail.models.positions.modules import resize_grid
+from vitrail.models.walkthrough import Station
+
+# How the palette is made: images, pixels of them, and rounds of k-means.
+_IMAGES, _PIXELS, _ROUNDS = 512, 65_536, 25
+
+
+class PixelBlock(nn.Module):
+    """GPT-2's pre-norm block with iGPT's norm (no mean, no shift) and sigmoid GELU."""
+
+    def __init__(self, config: IGPTConfig) -> None:
+        super().__init__()
+        c = config
+        self.dropout = c.dropout
+        self.norm1 = nn.RMSNorm(c.width, eps=c.norm_epsilon)
+        self.attn = Attention(width=c.width, heads=c.heads, qkv_bias=c.bias, proj_bias=c.bias)
+        self.norm2 = nn.RMSNorm(c.width, eps=c.norm_epsilon)
+        self.mlp = MLP(width=c.width, hidden=c.mlp, activation="quick-gelu", dropout=c.dropout, bias=c.bias)
+
+    def forward(self, z_BND: Tensor, mask: Tensor | None) -> Tensor:
+        z_BND = z_BND + drop(self.attn(self.norm1(z_BND), bias=mask), self.dropout, self.training)
+        return z_BND + self.mlp(self.norm2(z_BND))
+
+    def steps(self, z_BND: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """Every step of this layer by its name (see `Seen.steps`)."""
+        norm1_BND = self.norm1(z_BND)
+        attended = self.attn.steps(norm1_BND, bias=mask)
+        middle_BND = z_BND + attended["msa"]
+        norm2_BND = self.norm2(middle_BND)
+        return {"norm1": norm1_BND, **attended, "middle": middle_BND, "norm2": norm2_BND, **self.mlp.steps(norm2_BND)}
+
+
+class IGPT(Model[IGPTConfig]):
+    """`forward(images) -> logits`: (B, K) for classes, (B, N, P) if each next pixel is predicted."""
+
+    blocks: list[PixelBlock]  # a ModuleList, which cannot say what it holds
+    palette: Tensor
+    mask: Tensor | None
+    opens_blocks = True
+    reads_layers = True
+
+    def __init__(self, config: IGPTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.colour_embed = nn.Embedding(c.palette + (c.output == "pixels"), c.width)  # the last is the start token
+        self.pos_embed = nn.Parameter(torch.zeros(1, c.tokens, c.width))
+        self.blocks = cast(list[PixelBlock], nn.ModuleList(PixelBlock(c) for _ in range(c.depth)))
+        self.norm = nn.RMSNorm(c.width, eps=c.norm_epsilon)
+        self.head = self.make_head(c.width, bias=c.output == "classes")
+        # Colours in preprocessed units; the training engine replaces them by clusters of the data's own.
+        self.register_buffer("palette", torch.zeros(c.palette, c.channels))
+        self.initialise()
+        self.fill_tables()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        c = self.config
+        colours_BN = self.quantise(images_BCHW)
+        if seen is not None:
+            seen.steps["colours"] = colours_BN
+        if c.output == "pixels":
+            start_B1 = torch.full_like(colours_BN[:, :1], c.palette)
+            colours_BN = torch.cat([start_B1, colours_BN[:, :-1]], dim=1)
+        z_BND = drop(self.colour_embed(colours_BN) + self.pos_embed, c.dropout, self.training)
+        if seen is not None:
+            seen.steps["tokens"] = z_BND
+        for layer, block in enumerate(self.blocks):
+            if seen is not None and seen.wants_attention(layer):
+                seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
+            if seen is not None:
+                seen.keep_inside(layer, functools.partial(block.steps, z_BND, self.mask))
+            z_BND = self.run_block(block, z_BND, self.mask)
+            if seen is not None:
+                seen.keep(layer, z_BND)
+        return self.read(z_BND, seen)
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        y = self.norm(z_BTD)
+        return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), seen)
+
+    def stations(self, seen: Seen) -> list[Station]:
+        c = self.config
+        colours_N, tokens, grid = seen.steps["colours"][0], seen.steps["tokens"][0], c.grid
+        found = [
+            self.image_station(),
+            Station(
+                "colours", "c_n = argmin_k |x_n - p_k|", self.palette[colours_N], "palette", grid,
+                fields={"count": c.palette}, shows="colours",
+            ),
+            Station("positions", "E_pos", self.pos_embed[0], "positions", grid, space="z"),
+            Station("tokens", "z_0 = embed(c) + E_pos", tokens, "tokens", grid, space="z"),
+        ]  # fmt: skip
+        for layer in sorted(seen.layers):
+            equation = f"z_{layer + 1} = MLP(RMS(z')) + z',  z' = MSA(RMS(z_{layer})) + z_{layer}"
+            found.append(self.layer_station(layer, equation, seen, sentence="block"))
+        if c.output == "pixels":
+            pooled = seen.steps["pooled"][0]
+            return [*found, Station("pooled", "y_n = RMS(z_L^n)", pooled, "next-pixels", grid, space="y")]
+        return [*found, *self.head_stations(seen, "mean_n RMS(z_L^n)")]
+
+    def layer_equations(self, layer: int) -> dict[str, str]:
+        norm, after = (f"gamma * {z} / sqrt(mean({z}^2) + epsilon)" for z in ("z", "z'"))
+        offset = " + b_{}" if self.config.bias else ""
+        mask = " + B" if self.config.causal else ""
+        return {
+            "norm1": f"n = {norm}",
+            **{part: f"{part} = n W_{part}{offset.format(part)}" for part in "qkv"},
+            "scores": f"s = q k^T / sqrt(d){mask}",
+            "weights": "a = softmax(s)",
+            "heads": "h = a v",
+            "msa": f"m = [h_1; ...; h_k] W_o{offset.format('o')}",
+            "middle": "z' = m + z",
+            "norm2": f"n' = {after}",
+            "z1": f"z1 = n' W_1{offset.format(1)}",
+            "activated": "GELU(z1)",
+            "z2": f"z2 = GELU(z1) W_2{offset.format(2)}",
+            "out": "z'' = z2 + z'",
+        }
+
+    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
+        return {"rms": z_BTD.square().mean(dim=-1).sqrt()}
+
+    def quantise(self, images_BCHW: Tensor) -> Tensor:
+        """Index of the nearest palette colour of every pixel (B, N)."""
+        pixels_BNC = images_BCHW.flatten(2).transpose(1, 2).float()
+        palette_PC = self.palette.float()
+        # In full precision whatever surrounds it: a rounded distance is another word, not a rounding error.
+        device = images_BCHW.device.type
+        with contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+            # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
+            return (palette_PC.square().sum(1) - 2 * pixels_BNC @ palette_PC.T).argmin(dim=-1)
+
+    def dequantise(self, colours_BN: Tensor) -> Tensor:
+        return self.palette[colours_BN].movedim(-1, 1).unflatten(2, self.config.resolution)
+
+    def layout(self) -> Layout:
+        allowed = None if self.mask is None else self.mask.cpu().numpy()
+        return Layout(self.config.grid, (1, 1), 0, "mean", allowed)
+
+    def position_table(self) -> Tensor:
+        return self.pos_embed[0]
+
+    @property
+    def position_origin(self) -> Literal["learned"]:
+        return "learned"
+
+    @torch.no_grad()
+    def reindex(self, order: Tensor) -> bool:
+        """Without a causal mask pixels are a set, and positions say where each was."""
+        if self.mask is not None or self.config.output == "pixels":
+            return False
+        self.pos_embed.copy_(self.pos_embed[:, order.to(self.pos_embed.device)])
+        return True
+
+    def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
+        """The embedded tokens, one for each pixel: rounding colours to the palette has no gradient."""
+        return seen.steps["tokens"]
+
+    @contextlib.contextmanager
+    def differentiable_input(self) -> Generator[None]:
+        """Tokens get a gradient through the position embeddings, also in a frozen model."""
+        was = self.pos_embed.requires_grad
+        self.pos_embed.requires_grad_()
+        try:
+            yield
+        finally:
+            self.pos_embed.requires_grad_(was)
+
+    @torch.no_grad()
+    def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
+        """Compute the palette: cluster centres of the training images' pixels (section 3.1 of the paper)."""
+        images = read(_IMAGES)
+        pixels = images.movedim(1, -1).reshape(-1, self.config.channels)
+        some = rng.permutation(len(pixels), seed, stream="palette pixels")[:_PIXELS]
+        self.palette.copy_(cluster(pixels[torch.from_numpy(some)], self.config.palette, seed))
+
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        return self.norm(output)
+
+    @torch.no_grad()
+    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
+        if self.config.output == "classes":
+            return super().replace_head(classes, embedding=embedding)
+        self.config = self.config.replace(output="classes", classes=classes)
+        # It read each pixel one place later, after a start token: what it learned of places moves along.
+        colours, positions = self.colour_embed.weight, self.pos_embed
+        self.colour_embed = nn.Embedding.from_pretrained(colours[:-1].clone(), freeze=not colours.requires_grad)
+        shifted = torch.cat([positions[:, 1:], positions[:, -1:]], dim=1)
+        self.pos_embed = nn.Parameter(shifted, requires_grad=positions.requires_grad)
+        return [
+            *super().replace_head(classes, embedding=embedding),
+            "the start token is dropped and positions shift by one",
+        ]
+
+    @torch.no_grad()
+    def resize(self, resolution: int | Pair) -> "IGPT":
+        """A copy for another resolution; learned positions are interpolated corner to corner."""
+        new = self.config.replace(resolution=resolution)
+        tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        table_hwD = self.pos_embed[0].unflatten(0, self.config.grid)
+        tensors["pos_embed"] = resize_grid(table_hwD, new.grid, "google").flatten(0, 1)[None]
+        return self._rebuild(new, tensors)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """The published code's normals (image-gpt, src/model.py); the head starts at zero as in the other families."""
+        width, depth = self.config.width, self.config.depth
+        nn.init.normal_(self.colour_embed.weight, std=0.02)
+        nn.init.normal_(self.pos_embed, std=0.01)
+        for block in self.blocks:
+            for linear, std in (
+                (block.attn.qkv, 1 / math.sqrt(width)),
+                (block.attn.proj, 1 / math.sqrt(width * depth)),
+                (block.mlp.fc1, 0.02),
+                (block.mlp.fc2, 0.02),
+            ):
+                nn.init.normal_(linear.weight, std=std)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        self.zero_head()
+        # Until there are data: points spread evenly over [-1, 1] by the generalised golden ratio in each channel.
+        step = torch.arange(1, self.config.channels + 1, dtype=torch.float64).neg()
+        ratio = _golden_ratio(self.config.channels) ** step
+        points = torch.arange(self.config.palette, dtype=torch.float64)[:, None] * ratio + 0.5
+        self.palette.copy_(2 * (points % 1) - 1)
+
+    def make_tables(self) -> dict[str, Tensor | None]:
+        """The attention mask: a pixel attends to itself and earlier ones."""
+        tokens = self.config.tokens
+        causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril_() if self.config.causal else None
+        return {"mask": causal}
+
+
+def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
+    """Centres (P, C) of `colours` clusters of pixels by k-means, from dark to bright."""
+    # Distinct colours first: an image's flat background would otherwise fill the palette with copies of one.
+    distinct = torch.unique(pixels_MC, dim=0)
+    order = rng.permutation(len(distinct), seed, stream="palette start")
+    centres = distinct[torch.from_numpy(order[np.arange(colours) % len(order)])].clone()
+    for _ in range(_ROUNDS):
+        nearest = (centres.square().sum(1) - 2 * pixels_MC @ centres.T).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, pixels_MC)
+        counts = torch.bincount(nearest, minlength=colours)[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+    return centres[torch.argsort(centres.sum(1))]
+
+
+def _golden_ratio(dimensions: int) -> float:
+    """The root of x^(d+1) = x + 1, whose powers give an evenly spread sequence in d dimensions."""
+    root = 2.0
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dimensions + 1))
+    return root

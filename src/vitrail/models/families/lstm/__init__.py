@@ -1,0 +1,1 @@
+"""LSTM over the sequence of patches."""

@@ -1,0 +1,73 @@
+"""Configuration of an LSTM over patches, whose sequential bias contrasts with attention."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.core.settings import check_number
+from vitrail.models.config import Table
+from vitrail.models.patch_config import PatchedConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LSTMConfig(PatchedConfig):
+    """A recurrent network over the sequence of patches; its last state is the input of the head."""
+
+    family: ClassVar[str] = "lstm"
+    model: ClassVar[str] = "vitrail.models.families.lstm.model:LSTM"
+    scaled_by: ClassVar[str] = "hidden"
+
+    hidden: int = 512
+    """Width of the recurrent state."""
+    depth: int = 2
+    """Recurrent layers, one on top of the other."""
+    bidirectional: bool = False
+    """Whether a second network reads the sequence from its end."""
+    order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
+    """Order in which the patches are read."""
+    order_seed: int = 0
+    """Seed of the random order."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature between recurrent layers, in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(("order",))
+        self._check_flags(("bidirectional",))
+        self._set_integer("width", low=1, high=65_536)
+        self._set_integer("hidden", low=1, high=65_536)
+        self._set_integer("depth", low=1, high=100)
+        self._set_integer("order_seed", low=0, high=2**63 - 1)
+        check_number("dropout", self.dropout, low=0, below=1)
+        self._check_tables()
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence: the patches."""
+        return self.patches
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        return {"order": Table((self.patches,), "int64")}
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def parameters(self) -> int:
+        biases = self.directions * self.depth * 8 * self.hidden
+        return self._embed_parameters + self._recurrent_weights + biases + self._head_parameters(self._features)
+
+    @property
+    def macs(self) -> int:
+        return self._embed_macs + self.patches * self._recurrent_weights + self._head_macs(self._features)
+
+    @property
+    def _features(self) -> int:
+        return self.directions * self.hidden
+
+    @property
+    def _recurrent_weights(self) -> int:
+        """4 gates from the layer's input and from its own state, for each layer and direction."""
+        inputs = [self.width, *(self.directions * self.hidden for _ in range(self.depth - 1))]
+        return self.directions * sum(4 * self.hidden * (size + self.hidden) for size in inputs)

@@ -1,0 +1,137 @@
+"""An LSTM over patches: the image as a sequence that is read in one order into a fixed-size state.
+
+Shapes: B images, N patches in the chosen order, D width, S state, K classes.
+
+    x_n        = x_p^(order n) E + b         as in ViT, without positions: the order is the position
+    h_n, c_n   = LSTM(x_n, h_(n-1), c_(n-1))
+    logits     = head(h_N)                   the last state, of both directions if there are two
+"""
+
+import random
+from array import array
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.settings import Pair
+from vitrail.models.base import Model, Seen
+from vitrail.models.families.lstm.config import LSTMConfig
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import PatchEmbed, drop, split_order
+from vitrail.models.walkthrough import Station
+
+
+class LSTM(Model[LSTMConfig]):
+    """A recurrent network over the sequence of patches; its last state is the input of the head."""
+
+    order: Tensor
+    projection = "patch_embed.proj"
+    reads_layers = True
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.patch_embed = PatchEmbed(
+            channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding
+        )
+        inputs = [c.width, *(c.directions * c.hidden for _ in range(c.depth - 1))]
+        # A layer each, so that what passes between them can be seen.
+        self.layers = nn.ModuleList(
+            nn.LSTM(size, c.hidden, batch_first=True, bidirectional=c.bidirectional) for size in inputs
+        )
+        self.head = self.make_head(c.directions * c.hidden)
+        self.initialise()
+        self.fill_tables()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BND = self.patch_embed(images_BCHW, seen)[:, self.order]
+        for layer, recurrent in enumerate(self.layers):
+            if layer:
+                x_BND = drop(x_BND, self.config.dropout, self.training)
+            x_BND, (last_LBS, _) = recurrent(x_BND)
+            if seen is not None:
+                seen.keep(layer, x_BND)
+        return self._classify(last_LBS.transpose(0, 1).flatten(1), seen)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Xavier for input weights, orthogonal for recurrent weights, bias 1 for forget gates (Jozefowicz et al.
+        2015)."""
+        lecun_normal_(self.patch_embed.proj)
+        for name, parameter in self.layers.named_parameters():
+            kind = name.rpartition(".")[2]
+            if kind.startswith("bias"):
+                nn.init.zeros_(parameter)
+                if kind.startswith("bias_ih"):
+                    parameter[self.config.hidden : 2 * self.config.hidden] = (
+                        1  # gates stand as input, forget, cell, output
+                    )
+                continue
+            for gate in parameter.chunk(4):
+                if kind.startswith("weight_ih"):
+                    nn.init.xavier_uniform_(gate)
+                else:
+                    gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
+        self.zero_head()
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        """Logits from the states of any layer: the last one of each direction."""
+        size = self.config.hidden
+        last = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
+        return self._classify(torch.cat(last, dim=1), seen)
+
+    def stations(self, seen: Seen) -> list[Station]:
+        found = [self.image_station(), *self.patch_stations(seen)]
+        for layer in sorted(seen.layers):
+            states_NS = seen.steps[f"blocks.{layer}"][0]
+            entering = f"h_n^{layer}" if layer else "x_n"
+            equation = f"h_n^{layer + 1}, c_n = LSTM({entering}, h_(n-1)^{layer + 1}, c_(n-1))"
+            fields = {"width": states_NS.shape[1], "count": len(states_NS), "order": self.config.order}
+            others = {"fields": fields, "space": f"states {layer}", "shows": "states", "extra": states_NS}
+            found.append(self.layer_station(layer, equation, seen, sentence="states", **others))
+        depth = self.config.depth
+        pooled = f"[h_N^{depth}; h_1^{depth}]" if self.config.bidirectional else f"h_N^{depth}"
+        return [*found, *self.head_stations(seen, pooled)]
+
+    def reindex(self, order: Tensor) -> bool:
+        """The pixels of patches may stand in any order that all share; patches have their time."""
+        c = self.config
+        found = split_order(order, c.resolution, c.patch) if self.patch_embed.is_plain else None
+        if found is None or not torch.equal(found[0], torch.arange(c.patches)):
+            return False
+        self.patch_embed.reindex(found[1])
+        return True
+
+    def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
+        return tokens_BND[:, self.order.argsort()]
+
+    def centre_token(self) -> int:
+        return self.order.tolist().index(super().centre_token())
+
+    def make_tables(self) -> dict[str, Tensor | None]:
+        """The order of the patches."""
+        return {"order": sequence_order(self.config.order, self.config.grid, self.config.order_seed)}
+
+
+def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
+    """Raster indices of the patches in reading order (N,)."""
+    raster = torch.arange(grid[0] * grid[1], device="cpu").reshape(grid)
+    match kind:
+        case "raster":
+            order = raster
+        case "reversed":
+            order = raster.flip((0, 1))
+        case "column":
+            order = raster.T
+        case "snake":
+            order = raster.clone()
+            order[1::2] = order[1::2].flip(1)
+        case "random":
+            # Python promises this sequence for ever; a saved model reads in the order it was trained with.
+            chance = random.Random(seed)
+            keys = array("d", (chance.random() for _ in range(raster.numel())))
+            order = torch.frombuffer(keys, dtype=torch.float64).argsort(stable=True)
+        case _:
+            raise ValueError(kind)
+    return order.flatten()

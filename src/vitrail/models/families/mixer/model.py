@@ -1,0 +1,124 @@
+"""MLP-Mixer (arXiv 2105.01601): one MLP mixes patches, another one features.
+
+Shapes: B images, N patches, D width, K classes.
+
+    U = X + MLP_tokens(LN(X)^T)^T            eq. 1: the same for every feature, own weights for every place
+    Y = U + MLP_channels(LN(U))              eq. 1: the same for every patch
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.base import Model, Seen
+from vitrail.models.families.mixer.config import MixerConfig
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import MLP, PatchEmbed, drop_path, split_order
+from vitrail.models.walkthrough import Station
+
+
+class MixerBlock(nn.Module):
+    """An MLP over patches, then an MLP over features."""
+
+    def __init__(self, config: MixerConfig, drop_path: float) -> None:
+        super().__init__()
+        c = config
+        self.drop_path = drop_path
+        self.norm1 = nn.LayerNorm(c.width, eps=c.norm_epsilon)
+        self.mlp_tokens = MLP(width=c.patches, hidden=c.token_mlp, activation=c.activation, dropout=c.dropout)
+        self.norm2 = nn.LayerNorm(c.width, eps=c.norm_epsilon)
+        self.mlp_channels = MLP(width=c.width, hidden=c.channel_mlp, activation=c.activation, dropout=c.dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        u_BND = self.mix_tokens(x_BND)
+        return u_BND + drop_path(self.mlp_channels(self.norm2(u_BND)), self.drop_path, self.training)
+
+    def mix_tokens(self, x_BND: Tensor) -> Tensor:
+        """U: the first half of the block."""
+        mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)
+        return x_BND + drop_path(mixed_BND, self.drop_path, self.training)
+
+
+class Mixer(Model[MixerConfig]):
+    """MLP-Mixer with mean pooling over all patches."""
+
+    blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
+    has_positional_weights = True
+    projection = "stem.proj"
+    reads_layers = True
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.stem = PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
+        rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
+        self.blocks = cast(list[MixerBlock], nn.ModuleList(MixerBlock(c, rate) for rate in rates))
+        self.norm = nn.LayerNorm(c.width, eps=c.norm_epsilon)
+        self.head = self.make_head(c.width)
+        self.initialise()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BND = self.stem(images_BCHW, seen)
+        for layer, block in enumerate(self.blocks):
+            x_BND = self.run_block(block, x_BND)
+            if seen is not None:
+                seen.keep(layer, x_BND)
+        return self.read(x_BND, seen)
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        return self._classify(self.norm(z_BTD).mean(dim=1), seen)
+
+    @torch.no_grad()
+    def stations(self, seen: Seen) -> list[Station]:
+        c = self.config
+        found = [self.image_station(), *self.patch_stations(seen)]
+        for layer in sorted(seen.layers):
+            block, entering = self.blocks[layer], seen.steps[f"blocks.{layer - 1}" if layer else "projected"]
+            # What a place reads from each other, were there no non-linearity between the two matrices.
+            reads_NN = (block.mlp_tokens.fc2.weight @ block.mlp_tokens.fc1.weight).abs()
+            found.append(
+                Station(
+                    f"blocks.{layer}.tokens",
+                    f"U_{layer + 1} = X_{layer} + MLP_tokens(LN(X_{layer})^T)^T",
+                    block.mix_tokens(entering[:1])[0],
+                    "mixed-tokens",
+                    c.grid,
+                    space="z",
+                    fields={"layer": layer},
+                    shows="reads",
+                    extra=reads_NN,
+                    layer=layer,
+                )
+            )
+            equation = f"X_{layer + 1} = U_{layer + 1} + MLP_channels(LN(U_{layer + 1}))"
+            found.append(self.layer_station(layer, equation, seen, sentence="mixed-channels"))
+        return [*found, *self.head_stations(seen, "mean_n LN(X_L^n)")]
+
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        return self.norm(output)
+
+    @torch.no_grad()
+    def reindex(self, order: Tensor) -> bool:
+        """Patches may stand in any order, and their pixels in any other that all share."""
+        c = self.config
+        found = split_order(order, c.resolution, c.patch) if self.stem.is_plain else None
+        if found is None:
+            return False
+        numbers, inside = found
+        self.stem.reindex(inside)
+        for block in self.blocks:
+            mlp, place = block.mlp_tokens, numbers.to(block.mlp_tokens.fc1.weight.device)
+            mlp.fc1.weight.copy_(mlp.fc1.weight[:, place])
+            mlp.fc2.weight.copy_(mlp.fc2.weight[place])
+            mlp.fc2.bias.copy_(mlp.fc2.bias[place])
+        return True
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """flax's default everywhere (vision_transformer, models_mixer.py), zero for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                lecun_normal_(module)
+        self.zero_head()

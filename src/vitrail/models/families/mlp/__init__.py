@@ -1,0 +1,1 @@
+"""Multilayer perceptron on pixels."""

@@ -1,0 +1,44 @@
+"""Configuration of an MLP on pixels: no inductive bias for images."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from vitrail.core.settings import check_number
+from vitrail.models.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLPConfig(ModelConfig):
+    """All pixels as one vector, some hidden layers, a linear head."""
+
+    family: ClassVar[str] = "mlp"
+    model: ClassVar[str] = "vitrail.models.families.mlp.model:PixelMLP"
+
+    width: int = 1024
+    """Width of each hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    activation: Literal["gelu", "gelu-tanh", "relu", "tanh"] = "gelu"
+    """Non-linearity after each hidden layer."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature after each hidden layer, in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(("activation",))
+        self._set_integer("width", low=1, high=1_048_576)
+        self._set_integer("depth", low=1, high=1000)
+        check_number("dropout", self.dropout, low=0, below=1)
+
+    @property
+    def parameters(self) -> int:
+        return self._hidden_weights + self.depth * self.width + self._head_parameters(self.width)
+
+    @property
+    def macs(self) -> int:
+        return self._hidden_weights + self._head_macs(self.width)
+
+    @property
+    def _hidden_weights(self) -> int:
+        pixels = self.channels * self.resolution[0] * self.resolution[1]
+        return pixels * self.width + (self.depth - 1) * self.width**2

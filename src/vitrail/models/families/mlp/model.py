@@ -1,0 +1,70 @@
+"""Fully connected layers on pixels, without any assumption about images.
+
+Shapes: B images, D width, K classes.
+
+    h_1 = act(W_1 flatten(image) + b_1),  h_l = act(W_l h_(l-1) + b_l),  logits = W h_L + b
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.base import Model, Seen
+from vitrail.models.families.mlp.config import MLPConfig
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import ACTIVATIONS, activate, drop, is_plain
+from vitrail.models.walkthrough import Station
+
+
+class PixelMLP(Model[MLPConfig]):
+    """An MLP on the flattened image: the baseline without inductive bias."""
+
+    has_positional_weights = True
+    reads_layers = True
+
+    def __init__(self, config: MLPConfig) -> None:
+        super().__init__(config)
+        pixels = config.channels * config.resolution[0] * config.resolution[1]
+        inputs = [pixels, *(config.width for _ in range(config.depth - 1))]
+        self.layers = nn.ModuleList(nn.Linear(size, config.width) for size in inputs)
+        self.head = self.make_head(config.width)
+        self.initialise()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BD = images_BCHW.flatten(1)
+        for layer, linear in enumerate(self.layers):
+            x_BD = activate(linear(x_BD), self.config.activation, fresh=is_plain(linear))
+            x_BD = drop(x_BD, self.config.dropout, self.training)
+            if seen is not None:
+                seen.keep(layer, x_BD)
+        return self.read(x_BD, seen)
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        """Logits from the features (B, D) of any layer."""
+        return self._classify(z_BTD, seen)
+
+    def stations(self, seen: Seen) -> list[Station]:
+        activation = ACTIVATIONS[self.config.activation]
+        found = [self.image_station()]
+        for layer in sorted(seen.layers):
+            entering = f"h_{layer}" if layer else "flatten(x)"
+            equation = f"h_{layer + 1} = {activation}({entering} W_{layer + 1} + b_{layer + 1})"
+            share = float((seen.steps[f"blocks.{layer}"] > 0).float().mean())
+            fields = {"width": self.config.width, "share": f"{share:.0%}"}
+            found.append(self.layer_station(layer, equation, seen, sentence="hidden", space="h", fields=fields))
+        return [*found, *self.head_stations(seen, "h_L")]
+
+    @torch.no_grad()
+    def reindex(self, order: Tensor) -> bool:
+        """Pixels have no neighbours here: every order will do."""
+        first = self.get_parameter("layers.0.weight")
+        first.copy_(first.unflatten(1, (-1, len(order)))[..., order.to(first.device)].flatten(1))
+        return True
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """lecun_normal as in the other families, zero for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                lecun_normal_(module)
+        self.zero_head()

@@ -1,0 +1,108 @@
+"""Residual convolutional networks: locality and translation equivariance built in.
+
+Shapes: B images, C channels, H x W feature map, D features, K classes.
+
+    x_0 = conv(image)                        and, in BiT, max pooling
+    x_u = x_(u-1) + F_u(x_(u-1))             each unit mixes 3x3 neighbours
+    y   = mean over positions of x_U            equivariance becomes invariance here
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.base import Model, Seen
+from vitrail.models.convolutions import (
+    BasicUnit,
+    ConvNormReLU,
+    GroupNormReLU,
+    PreActivationUnit,
+    Root,
+    Stage,
+    bottleneck_stages,
+)
+from vitrail.models.families.resnet.config import ResNetConfig
+from vitrail.models.initialise import lecun_normal_
+from vitrail.models.walkthrough import Station
+
+
+class ResNet(Model[ResNetConfig]):
+    """BiT (arXiv 1912.11370), or a plain network of basic units for small images."""
+
+    stages: list[Stage]  # a ModuleList, which cannot say what it holds
+    has_patches = False
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        c = config
+        if c.kind == "bit":
+            self.stem = Root(c.channels, c.base, hybrid=False)
+            self.stages = bottleneck_stages(PreActivationUnit, c.base, c.layers)
+            self.norm = GroupNormReLU(c.width)
+        else:
+            self.stem = ConvNormReLU(c.channels, c.base, 1, c.edges)
+            self.stages = cast(list[Stage], nn.ModuleList(self._plain_stages()))
+            self.norm = nn.Identity()
+        self.head = self.make_head(c.width)
+        self.initialise()
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        self._check_images(images_BCHW)
+        x_BCHW = self.stem(images_BCHW)
+        if seen is not None:
+            seen.steps["stem"] = x_BCHW
+        for layer, unit in enumerate(unit for stage in self.stages for unit in stage.blocks):
+            x_BCHW = self.run_block(unit, x_BCHW)
+            if seen is not None:
+                seen.keep(layer, x_BCHW)
+        x_BCHW = self.norm(x_BCHW)
+        return self._classify(x_BCHW.mean(dim=(2, 3)), seen)
+
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        """Only outputs of the last stage have the channels of the norm."""
+        return self.norm(output) if output.shape[1] == self.config.width else output
+
+    def stations(self, seen: Seen) -> list[Station]:
+        is_bit = self.config.kind == "bit"
+        stem = seen.steps["stem"][0]
+        first = Station(
+            "stem",
+            "x_0 = maxpool(conv_7x7(x))" if is_bit else "x_0 = ReLU(BN(conv_3x3(x)))",
+            stem.flatten(1).T,
+            "stem",
+            (stem.shape[1], stem.shape[2]),
+            tuple(stem.shape),
+            space=f"{len(stem)} channels",
+            fields={"channels": len(stem)},
+            shows="maps",
+        )
+        units = [unit for stage in self.stages for unit in stage.blocks]
+        found = [self.image_station(), first]
+        for layer in sorted(seen.layers):
+            shortcut = f"x_{layer}" if getattr(units[layer], "downsample", None) is None else f"W_s x_{layer}"
+            total = f"F_{layer + 1}(x_{layer}) + {shortcut}"
+            equation = f"x_{layer + 1} = {total}" if is_bit else f"x_{layer + 1} = ReLU({total})"
+            channels, rows, columns = seen.steps[f"blocks.{layer}"].shape[1:]
+            fields = {"channels": channels, "rows": rows, "columns": columns}
+            found.append(self.layer_station(layer, equation, seen, sentence="unit", fields=fields))
+        pooled = "mean_n ReLU(GN(x_L^n))" if is_bit else "mean_n x_L^n"
+        return [*found, *self.head_stations(seen, pooled)]
+
+    def _plain_stages(self) -> Iterator[Stage]:
+        c = self.config
+        inputs = c.base
+        for stage, (units, stride) in enumerate(zip(c.layers, c.stage_strides, strict=True)):
+            channels = c.base * 2**stage
+            first = BasicUnit(inputs, channels, stride, c.edges)
+            yield Stage([first, *(BasicUnit(channels, channels, 1, c.edges) for _ in range(units - 1))])
+            inputs = channels
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """flax's default for convolutions (BiT's code leaves it so), zero for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                lecun_normal_(module)
+        self.zero_head()

@@ -1,0 +1,319 @@
+"""Configuration of the Vision Transformer (arXiv 2010.11929): settings, rules, parameters and MACs."""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any, ClassVar, Literal
+
+from vitrail.core.errors import UsageError
+from vitrail.core.settings import as_integer, check_integer, check_number
+from vitrail.models.config import Table
+from vitrail.models.patch_config import PatchedConfig
+from vitrail.models.positions.rules import POSITIONS, Placement, PositionRules
+
+# What a page computes in plain JavaScript while a reader moves a control: half a second.
+_PAGE_PARAMETERS, _PAGE_MACS = 3_000_000, 250_000_000
+
+ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTConfig(PatchedConfig):
+    """A Vision Transformer. The defaults are ViT-B/16 as the paper describes it."""
+
+    family: ClassVar[str] = "vit"
+    model: ClassVar[str] = "vitrail.models.families.vit.model:ViT"
+    scaled_by: ClassVar[str] = "mlp"
+
+    depth: int = 12
+    """Number L of encoder blocks."""
+    heads: int = 12
+    """Number k of attention heads; each is D / k wide."""
+    mlp: int = 3072
+    """Width of the hidden layer of the MLP in each block."""
+    registers: int = 0
+    """Extra learned tokens without a position that attention may use as scratch space (arXiv 2309.16588)."""
+    pool: Literal["cls", "gap", "map"] = "cls"
+    """Input of the head: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
+    representation: Literal["none", "tanh", "gelu"] = "none"
+    """Hidden layer of the head, for pre-training; fine-tuning drops it (section 3.1)."""
+    position: str = "learned-1d"
+    """Position embedding, or one of another package."""
+    position_at: Placement | None = None
+    """Where position is added (Table 8): once at the input, in every layer, or in every layer with one shared table.
+    None means the default: once for tables that are added, every layer for relative and rope-2d."""
+    class_position: bool = True
+    """Whether [CLS] has a learned position embedding, as in the paper; some later models have none."""
+    wrap: bool = False
+    """Let relative and rope-2d positions wrap around the edges. Shifts by multiples of a patch then do not change the
+    logits (for rope-2d only with pool gap or map, because [CLS] has no angle and sees absolute ones)."""
+    resize_rule: ResizeRule = "google"
+    """Library whose interpolation resizes learned position embeddings; published checkpoints differ."""
+    attention: Literal["global", "local", "strided"] = "global"
+    """Patches that a patch attends to: all, a square window, or the strided pattern of Sparse Transformers."""
+    attention_span: int | None = None
+    """Radius of the local window in patches (default 1: 3x3), or the stride (default: one row of the grid)."""
+    attention_scale: float | None = None
+    """Factor of the logits of the encoder's attention: none is 1 / sqrt(D / k); 1 leaves the logits as they are."""
+    residual: bool = True
+    """Whether each sub-layer adds to what entered it (eqs. 2-3); false replaces it."""
+    norm: Literal["layer", "batch"] = "layer"
+    """LayerNorm per token over D, or BatchNorm per feature over images and tokens."""
+    norm_order: Literal["pre", "post"] = "pre"
+    """Normalise before each sub-layer and once at the end (ViT), or after each residual sum (the original encoder)."""
+    norm_epsilon: float = 1e-6
+    """Added to the variance; published checkpoints differ (1e-6 Google and timm, 1e-12 Hugging Face)."""
+    activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
+    """Non-linearity between the two layers of the MLP: exact GELU, its tanh approximation, or ReLU."""
+    qkv_bias: bool = True
+    """Whether queries, keys and values have a bias."""
+    layer_scale: float | None = None
+    """Initial value of a learned scale per feature on each residual branch (CaiT); none leaves it out."""
+    dropout: float = 0.0
+    """Probability of zeroing a feature after embedding, attention and each MLP layer, in training."""
+    token_drop: float = 0.0
+    """Share of patch tokens dropped at random in training (PatchDropout); needs position_at = once."""
+    drop_path: float = 0.0
+    """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
+    merge: tuple[int, ...] = ()
+    """Patch tokens that join a similar one in front of each layer (token merging, arXiv 2210.09461), at most half of
+    those that are left; one number means every layer, none merges nothing. Needs position_at = once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices(
+            (
+                "pool",
+                "representation",
+                "position_at",
+                "resize_rule",
+                "attention",
+                "norm",
+                "norm_order",
+                "activation",
+            )
+        )
+        self._check_flags(("class_position", "wrap", "qkv_bias", "residual"))
+        self._set_integer("width", low=1, high=65_536)
+        self._set_integer("depth", low=1, high=1000)
+        self._set_integer("heads", low=1, high=4096)
+        self._set_integer("mlp", low=1, high=1_048_576)
+        self._set_integer("registers", low=0, high=4096)
+        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
+        check_number("dropout", self.dropout, low=0, below=1)
+        check_number("drop_path", self.drop_path, low=0, below=1)
+        check_number("token_drop", self.token_drop, low=0, below=1)
+        if self.token_drop and (self.placement != "once" or self.attention != "global"):
+            raise UsageError("Token drop must be 0 unless position_at is once and attention is global.")
+        if self.layer_scale is not None:
+            check_number("layer_scale", self.layer_scale, low=0, below=1e6)
+            object.__setattr__(self, "layer_scale", float(self.layer_scale))  # a 0 would make a table of integers
+        if self.attention_scale is not None:
+            check_number("attention_scale", self.attention_scale, low=0, below=1e6)
+            object.__setattr__(self, "attention_scale", float(self.attention_scale))
+        if self.drop_path and not self.residual:
+            raise UsageError(f"Drop path must be 0 without residual connections, got {self.drop_path}.")
+        if self.attention_span is not None:
+            self._set_integer("attention_span", low=1, high=65_536)
+        self._check_width()
+        self._check_position()
+        self._check_merge()
+        self._check_tables()
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """The docstring of each setting, preceded by its allowed values, also for the position."""
+        found = super().meanings()
+        return found | {"position": f"{', '.join(POSITIONS)}. {found['position']}"}
+
+    # What the settings mean
+
+    def wider(self, factor: float) -> dict[str, Any]:
+        """Heads keep their width, if their number stays an integer."""
+        heads = self.heads * factor
+        return {
+            "width": round(self.width * factor),
+            "mlp": round(self.mlp * factor),
+            "heads": int(heads) if heads == int(heads) else self.heads,
+        }
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before the patches: [CLS] and registers."""
+        return int(self.pool == "cls") + self.registers
+
+    @property
+    def tokens(self) -> int:
+        """Length of the encoder's sequence."""
+        return self.prefix + self.patches
+
+    def merged(self, layer: int, patches: int) -> int:
+        """How many of so many patch tokens join another one in front of a layer: at most half of them, as the others
+        are what they can join."""
+        return min(self.merge[layer], patches // 2) if self.merge else 0
+
+    @property
+    def layer_tokens(self) -> tuple[int, ...]:
+        """Length of the sequence in each layer."""
+        patches, found = self.patches, []
+        for layer in range(self.depth):
+            patches -= self.merged(layer, patches)
+            found.append(self.prefix + patches)
+        return tuple(found)
+
+    @functools.cached_property
+    def placement(self) -> Placement:
+        """`position_at`, with its default filled in. `__post_init__` resolves it: forward passes read it, and a
+        registry's import inside of one would break the graph of `torch.compile`."""
+        return self.position_at or self.position_rules.placements[0]
+
+    @property
+    def position_rules(self) -> PositionRules:
+        """The rules and costs of this kind of position."""
+        return POSITIONS[self.position](self)
+
+    @property
+    def span(self) -> int:
+        """`attention_span`, with its default filled in."""
+        return self.attention_span or (self.grid[1] if self.attention == "strided" else 1)
+
+    @property
+    def extensions(self) -> dict[str, str]:
+        package = POSITIONS.provider(self.position)
+        position = {} if package is None else {f"position.{self.position}": package}
+        return super().extensions | position
+
+    @property
+    def positioned_class(self) -> bool:
+        """Whether a learned table has a row for [CLS]."""
+        return self.pool == "cls" and self.class_position
+
+    @property
+    def tables(self) -> dict[str, Table | None]:
+        mask = Table((self.tokens, self.tokens), "bool") if self.attention != "global" else None
+        board = Table((self.patches,), "int64") if self.merge else None
+        return {**self.position_rules.fixed_tables, "mask": mask, "board": board}
+
+    @property
+    def can_mask_patches(self) -> bool:
+        plain = self.canvas == (self.channels, *self.resolution) and self.step == self.patch and self.padding == (0, 0)
+        return plain and self.norm == "layer" and not self.token_drop
+
+    @property
+    def can_merge(self) -> bool:
+        only_adds = self.position_rules.only_adds and self.placement == "once"
+        return only_adds and self.attention == "global" and self.norm == "layer"
+
+    @property
+    def why_not_in_page(self) -> str | None:
+        """`reports/forward.js` is the ViT of the paper: what differs from it is named here."""
+        if self.family != ViTConfig.family:
+            return f"family {self.family}"
+        others = {
+            f"{self.channels} channels": self.channels in (1, 3),
+            f"{self.classes} classes": self.classes > 0,
+            f"{self.parameters:,} parameters, more than {_PAGE_PARAMETERS:,}": self.parameters <= _PAGE_PARAMETERS,
+            f"{self.macs:,} multiply-accumulates, more than {_PAGE_MACS:,}": self.macs <= _PAGE_MACS,
+            f"position {self.position}": self.position_rules.only_adds,
+            f"position_at {self.placement}": self.placement == "once",
+            "patches that overlap or are padded": self.step == self.patch and self.padding == (0, 0),
+            f"pool {self.pool}": self.pool in ("cls", "gap"),
+            f"attention {self.attention}": self.attention == "global",
+            f"attention_scale {self.attention_scale}": self.attention_scale is None,
+            f"norm {self.norm}": self.norm == "layer",
+            f"norm_order {self.norm_order}": self.norm_order == "pre",
+            f"activation {self.activation}": self.activation in ("gelu", "gelu-tanh"),
+            f"layer_scale {self.layer_scale}": self.layer_scale is None,
+            f"residual {self.residual}": self.residual,
+            f"merge {list(self.merge)}": not self.merge,
+        }
+        return next((name for name, fits in others.items() if not fits), None)
+
+    def info(self) -> dict[str, Any]:
+        """With the length of the sequence in each layer, if it is not the same in all."""
+        return super().info() | ({"layer_tokens": list(self.layer_tokens)} if self.merge else {})
+
+    # What they cost
+
+    @property
+    def parameters(self) -> int:
+        d, m = self.width, self.mlp
+        prefix = self.prefix * d
+        qkv = 3 * d * d + (3 * d if self.qkv_bias else 0)
+        mlp = 2 * d * m + m + d
+        norms = 4 * d
+        scales = 0 if self.layer_scale is None else 2 * d
+        blocks = self.depth * (norms + qkv + d * d + d + mlp + scales)
+        final_norm = 2 * d if self.norm_order == "pre" else 0
+        pool = d + 4 * (d * d + d) + 2 * d + mlp if self.pool == "map" else 0
+        representation = 0 if self.representation == "none" else d * d + d
+        return (
+            self._embed_parameters
+            + prefix
+            + self.position_rules.parameters
+            + blocks
+            + final_norm
+            + pool
+            + representation
+            + self._head_parameters(d)
+        )
+
+    @property
+    def macs(self) -> int:
+        d, m, n = self.width, self.mlp, self.tokens
+        blocks = sum(tokens * (4 * d * d + 2 * d * m) + 2 * tokens * tokens * d for tokens in self.layer_tokens)
+        matches = sum(self._match_macs(*counts) for counts in itertools.pairwise((n, *self.layer_tokens)))
+        pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
+        representation = 0 if self.representation == "none" else d * d
+        return self._embed_macs + blocks + matches + pool + representation + self._head_macs(d)
+
+    def _match_macs(self, before: int, after: int) -> int:
+        """Finding which tokens are similar, by a product of every other patch with the rest, and what [CLS] reads."""
+        if after == before:
+            return 0
+        patches = before - self.prefix
+        read = 2 * self.width**2 + before * self.width * self.heads if self.pool == "cls" else 0
+        return (patches // 2) * (patches - patches // 2) * self.width + read
+
+    # Rules
+
+    def _check_merge(self) -> None:
+        given = self.merge
+        counts = (given,) * self.depth if as_integer(given) is not None else given
+        if not isinstance(counts, list | tuple) or len(counts) not in (0, self.depth):
+            raise UsageError(
+                f"Merge must be empty, one integer, or one for each of the {self.depth} layers, got {given!r}."
+            )
+        whole = tuple(check_integer("merge", count, low=0, high=1_000_000) for count in counts)
+        object.__setattr__(self, "merge", whole if any(whole) else ())
+        if self.merge and not self.can_merge:
+            raise UsageError(
+                "Merge must be empty unless positions are only added, once, attention is global and norm is layer."
+            )
+
+    def _check_width(self) -> None:
+        if self.width % self.heads:
+            raise UsageError(
+                f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
+                " Change one of the two."
+            )
+
+    def _check_position(self) -> None:
+        rules = self.position_rules
+        rules.check()
+        if self.placement not in rules.placements:
+            allowed = " or ".join(rules.placements)
+            raise UsageError(f"Position at must be {allowed} for position {self.position}, got {self.position_at!r}.")
+        if self.wrap and not rules.can_wrap:
+            known = [name for name in POSITIONS if name not in POSITIONS.added and POSITIONS[name].can_wrap]
+            raise UsageError(f"Wrap must go with position {' or '.join(known)}, got position {self.position}.")
+        if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
+            raise UsageError(
+                "Wrap must go with attention global or local and with patches that neither overlap nor are padded:"
+                " others are not shift-invariant at the edges."
+            )
+        if self.attention == "global" and self.attention_span is not None:
+            raise UsageError(
+                f"Attention span must go with attention local or strided, got span {self.attention_span}"
+                " with attention global."
+            )

@@ -1,0 +1,468 @@
+"""The Vision Transformer (arXiv 2010.11929), equation by equation.
+
+Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers, D width, H heads, K classes.
+
+    z_0  = [x_class; x_1 E; ...; x_N E] + E_pos        eq. 1    ViT.embed
+    z'_l = MSA(LN(z_(l-1))) + z_(l-1)                  eq. 2    Block.forward
+    z_l  = MLP(LN(z'_l)) + z'_l                        eq. 3    Block.forward
+    y    = LN(z_L^0)                                   eq. 4    ViT.read
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.registry import load_object
+from vitrail.core.settings import Pair
+from vitrail.models.activations import evaluating
+from vitrail.models.base import Layout, Model, Reads, Seen
+from vitrail.models.families.vit.config import ResizeRule, ViTConfig
+from vitrail.models.families.vit.merging import Groups, chessboard, match, merge, spread
+from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
+from vitrail.models.layers import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    AttentionPool,
+    LayerScale,
+    PatchEmbed,
+    activate,
+    drop,
+    drop_path,
+    drop_tokens,
+    is_plain,
+    make_norm,
+    split_order,
+)
+from vitrail.models.positions.modules import Position, attention_mask
+from vitrail.models.walkthrough import Station
+
+_NORMS = {"layer": "LN", "batch": "BN"}
+
+
+class Block(nn.Module):
+    """One encoder layer: attention across tokens, then an MLP on each token, both with residual connections."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.pre_norm, self.dropout, self.drop_path = config.norm_order == "pre", config.dropout, drop_path
+        self.norm1 = make_norm(config.norm, config.width, config.norm_epsilon)
+        self.residual = config.residual
+        self.attn = Attention(
+            width=config.width, heads=config.heads, qkv_bias=config.qkv_bias, scale=config.attention_scale
+        )
+        self.norm2 = make_norm(config.norm, config.width, config.norm_epsilon)
+        self.mlp = MLP(width=config.width, hidden=config.mlp, activation=config.activation, dropout=config.dropout)
+        self.ls1 = self.ls2 = None
+        if config.layer_scale is not None:
+            self.ls1, self.ls2 = (LayerScale(config.width, config.layer_scale) for _ in range(2))
+
+    def forward(
+        self, z_BTD: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        """With `queries`, only the first `queries` tokens are computed: (B, queries, D)."""
+        asking_BQD = z_BTD if queries is None else z_BTD[:, :queries]
+        if self.pre_norm:
+            z_BQD = self._add(asking_BQD, self._attend(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
+            return self._add(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
+        z_BQD = self.norm1(self._add(asking_BQD, self._attend(z_BTD, rope, bias, queries), self.ls1))
+        return self.norm2(self._add(z_BQD, self.mlp(z_BQD), self.ls2))
+
+    def _attend(self, x_BTD: Tensor, rope: Tensor | None, bias: Tensor | None, queries: int | None) -> Tensor:
+        return drop(self.attn(x_BTD, rope, bias, queries), self.dropout, self.training)
+
+    def _add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
+        if scale is not None:
+            branch_BQD = scale(branch_BQD)
+        return z_BQD + drop_path(branch_BQD, self.drop_path, self.training) if self.residual else branch_BQD
+
+    def attention(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
+        return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
+
+    def first_attention(self, z_BTD: Tensor) -> Tensor:
+        """What the first token pays to each token (B, T), the mean over heads."""
+        return self.attn.first_weights(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
+
+    def steps(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
+        """Every step of this layer by its name (see `Seen.steps`), computed separately from the fused kernel. After
+        each part, `norm1` and `norm2` of the original encoder follow the residual connection."""
+        if self.pre_norm:
+            norm1_BTD = self.norm1(z_BTD)
+            attended = self.attn.steps(norm1_BTD, rope, bias)
+            middle_BTD = self._add(z_BTD, attended["msa"], self.ls1)
+            norm2_BTD = self.norm2(middle_BTD)
+            inner = self.mlp.steps(norm2_BTD)
+            return {"norm1": norm1_BTD, **attended, "middle": middle_BTD, "norm2": norm2_BTD, **inner}
+        attended = self.attn.steps(z_BTD, rope, bias)
+        middle_BTD = self._add(z_BTD, attended["msa"], self.ls1)
+        norm1_BTD = self.norm1(middle_BTD)
+        inner = self.mlp.steps(norm1_BTD)
+        norm2_BTD = self.norm2(self._add(norm1_BTD, inner["z2"], self.ls2))
+        return {**attended, "middle": middle_BTD, "norm1": norm1_BTD, **inner, "norm2": norm2_BTD}
+
+
+class PreLogits(nn.Module):
+    """The hidden layer of the pre-training head (section 3.1)."""
+
+    def __init__(self, width: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, y_BD: Tensor) -> Tensor:
+        return activate(self.fc(y_BD), self.activation, fresh=is_plain(self.fc))
+
+
+class ViT(Model[ViTConfig]):
+    """`forward(images) -> logits`. Build one by name with `vitrail.create`."""
+
+    blocks: list[Block]  # a ModuleList, which cannot say what it holds
+    mask: Tensor | None
+    board: Tensor | None
+    projection = "patch_embed.proj"
+    reads_layers = True
+    opens_blocks = True
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.patch_embed = self.make_patch_embed()
+        if c.pool == "cls":
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
+        if c.registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width))
+        rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
+        self.blocks = cast(list[Block], nn.ModuleList(Block(c, rate) for rate in rates))
+        self.position: Position = load_object(c.position_rules.model)(c)
+        self.position.add_parameters(self)
+        self.norm = make_norm(c.norm, c.width, c.norm_epsilon) if c.norm_order == "pre" else nn.Identity()
+        if c.pool == "map":
+            self.attn_pool = AttentionPool(
+                width=c.width,
+                heads=c.heads,
+                hidden=c.mlp,
+                activation=c.activation,
+                norm=nn.LayerNorm(c.width, eps=c.norm_epsilon),
+            )
+        if c.representation != "none":
+            self.pre_logits = PreLogits(c.width, c.representation)
+        self.head = self.make_head(c.width)
+        self.initialise()
+        self.fill_tables()
+
+    def make_patch_embed(self) -> PatchEmbed:
+        """x_p E of eq. 1; a hybrid puts convolutions before it."""
+        c = self.config
+        return PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
+
+    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        """Logits (B, K). `seen` records intermediate results and does not change them."""
+        z_BTD = self.embed(images_BCHW, seen)
+        z_BTD = self.encode(z_BTD, seen)
+        return self.read(z_BTD, seen)
+
+    def embed(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+        """Eq. 1: project the patches, prepend [CLS] and registers, add positions."""
+        self._check_images(images_BCHW)
+        return self.assemble(self.patch_embed(images_BCHW, seen), seen)
+
+    def assemble(self, x_BND: Tensor, seen: Seen | None = None) -> Tensor:
+        """The rest of eq. 1: the sequence of tokens from projected patches. Training may drop some tokens."""
+        prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
+        if self.config.placement == "once" and (added_TD := self.position.added(self, 0)) is not None:
+            z_BTD = z_BTD + added_TD
+        if seen is not None:
+            seen.steps["tokens"] = z_BTD
+        if self.training and self.config.token_drop:
+            z_BTD = drop_tokens(z_BTD, self.config.prefix, self.config.token_drop)
+        return drop(z_BTD, self.config.dropout, self.training)
+
+    @property
+    def has_residuals(self) -> bool:
+        return self.config.residual
+
+    def encode(self, z_BTD: Tensor, seen: Seen | None = None, all_tokens: bool = False) -> Tensor:
+        """Eqs. 2 and 3, `depth` times.
+
+        If the head reads only [CLS], the last block computes only that token: the same logits for less work (7 % of
+        ViT-B/16). `all_tokens` computes every token, and so does recording that block in training.
+        """
+        last = len(self.blocks) - 1
+        # BatchNorm draws its statistics from every token, so there none may be left out.
+        trim = self.config.pool == "cls" and self.config.norm == "layer" and not all_tokens
+        if self.training and seen is not None and last in seen.layers:
+            trim = False  # computed once more for all tokens, it would draw another dropout than the head reads
+        groups: Groups | None = None
+        for layer, block in enumerate(self.blocks):
+            if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
+                z_BTD = z_BTD + added_TD
+            if count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix):
+                read_BT = block.first_attention(z_BTD) if self.config.pool == "cls" else None
+                found = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
+                z_BTD, groups = merge(z_BTD, groups, found)
+            rope, bias = self.position.rotation(self), self.bias(layer)
+            if seen is not None and seen.wants(layer):
+                self._record_inside(seen, layer, spread(z_BTD, groups), rope, bias)
+            entering_BTD = z_BTD
+            sized = bias if groups is None else groups.bias
+            z_BTD = self.run_block(block, entering_BTD, rope, sized, 1 if trim and layer == last else None)
+            if seen is not None and layer in seen.layers:
+                is_complete = z_BTD.shape[1] == entering_BTD.shape[1]
+                seen.keep(layer, spread(z_BTD if is_complete else block(entering_BTD, rope, sized), groups))
+        return z_BTD if trim else spread(z_BTD, groups)
+
+    def _record_inside(self, seen: Seen, layer: int, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> None:
+        """Record attention and steps of a layer that all tokens enter. Merged ones enter as equal tokens: each gets the
+        share of the group's attention that log(size) gives it."""
+        block = self.blocks[layer]
+        if seen.wants_attention(layer):
+            seen.attention[layer] = block.attention(z_BTD, rope, bias)
+        if layer in seen.inside and self.config.merge:
+            seen.steps[f"blocks.{layer}.merged"] = z_BTD
+        seen.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
+
+    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+        """Eq. 4 and the head: normalise, pool, classify."""
+        match self.config.pool:
+            case "cls":
+                y_BD = self.norm(z_BTD)[:, 0] if self.config.norm == "batch" else self.norm(z_BTD[:, 0])
+            case "gap":
+                y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
+            case "map":
+                y_BD = self.attn_pool(self.norm(z_BTD))
+                if seen is not None and seen.with_attention:
+                    seen.pooling = self.attn_pool.weights(self.norm(z_BTD))
+        pooled_BD = y_BD
+        if self.config.representation != "none":
+            y_BD = self.pre_logits(y_BD)
+        logits_BK = self.head(y_BD)
+        if seen is not None:
+            seen.finish(pooled_BD, logits_BK)
+        return logits_BK
+
+    def bias(self, layer: int) -> Tensor | None:
+        """What is added to the attention logits of `layer`, or masks them, (H, T, T) or (T, T)."""
+        bias_HTT = self.position.bias(self, layer)
+        if bias_HTT is None:
+            return self.mask
+        return bias_HTT if self.mask is None else bias_HTT.masked_fill(~self.mask, -torch.inf)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """As the paper's code does (vision_transformer, `vit_jax/models_vit.py`); [CLS] stays zero."""
+        self.position.init_weights(self)
+        if hasattr(self, "reg_token"):
+            nn.init.normal_(self.reg_token, std=1e-6)  # arXiv 2309.16588 starts registers as DINOv2 starts [CLS]
+        # Convolutions and pre-logits keep flax's default: lecun_normal, zero bias.
+        lecun_normal_(self.patch_embed.proj)
+        if self.config.representation != "none":
+            lecun_normal_(self.pre_logits.fc)
+        for block in self.blocks:
+            initialise_attention_(block.attn.qkv, parts=3)
+            initialise_attention_(block.attn.proj, parts=1)
+            initialise_mlp_(block.mlp)
+        if self.config.pool == "map":  # big_vision, MAPHead
+            nn.init.xavier_uniform_(self.attn_pool.latent[0])
+            for linear, parts in ((self.attn_pool.q, 1), (self.attn_pool.kv, 2), (self.attn_pool.proj, 1)):
+                initialise_attention_(linear, parts)
+            initialise_mlp_(self.attn_pool.mlp)
+        self.zero_head()
+
+    def make_tables(self) -> dict[str, Tensor | None]:
+        """Fixed position tables, rotations, indices and masks."""
+        c = self.config
+        mask = attention_mask(c) if c.attention != "global" else None
+        return {**self.position.tables(), "mask": mask, "board": chessboard(c.grid) if c.merge else None}
+
+    @torch.no_grad()
+    def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
+        """A copy of this model for another resolution or aspect ratio, on the same device.
+
+        Learned position embeddings of patches are interpolated by `rule` (default: that of the configuration), which
+        the copy's configuration records. All other parameters are the same.
+        """
+        old = self.config
+        new = old.replace(resolution=resolution, resize_rule=rule or old.resize_rule)
+        self.position.check_resize(new)
+        tensors = {}
+        for name, tensor in self.state_dict().items():
+            leaf = name.rpartition(".")[2]
+            resizes = leaf in self.position.learned
+            tensors[name] = self.position.resized(leaf, tensor, new) if resizes else tensor.clone()
+        return self._rebuild(new, tensors)
+
+    @torch.no_grad()
+    def with_merge(self, counts: int | Sequence[int]) -> Self:
+        """This model with another setting `merge`. The two share their weights."""
+        return self._rebuild(self.config.replace(merge=counts), self.state_dict())
+
+    # What other rooms ask
+
+    def layout(self) -> Layout:
+        c = self.config
+        step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
+        reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
+        allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
+        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge))
+
+    def stations(self, seen: Seen) -> list[Station]:
+        c = self.config
+        tokens = ["x_class"] * (c.pool == "cls") + ["x_reg"] * bool(c.registers)
+        added = self.position_table()
+        once = added is not None and c.placement == "once"
+        whole = (c.tokens, c.width)
+        found = [self.image_station(), *self.patch_stations(seen)]
+        if (prefix := self.prefix_tokens()) is not None:
+            sequence, fields = f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]", {"count": len(prefix), "tokens": c.tokens}
+            found.append(Station("prefix", sequence, prefix[0], "prefix", shape=whole, fields=fields))
+        if once and added is not None:
+            found.append(Station("positions", "E_pos", added, "positions", c.grid, whole, space="z"))
+        embedded = "z_0 = [...] + E_pos" if once else "z_0 = [...]"
+        places = seen.steps["tokens"][0, c.prefix :]
+        found.append(Station("tokens", embedded, places, "tokens", c.grid, whole, space="z"))
+        norm = _NORMS[c.norm]
+        for layer in sorted(seen.layers):
+            equation = self._block_equation(layer, norm, adds=added is not None and not once)
+            found.append(self.layer_station(layer, equation, seen, sentence="block"))
+        state = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
+        state = f"{norm}({state})" if c.norm_order == "pre" else state
+        pooled = {"cls": state, "gap": f"mean_n {state}", "map": f"MAP({state})"}[c.pool]
+        hidden = {"none": "y W + b", "tanh": "tanh(y W_0 + b_0) W + b", "gelu": "GELU(y W_0 + b_0) W + b"}
+        return [*found, *self.head_stations(seen, pooled, hidden[c.representation])]
+
+    def layer_equations(self, layer: int) -> dict[str, str]:
+        c = self.config
+        norms = {
+            "layer": "gamma * (z - mu) / sqrt(sigma^2 + epsilon) + beta",
+            "batch": "gamma * (z - mu_B) / sqrt(sigma_B^2 + epsilon) + beta",
+        }
+        norm, scale = norms[c.norm], "g * " if c.layer_scale is not None else ""
+        is_pre = c.norm_order == "pre"
+        entering, middle = (" + z", " + z'") if c.residual else ("", "")
+        inner = "n" if is_pre else "z"
+        bias = " + B" if self.bias(layer) is not None else ""
+        score = "q k^T / sqrt(d)" if c.attention_scale is None else f"{c.attention_scale:g} * q k^T"
+        attended = {
+            **{part: f"{part} = {inner} W_{part}{f' + b_{part}' if c.qkv_bias else ''}" for part in "qkv"},
+            "scores": f"s = {score}{bias}",
+            "weights": "a = softmax(s)",
+            "heads": "h = a v",
+            "msa": "m = [h_1; ...; h_k] W_o + b_o",
+            "middle": f"z' = {scale}m{entering}",
+        }
+        before, after = {"norm1": f"n = {norm}"}, norm.replace("z", "z'")
+        state = "n'" if is_pre else "n"
+        activated = f"{ACTIVATIONS[c.activation]}(z1)"
+        mlp = {"z1": f"z1 = {state} W_1 + b_1", "activated": activated, "z2": f"z2 = {activated} W_2 + b_2"}
+        if is_pre:
+            return {**before, **attended, "norm2": f"n' = {after}", **mlp, "out": f"z'' = {scale}z2{middle}"}
+        final = norm.replace("z", f"({scale}z2{' + n' if c.residual else ''})")
+        return {**attended, "norm1": f"n = {after}", **mlp, "norm2": f"z'' = {final}"}
+
+    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
+        if self.config.norm == "batch":
+            return {}
+        return {"mean": z_BTD.mean(dim=-1), "deviation": z_BTD.std(dim=-1, correction=0)}
+
+    def entering(self, layer: int, seen: Seen) -> Tensor:
+        if (merged_BTD := seen.steps.get(f"blocks.{layer}.merged")) is not None:
+            return merged_BTD
+        z_BTD = super().entering(layer, seen)
+        added_TD = self.position.added(self, layer) if self.config.placement != "once" else None
+        return z_BTD if added_TD is None else z_BTD + added_TD
+
+    def _block_equation(self, layer: int, norm: str, *, adds: bool) -> str:
+        scale = "g * " if self.config.layer_scale is not None else ""
+        inner = f"z_{layer} + E_pos" if adds else f"z_{layer}"
+        entering = f" + ({inner})" if adds else f" + {inner}"
+        middle = " + z'"
+        if not self.config.residual:
+            entering = middle = ""
+        if self.config.norm_order == "pre":
+            return f"z_{layer + 1} = {scale}MLP({norm}(z')){middle},  z' = {scale}MSA({norm}({inner})){entering}"
+        return f"z_{layer + 1} = {norm}({scale}MLP(z'){middle}),  z' = {norm}({scale}MSA({inner}){entering})"
+
+    def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), all_tokens=True)
+        return self.norm(z_BTD)[:, self.config.prefix :]
+
+    def prefix_tokens(self) -> Tensor | None:
+        tokens = [getattr(self, name)[0] for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        return torch.cat(tokens) if tokens else None
+
+    def position_table(self) -> Tensor | None:
+        added_TD = self.position.added(self, 0)
+        return None if added_TD is None else added_TD[self.config.prefix :]
+
+    def page_tensors(self) -> dict[str, Tensor]:
+        """Positions as one table for all tokens (T, D), `positions`, of whatever kind they are."""
+        found = {name: tensor for name, tensor in self.state_dict().items() if name not in self.position.learned}
+        added_TD = self.position.added(self, 0)
+        return found if added_TD is None else found | {"positions": added_TD}
+
+    def reindex(self, order: Tensor) -> bool:
+        """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
+        c = self.config
+        found = split_order(order, c.resolution, c.patch) if self.projection and self.patch_embed.is_plain else None
+        if found is None:
+            return False
+        numbers, inside = found
+        if not torch.equal(numbers, torch.arange(c.patches)) and not (
+            self.mask is None and self.position.reindex(self, numbers)
+        ):
+            return False
+        self.patch_embed.reindex(inside)
+        return True
+
+    @property
+    def position_origin(self) -> Literal["learned", "factored", "fixed"]:
+        return self.position.origin
+
+    @property
+    def position_tables(self) -> int:
+        return self.config.position_rules.tables
+
+    @property
+    def resize_note(self) -> str:
+        return f"positions interpolated by the rule of {self.config.resize_rule}" if self.position.learned else ""
+
+    def pool_layer(self, output: Tensor) -> Tensor:
+        return output[:, 0] if self.config.pool == "cls" else super().pool_layer(output)
+
+    @property
+    def layer_pooling(self) -> str:
+        return "[CLS] token" if self.config.pool == "cls" else "mean"
+
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
+            return self.norm(output)
+
+    @torch.no_grad()
+    def reading_patches(self) -> tuple[Self, str | None]:
+        """[CLS], to which the patches attend, stays as a register with its position in it: they keep their values."""
+        c, added_TD = self.config, self.position.added(self, 0)
+        if c.pool != "cls" or (added_TD is not None and c.placement != "once"):
+            return self, None
+        tensors = self.position.without_class(self.state_dict())
+        token_11D = tensors.pop("cls_token")
+        if added_TD is not None:
+            token_11D = token_11D + added_TD[:1]
+        registers = [tensors["reg_token"]] if c.registers else []
+        tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
+        made = self.changed(tensors, pool="gap", registers=c.registers + 1)
+        return made, "the mean of the patches is read in place of [CLS], which stays as a register"
+
+    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
+        if self.config.representation == "none":
+            return super().replace_head(classes, embedding=embedding)
+        self.config = self.config.replace(representation="none")
+        del self.pre_logits
+        return [
+            *super().replace_head(classes, embedding=embedding),
+            "the hidden layer of the pre-training head is dropped",
+        ]

@@ -1,0 +1,210 @@
+"""What `vitrail evaluate` leaves of each image: a table of answers, a page of mistakes, a comparison with another
+model."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.bundles.folder import check_folder
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import check_output
+from vitrail.core.html import Html
+from vitrail.core.intervals import wilson
+from vitrail.data.prefetch import prefetch
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.thumbnail import thumbnail
+from vitrail.evaluation.metrics import doubtful_labels
+from vitrail.evaluation.paired import Paired
+from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.tables import Row, check_table, open_table
+from vitrail.evaluation.protocols import Answered, answer_split, open_engine
+from vitrail.evaluation.splits import check_other
+from vitrail.inference.engine import Engine
+from vitrail.inference.registry import ENGINES
+from vitrail.inference.select import AS_USUAL, Wish
+from vitrail.reports.contact_sheet import ON_PAGE, Judged, word, write_mistakes
+from vitrail.reports.page import numbers, table
+
+_BEST = 5  # answers of an image in a table
+_CONFUSIONS = 20
+
+
+def evaluate_each(
+    bundle: str,
+    data: str,
+    split: str | None = None,
+    *,
+    output: Path | None = None,
+    page: Path | None = None,
+    against: str | None = None,
+    force: bool = False,
+    workers: int = 2,
+    device: str = "auto",
+    wish: Wish = AS_USUAL,
+) -> dict[str, Any]:
+    """The scores of a bundle, and what is asked for of each image: a table or file of answers, a page of mistakes, the
+    comparison with another bundle or with the answers that one left. What cannot be read or written is refused before
+    any image is."""
+    check_outputs(output, page, force=force)
+    other = None if against is None else _open_other(against, device)
+    engine = open_engine(bundle, data, split, wish, device)
+    engine.parts.check_one_class("--output, --page and --against")
+    answered = answer_split(engine, data, split, workers=workers)
+    scores = answered.scores()
+    if isinstance(other, Engine):
+        scores["notes"] += check_other(answered.dataset, answered.split, other.parts.provenance, str(against))
+        try:
+            other = keep(answer_split(other, answered.dataset, answered.chosen, workers=workers))
+        except UsageError as error:
+            raise UsageError(f"--against {against}: {error}") from None
+    if against is not None and other is not None:
+        scores["against"] = describe(keep(answered).against(other), bundle, against)
+    if output is not None:
+        write_output(answered, output, force=force)
+    if page is not None:
+        write_page(answered, scores, engine.parts.preprocess, page, model=bundle, workers=workers, force=force)
+    return scores
+
+
+def _open_other(against: str, device: str) -> Engine | KeptAnswers:
+    if against.lower().endswith(".npz"):
+        return KeptAnswers.read(Path(against))
+    return ENGINES["torch"].open(check_folder(against), device)
+
+
+def check_outputs(output: Path | None, page: Path | None, *, force: bool) -> None:
+    """Refuse what could not be written, before any work is done."""
+    if output is not None:
+        check_table(output, force=force, others=[".npz"])
+    if page is not None:
+        check_output(page, force=force)
+
+
+def keep(answered: Answered) -> KeptAnswers:
+    """The answers, to compare them with other models' later."""
+    return KeptAnswers.of(
+        answered.dataset,
+        answered.split,
+        answered.answers.indices,
+        answered.answers.probabilities,
+        answered.place,
+    )
+
+
+def write_output(answered: Answered, output: Path, *, force: bool = False) -> None:
+    """Write each image's truth and best answers to a table, or all answers to an .npz file."""
+    if output.suffix.lower() == ".npz":
+        keep(answered).write(output, force=force)
+        return
+    best = min(_BEST, len(answered.names))
+    with open_table(output, best=best, truth=True, force=force) as rows:
+        for row in _rows(answered, best):
+            rows.add(row)
+
+
+def _rows(answered: Answered, best: int) -> Iterator[Row]:
+    for index, truth, probabilities in zip(*answered.answers, strict=True):
+        chosen = np.argsort(-probabilities, kind="stable")[:best]
+        named = [{"label": answered.names[place], "score": float(probabilities[place])} for place in chosen]
+        yield {"file": answered.split.name_of(int(index)), "truth": answered.names[truth], "predictions": named}
+
+
+def describe(paired: Paired, one: str, other: str) -> dict[str, Any]:
+    """A comparison as JSON."""
+    right = [round(share * paired.count) for share in paired.accuracies]
+    return {
+        "bundle": other,
+        "accuracy": paired.accuracies[1],
+        "accuracy_interval": list(wilson(right[1], paired.count)),
+        "only_this": paired.one,
+        "only_other": paired.other,
+        "p_value": paired.p_value,
+        "sentence": paired.sentence(one, other),
+    }
+
+
+def write_page(
+    answered: Answered,
+    scores: dict[str, Any],
+    preprocess: Preprocess,
+    output: Path,
+    *,
+    model: str,
+    workers: int = 2,
+    force: bool = False,
+) -> None:
+    """Write a page of mistakes: likely wrong labels first, then the most certain; all of them."""
+    answers, split, names = answered.answers, answered.split, answered.names
+    probabilities, rows = answers.probabilities, np.arange(len(answers.labels))
+    said = probabilities.argmax(axis=1)
+    score, own = probabilities[rows, said], probabilities[rows, answers.labels]
+    is_doubtful = doubtful_labels(probabilities, answers.labels)
+
+    def judged(chosen: np.ndarray) -> list[Judged]:
+        return [
+            Judged(
+                index=int(answers.indices[row]),
+                name=split.name_of(int(answers.indices[row])),
+                truth=names[answers.labels[row]],
+                answer=names[said[row]],
+                score=float(score[row]),
+                own=float(own[row]),
+                is_doubtful=bool(is_doubtful[row]),
+            )
+            for row in chosen
+        ]
+
+    def thumbnails(some: Sequence[Judged]) -> Iterator[str]:
+        jobs = (partial(_thumbnail, preprocess, split.images[one.index]) for one in some)
+        return prefetch(jobs, workers, ahead=8 * max(workers, 1))
+
+    wrong, right = np.flatnonzero(said != answers.labels), np.flatnonzero(said == answers.labels)
+    write_mistakes(
+        output,
+        model,
+        about=f"{scores['data']} ({scores['split']})",
+        summary=_summary(scores, len(wrong)),
+        confusions=_confusions(scores, names),
+        mistakes=judged(wrong[np.lexsort((-score[wrong], ~is_doubtful[wrong]))]),
+        right=judged(right[np.argsort(score[right], kind="stable")][:ON_PAGE]),
+        thumbnails=thumbnails,
+        force=force,
+    )
+
+
+def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
+    try:
+        return thumbnail(preprocess.crop(image))
+    except DamagedError:  # it was readable when it was evaluated
+        return ""
+
+
+def _summary(scores: dict[str, Any], wrong: int) -> Html:
+    low, high = scores["accuracy_interval"]
+    about = word("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
+    return numbers(
+        [
+            (about, f"{scores['accuracy']:.1%}"),
+            (word("mistakes"), f"{wrong:,}"),
+        ]
+    )
+
+
+def _confusions(scores: dict[str, Any], names: Sequence[str]) -> Html:
+    if scores["confusion"] is None or scores["accuracy"] == 1:
+        return Html("")
+    confusion = np.array(scores["confusion"])
+    counts = confusion.sum(axis=1)
+    np.fill_diagonal(confusion, 0)
+    found = np.argsort(-confusion, axis=None, kind="stable")[:_CONFUSIONS]
+    pairs = zip(*(one.tolist() for one in np.unravel_index(found, confusion.shape)), strict=True)
+    rows = [
+        (names[true], names[said], f"{confusion[true, said]:,}", f"{confusion[true, said] / counts[true]:.1%}")
+        for true, said in pairs
+        if confusion[true, said]
+    ]
+    heads = [word(name) for name in ("is", "answer", "times", "of-class")]
+    return Html(f"<h2>{word('confused')}</h2>{table(heads, rows, frozenset({2, 3}))}")

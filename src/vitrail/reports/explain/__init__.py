@@ -1,0 +1,1 @@
+"""The walk-through that runs the model in the page."""

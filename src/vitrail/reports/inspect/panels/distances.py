@@ -1,0 +1,108 @@
+"""Mean attention distance of each head, as in Figure 7 (right) of arXiv 2010.11929."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitrail.analysis.heads import Heads, measure_heads
+from vitrail.evaluation.metrics import mean_interval
+from vitrail.models.base import Seen
+from vitrail.reports.inspect.panel import Context, Figure, Panel, interval
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import Line, chart, figure, table
+
+
+class Distances(Panel):
+    """Distance, entropy and attention to [CLS] and registers of every head, over all images."""
+
+    words = words_beside(__file__)
+    sees_others = True
+
+    def __init__(self, name: str, context: Context) -> None:
+        super().__init__(name, context)
+        self._measured: dict[int, list[Heads]] = {}
+        self.heads: dict[int, Heads] = {}
+        """Of each layer, (images, H)."""
+
+    def why_absent(self) -> str | None:
+        return self.context.why_no_attention()
+
+    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+        assert self.context.layout is not None
+        for layer, weights in seen.attention.items():
+            self._measured.setdefault(layer, []).append(measure_heads(weights.float().cpu(), self.context.layout))
+
+    def finish(self) -> None:
+        self.heads = {
+            layer: Heads(*map(np.concatenate, zip(*found, strict=True)))
+            for layer, found in sorted(self._measured.items())
+        }
+
+    def layer_numbers(self, layer: int) -> dict[str, Any]:
+        if layer not in self.heads:
+            return {}
+        rows = [
+            {
+                "attention_distance": float(distance.mean()),
+                "attention_distance_interval": interval(distance),
+                "attention_distance_of_uniform": float(of_uniform.mean()),
+                "entropy": float(spread.mean()),
+                "prefix_mass": float(mass.mean()),
+            }
+            for distance, of_uniform, spread, mass in zip(*(part.T for part in self.heads[layer]), strict=True)
+        ]
+        return {"heads": rows}
+
+    @property
+    def _has_prefix(self) -> bool:
+        return self.context.layout is not None and self.context.layout.prefix > 0
+
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        if not self.heads:
+            return
+        layers = list(self.heads)
+        means = [one.of_uniform.mean(axis=0) for one in self.heads.values()]
+        points = [(layer, float(value)) for layer, row in zip(layers, means, strict=True) for value in row]
+        lines = [
+            Line(self.label("heads"), [x for x, _ in points], [y for _, y in points], 0, joined=False),
+            Line(self.label("mean"), layers, [float(row.mean()) for row in means], 1),
+            Line(self.label("uniform"), [layers[0], layers[-1]], [1.0, 1.0], 7),
+        ]
+        yield "distances", chart(lines, self.label("layer"), self.label("of-uniform"))
+        if self._has_prefix:
+            masses = [float(one.prefix_mass.mean()) for one in self.heads.values()]
+            lines = [Line(self.label("mean"), layers, masses, 1)]
+            yield "prefix-mass", chart(lines, self.label("layer"), self.label("share"), dots=True)
+
+    def html(self, figures: Mapping[str, Figure]) -> str:
+        if not self.heads:
+            return ""
+        panes = figure(self.word("distance-title"), self.word("distance-note"), str(figures["distances"]))
+        columns = ["layer", "nearest", "farthest", "of-uniform", "entropy-column"]
+        if self._has_prefix:
+            panes += figure(self.word("mass-title"), self.word("mass-note"), str(figures["prefix-mass"]))
+            columns.append("mass")
+        headers = [self.word(name) for name in columns]
+        rows = [self._row(layer)[: len(columns)] for layer in self.heads]
+        intro = self.say("distances", count=len(self.heads[0].distance))
+        return f'{intro}<div class="panes">{panes}</div>{table(headers, rows, frozenset(range(len(columns))))}'
+
+    def _row(self, layer: int) -> list[object]:
+        one = self.heads[layer]
+        distance = one.distance.mean(axis=0)
+        return [
+            layer,
+            _with_interval(one.distance[:, distance.argmin()]),
+            _with_interval(one.distance[:, distance.argmax()]),
+            f"{one.of_uniform.mean():.2f}",
+            f"{one.entropy.mean():.2f}",
+            f"{one.prefix_mass.mean():.2f}",
+        ]
+
+
+def _with_interval(values: np.ndarray) -> str:
+    """A mean over images, with its interval if there are several."""
+    ends = mean_interval(values.tolist())
+    return f"{values.mean():.1f}" if ends is None else f"{values.mean():.1f} ({ends[0]:.1f} .. {ends[1]:.1f})"

@@ -1,0 +1,69 @@
+"""Row and column structure of position embeddings: Figure 7 (centre) of arXiv 2010.11929, with numbers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
+from vitrail.reports.colours import sequential
+from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
+from vitrail.reports.messages import words_beside
+from vitrail.reports.page import figure, numbers
+
+
+class Positions(Panel):
+    """Cosine similarities of the position embeddings of all patches."""
+
+    words = words_beside(__file__)
+
+    def __init__(self, name: str, context: Context) -> None:
+        super().__init__(name, context)
+        self.table = None if context.layout is None else position_table(context.model)
+        self.similarity: np.ndarray | None = None
+        """(N, N)."""
+        self.structure: Structure | None = None
+
+    def why_absent(self) -> str | None:
+        if self.table is not None:
+            return None
+        return "one-patch" if self.context.why_no_attention() == "one-patch" else "no-table"
+
+    def finish(self) -> None:
+        if self.table is not None:
+            self.similarity = similarity(self.table)
+            self.structure = structure(self.table, self.context.model.config.grid)
+
+    def numbers(self) -> dict[str, Any]:
+        return {"positions": None if self.structure is None else self.structure._asdict()}
+
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        if self.similarity is not None:
+            yield "positions", similarity_tiles(self.similarity, self.context.model.config.grid)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {} if self.similarity is None else {"positions": self.similarity}
+
+    def html(self, figures: Mapping[str, Figure]) -> str:
+        known = self.structure
+        if known is None:
+            return ""
+        pairs = [
+            (self.word("additive", chance=f"{known.additive_by_chance:.2f}"), f"{known.additive:.2f}"),
+            (self.word("row-r2"), f"{known.row:.2f}"),
+            (self.word("column-r2"), f"{known.column:.2f}"),
+        ]
+        model = self.context.model
+        intro = self.say("tiles") + self.say(model.position_origin)
+        if model.position_tables > 1:
+            intro += self.say("first-layer")
+        tiles = wide_image(figures["positions"], "position embeddings")
+        return intro + numbers(pairs) + figure(self.word("similarity"), self.word("similarity-note"), tiles)
+
+
+def similarity_tiles(table_NN: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """A tile for each patch, at its place in the grid, with its similarity to all others."""
+    rows, columns = grid
+    tiles = sequential((table_NN.reshape(rows, columns, rows, columns) + 1) / 2)
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1), (0, 0)), constant_values=255)
+    return tiles.transpose(0, 2, 1, 3, 4).reshape(rows * (rows + 1), columns * (columns + 1), 3)

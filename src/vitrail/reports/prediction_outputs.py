@@ -1,0 +1,98 @@
+"""Where the answers of `vitrail predict` go besides the terminal, and in which order."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import atomic_file, check_output, check_writable, refuse_existing
+from vitrail.evaluation.predictions.sort import Order, in_order
+from vitrail.evaluation.predictions.tables import Row, check_table, open_table
+from vitrail.reports.contact_sheet import contact_sheet
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is written of the answers."""
+
+    table: Path | None = None
+    """A table: a file of one of the `FORMATS`."""
+    page: Path | None = None
+    """A folder for a contact sheet."""
+    features: Path | None = None
+    """An .npz file of features, the input of the head."""
+    sort: Order | None = None
+    """The order of the answers; by default that of the images."""
+    force: bool = False
+    """Whether existing outputs are overwritten."""
+
+    @property
+    def need_classes(self) -> bool:
+        """Whether they are of answers that name a class."""
+        return self.table is not None or self.page is not None or self.sort is not None
+
+    def check(self) -> None:
+        """Refuse what could not be written, before any work is done."""
+        if self.features is not None:
+            _check_features(self.features, force=self.force)
+        if self.table is not None:
+            check_table(self.table, force=self.force)
+        if self.page is not None:
+            check_output(self.page, force=self.force)
+
+    def take(
+        self, answers: Iterable[Row], *, model: str, best: int, show: Callable[[Row], None] | None = None
+    ) -> list[str]:
+        """Write answers as soon as they are known or, if they are sorted, when all are, `best` classes of each; `show`
+        receives them, too. Returns the errors of images without an answer."""
+        features: list[tuple[str, np.ndarray]] = []
+        errors: list[str] = []
+        with contextlib.ExitStack() as stack:
+            receivers = [] if show is None else [show]
+            if self.table is not None:
+                receivers.append(stack.enter_context(open_table(self.table, best=best, force=self.force)).add)
+            sheet = None
+            if self.page is not None:
+                by = self.sort or "uncertain"
+                sheet = stack.enter_context(contact_sheet(self.page, model, by=by, force=self.force))
+
+            def noted() -> Iterator[Row]:
+                for answer in answers:
+                    if "features" in answer:
+                        features.append((answer["file"], answer.pop("features")))
+                    if sheet is not None:
+                        sheet.add(answer)
+                        answer.pop("thumbnail", None)
+                    if "error" in answer:
+                        errors.append(answer["error"])
+                    yield answer
+
+            rows = noted()
+            if self.sort is not None:
+                beside = None if self.table is None else self.table.absolute().parent
+                rows = stack.enter_context(in_order(rows, self.sort, beside))
+            for row in rows:
+                for receive in receivers:
+                    receive(row)
+        if self.features is not None:
+            _write_features(self.features, features, force=self.force)
+        return errors
+
+
+def _check_features(path: Path, *, force: bool) -> None:
+    if path.suffix != ".npz" or path.is_dir():
+        raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
+    refuse_existing(path, force=force)
+    check_writable(path.parent if path.exists() else path)
+
+
+def _write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool) -> None:
+    """Write names of files and their features, (n) and (n, D), to one .npz, atomically."""
+    if not rows:
+        raise DamagedError(f"No image could be read, so {str(path)!r} is not written.")
+    files, features = zip(*rows, strict=True)
+    with atomic_file(path, force=force) as file:
+        np.savez(file, files=np.array(files), features=np.stack(features))

@@ -1,0 +1,326 @@
+"""`report.html`: the course and the scores of a run, in one file.
+
+While the run trains, the first rank rewrites it after evaluations and checkpoints, and a browser that shows it loads it
+again. At the end, or when the run is interrupted, it no longer does.
+"""
+
+import contextlib
+import datetime
+import platform
+import shlex
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from vitrail.bundles.bundle import Bundle
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.files import replace_text
+from vitrail.core.html import Html, escape
+from vitrail.core.settings import counted
+from vitrail.core.terminal import clock, setting_cell
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.preprocess import Preprocess
+from vitrail.evaluation.history import Events, is_number, keeps_linear_head, of_kind, read_events
+from vitrail.reports.curves import axes, curve_of, draw_curves
+from vitrail.reports.messages import LANGUAGE_BUTTON, both, language_script, speak_from, words_beside
+from vitrail.reports.page import figure, image, numbers, page, table
+from vitrail.training.loop import Trainer
+from vitrail.training.objectives.base import Judgement, Objective
+from vitrail.training.run_log import RunLog
+from vitrail.training.stop import Interrupted
+
+WORDS = words_beside(__file__)
+_REFRESH = 10  # seconds after which a browser loads the report of a run that trains again
+_PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
+_DOTTED = 40  # evaluations that are drawn with dots
+_IMAGE, _IMAGES = "photo.jpg", "other-photos"  # what stands for a user's own in commands
+
+word = speak_from(WORDS)
+"""A sentence of the report, in both languages."""
+
+
+class Report:
+    """The report of a run, from its first evaluation (`update`) to its end (`finish`). If the run ends by an error, the
+    last report says so."""
+
+    def __init__(self, folder: Path, data: str | None, dataset: Dataset, trainer: Trainer, log: RunLog, command: str):
+        """`data` is DATA as the user gave it, None if it has no name."""
+        self._folder, self._data, self._dataset, self._trainer = folder, data, dataset, trainer
+        self._log, self._command = log, command
+        self._due, self._is_silent = 0.0, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._trainer.ranks.is_first:
+            self._write_course(error)
+
+    def update(self) -> None:
+        """Write the course of the run so far, unless that was done a moment ago. A failure is only a warning."""
+        began = time.monotonic()
+        if began >= self._due:
+            self._write_course(None)
+            now = time.monotonic()
+            self._due = now + max(_PAUSE, (now - began) / _SHARE)
+
+    def finish(self, bundle: Bundle, judgement: Judgement | None, split: Split) -> None:
+        """Write the report of the finished run; images are shown from `split`."""
+        events, objective = self._events(), self._trainer.kept_objective
+        sections = [
+            _notes(events, bundle.provenance),
+            _summary(bundle.provenance, judgement, events),
+            _curves(events, objective, self._peak, is_over=True) if bundle.provenance["steps"] else "",
+            _illustrations(objective, bundle.preprocess, split),
+            "" if judgement is None else judgement.sections(),
+            f"<h2>{word('next')}</h2>{_next(self._folder, self._data, self._dataset, split, bundle)}",
+            f"<h2>{word('again')}</h2>{_origin(bundle.provenance)}",
+        ]
+        try:
+            self._write(word("finished", time=_now()), "\n".join(sections))
+        except OSError as error:
+            raise VitrailError(f"Writing {str(self._folder / 'report.html')!r} failed ({error.strerror}).") from None
+
+    @property
+    def _peak(self) -> float:
+        return self._trainer.peak_rate
+
+    def _events(self) -> list[dict[str, Any]]:
+        return read_events(self._folder / "metrics.jsonl")
+
+    def _write_course(self, error: BaseException | None) -> None:
+        """The report of a run that is not at its end, and of one that was ended by an error."""
+        try:
+            events, trainer = self._events(), self._trainer
+            done = {"step": trainer.step, "total": trainer.total, "time": _now()}
+            if error is None:
+                state = word("training", "p", left=_left(events, trainer.total), seconds=_REFRESH, **done)
+                news = f'<div class="news" role="status">{state}</div>'
+            else:
+                # A signal is said by `interrupted` itself; what is no error of ours has words of its own elsewhere.
+                why = str(error) if isinstance(error, VitrailError) else type(error).__name__
+                why = "" if isinstance(error, Interrupted) else f"<p>{escape(why)}</p>"
+                going_on = f"<pre>{escape(_resumed(self._command))}</pre>"
+                news = f'<div class="warn">{word("interrupted", "p", **done)}{why}{going_on}</div>'
+            curves = _curves(events, trainer.objective, self._peak, is_over=False)
+            sections = [news, _course(events, trainer), curves]
+            sections.append(f"<h2>{word('again')}</h2><pre>{escape(self._command or 'Python')}</pre>")
+            refresh = _REFRESH if error is None else 0
+            self._write(word("in-training" if error is None else "not-finished"), "\n".join(sections), refresh=refresh)
+        except Exception as failure:  # whatever it is, a page is not worth a run
+            if not self._is_silent:
+                self._is_silent = True
+                reason = getattr(failure, "strerror", None) or str(failure)
+                self._log.say(f"warning: report.html cannot be written ({reason}). Training goes on.")
+
+    def _write(self, state: str, body: str, *, refresh: int = 0) -> None:
+        config = self._trainer.kept.config
+        title = word("title", model=config.name or config.family, data=self._dataset.name)
+        subtitle = Html(f"{word('size', parameters=config.parameters, macs=config.macs)} · {state}")
+        body = f"<nav>{LANGUAGE_BUTTON}</nav>{body}"
+        document = page(title, subtitle, body, language_script(), refresh=refresh)
+        replace_text(self._folder / "report.html", document)
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def _resumed(command: str) -> str:
+    """The command that goes on with an interrupted run; in Python, the argument."""
+    if not command.startswith("vitrail "):  # nothing, or a call that no shell could take apart
+        return "resume=True"
+    words = [one for one in shlex.split(command) if one != "--force"]  # it would begin anew
+    return shlex.join(words if "--resume" in words else [*words, "--resume", "auto"])
+
+
+# The parts of the page
+
+
+def _left(events: Events, total: int) -> str:
+    """The time that is left, at the speed since the run last started."""
+    since = max((at for at, event in enumerate(events) if event["event"] == "resume"), default=0)
+    timed = [one for one in of_kind(events[since:], "step") if is_number(one.get("seconds"))]
+    if len(timed) < 2 or timed[-1]["step"] == timed[0]["step"]:
+        return "?"
+    steps, seconds = (timed[-1][key] - timed[0][key] for key in ("step", "seconds"))
+    return clock(max(seconds / steps * (total - timed[-1]["step"]), 0))
+
+
+def _course(events: Events, trainer: Trainer) -> str:
+    """The main numbers of a run that is not at its end."""
+    objective, steps, seen = trainer.objective, of_kind(events, "step"), of_kind(events, "evaluate")
+    pairs = []
+    if seen and is_number(seen[-1].get(objective.watched)):
+        name = both(objective.watched_name, objective.korean)
+        pairs.append((word("held-out-now", metric=name, count=seen[-1]["count"]), f"{seen[-1][objective.watched]:.1%}"))
+    if steps and steps[-1]["loss"] is not None:
+        pairs.append((word("training-loss"), f"{steps[-1]['loss']:.3f}"))
+    pairs += [
+        (word("steps-of", total=trainer.total), f"{trainer.step:,}"),
+        (word("epochs"), _epochs(trainer.step / trainer.loader.steps)),
+        (word("time"), clock(trainer.spent)),
+    ]
+    return numbers(pairs)
+
+
+def _epochs(epochs: float) -> str:
+    """With one digit; less than one with two that say something."""
+    return f"{epochs:.2g}" if epochs < 1 else f"{epochs:,.1f}".removesuffix(".0")
+
+
+def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Events) -> str:
+    """The main numbers of a finished run."""
+    pairs = [] if judgement is None else list(judgement.summary)
+    fitted = provenance.get("scores", {}).get("training_accuracy")
+    pairs += [(word("training-accuracy"), f"{fitted:.1%}")] if fitted is not None else []
+    pairs += [(word("probe", count=event["count"]), f"{event['accuracy']:.1%}") for event in of_kind(events, "probe")]
+    pairs += [
+        (word("steps"), f"{provenance['steps']:,}"),
+        (word("epochs"), _epochs(provenance["epochs"])),
+        (word("time"), clock(provenance["seconds"])),
+    ]
+    return numbers(pairs)
+
+
+def _notes(events: Events, provenance: dict[str, Any]) -> str:
+    """What a reader of the numbers must know: which model was kept, interruptions, images that could not be read."""
+    notes = ""
+    if choices := of_kind(events, "choice"):
+        notes += word("start-kept" if keeps_linear_head(events) else "tuned-kept", "p", reason=choices[-1]["reason"])
+        if provenance.get("scores", {}).get("split") in ("val", "held-out"):
+            notes += word("same-images-chose", "p")
+    elif keeps_linear_head(events):
+        notes += word("linear-head", "p")
+    if resumed := of_kind(events, "resume"):
+        is_exact = all(event.get("exact") for event in resumed)
+        notes += word(
+            "resumed" if is_exact else "resumed-otherwise", "p", times=counted(len(resumed), "time"), n=len(resumed)
+        )
+    if "stopped" in provenance:
+        notes += word("stopped", "p", how=provenance["stopped"], weights=provenance["weights"])
+    if "damaged" in provenance:
+        files = provenance["damaged"]["files"]
+        listed = "".join(f"<li>{escape(reason)}</li>" for reason in list(files.values())[:50])
+        notes += word(
+            "damaged", "p", n=len(files), images=counted(len(files), "image"), policy=provenance["damaged"]["policy"]
+        )
+        notes += f"<ul>{listed}</ul>"
+    return notes
+
+
+def _curves(events: Events, objective: Objective, peak: float, *, is_over: bool) -> str:
+    """Loss, held-out metric, learning rate (`peak` is the recipe's) and speed, over steps and over seconds. A single
+    step is no curve: its numbers are in the title."""
+    training, held_out = word("in-training-images", "tspan"), word("held-out", "tspan")
+    loss = curve_of(events, "step", "loss", training, 0)
+    seen = curve_of(events, "evaluate", "loss", held_out, 1)
+    if not loss.steps and not seen.steps:
+        return word("no-steps-yet", "p")
+    lasts = {name: f"{one.values[-1]:.3f}" if one.values else "-" for name, one in (("loss", loss), ("held", seen))}
+    title = word("loss-both" if seen.values else "loss-at-end", **lasts)
+    has_course = len({*loss.steps, *seen.steps}) > 1
+    content = draw_curves([loss, seen] if seen.values else [loss], word("loss", "tspan")) if has_course else ""
+    drawn = [figure(title, word("loss-note"), content)]
+    watched = curve_of(events, "evaluate", objective.watched, held_out, 1, factor=100)
+    if watched.values:
+        name = both(objective.watched_name, objective.korean)
+        label = word("percent", "tspan", metric=both(objective.watched_name, objective.korean, "tspan"))
+        best = int(np.argmax(watched.values))
+        count = of_kind(events, "evaluate")[-1]["count"]
+        note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
+        dots = len(watched.values) < _DOTTED
+        curve = draw_curves([watched], label, dots=dots) if len(watched.values) > 1 else ""
+        title = "watched-title" if is_over else "watched-so-far"
+        drawn.append(figure(word(title, metric=name, value=f"{watched.values[-1]:.1f}%"), note, curve))
+    rate = curve_of(events, "step", "learning_rate", "", 7)
+    speed = curve_of(events, "step", "images_per_second", "", 2)
+    if len(rate.values) > 1:
+        note = word("rate-note", peak=f"{peak:.3g}")
+        drawn.append(figure(word("rate-title"), note, draw_curves([rate], word("rate", "tspan"))))
+    if speed.values:
+        title = word("speed-title", speed=f"{statistics.median(speed.values):,.0f}")
+        curve = draw_curves([speed], word("speed", "tspan")) if len(speed.values) > 1 else ""
+        drawn.append(figure(title, word("speed-note"), curve))
+    return axes(f'<div class="panes">{"".join(drawn)}</div>')
+
+
+@torch.inference_mode()
+def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -> str:
+    """The objective's illustrations of some images, if it has any."""
+    crops = []
+    for index in range(0, len(split), max(len(split) // max(objective.illustrated, 1), 1))[: objective.illustrated]:
+        with contextlib.suppress(DamagedError):
+            crops.append(preprocess.crop(split.images[index]))
+    if not crops:
+        return ""
+    device = next(objective.parameters()).device
+    objective.eval()
+    title, rows = objective.illustrate(preprocess.scale(torch.from_numpy(np.stack(crops))).to(device))
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    lines = []
+    for caption, images_BCHW in rows:
+        levels = ((images_BCHW * std + mean).clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
+        tiles = "".join(f"<figure>{image(tile, caption)}</figure>" for tile in levels)
+        words = both(caption, objective.korean)
+        lines.append(f'<p class="quiet">{words}</p><div class="images">{tiles}</div>')
+    return f"<h2>{both(title, objective.korean)}</h2>{''.join(lines)}"
+
+
+def _next(folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle) -> str:
+    """Commands for what one does with a model, with the paths of this run."""
+    commands = list(_commands(folder, data, dataset, split, bundle))
+    lines = "".join(f"{word(name, 'p')}<pre>{escape(_typed(words))}</pre>" for name, words in commands)
+    placeholders = [one for one in (_IMAGE, _IMAGES) if any(one in words for _, words in commands)]
+    notes = "".join(word(f"placeholder-{one}", "p") for one in placeholders)
+    return f'<div class="next">{lines}</div><div class="quiet">{word("where", "p")}{notes}</div>'
+
+
+def _commands(
+    folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle
+) -> Iterator[tuple[str, list[str]]]:
+    """Each command with the name of the sentence that introduces it."""
+    model, output = str(folder / "bundle"), str(folder)
+    shown = _IMAGE if split.in_memory is not None or not len(split) else str(split.images[0])
+    inspect = ["inspect", model, shown, "--output", f"{output}-inspect"]
+    if bundle.parts.classifies:
+        yield "do-predict", ["predict", model, shown]
+        # Data without splits would be judged by images that the model was trained on.
+        is_apart = not dataset.splits.keys().isdisjoint(("val", "test"))
+        yield "do-evaluate", ["evaluate", model, data if data is not None and is_apart else _IMAGES]
+        yield "do-inspect", inspect
+        yield "do-finetune", ["finetune", model, _IMAGES, "--output", f"{output}-finetuned"]
+        return
+    with contextlib.suppress(UsageError):  # what predicts pixels has no features for a file
+        bundle.parts.check_computable()
+        yield "do-predict-features", ["predict", model, shown, "--features", f"{output}-features.npz"]
+    taught = _IMAGES if data is None else data
+    yield "do-evaluate-features", ["evaluate", model, taught, "--protocol", "knn"]
+    yield "do-inspect", inspect
+    yield "do-finetune-features", ["finetune", model, taught, "--output", f"{output}-finetuned"]
+
+
+def _typed(words: Iterable[str]) -> str:
+    """A command of vitrail for a shell."""
+    return shlex.join(["vitrail", *words])
+
+
+def _origin(provenance: dict[str, Any]) -> str:
+    plain = {key: value for key, value in provenance.items() if not isinstance(value, dict) and key != "command"}
+    rows = [[_name_of(key), setting_cell(value)] for key, value in plain.items()]
+    if source := provenance.get("finetuned_from"):
+        rows.append([word("finetuned-from"), "; ".join([source["bundle"], *source["changes"]])])
+    rows.append([word("machine"), f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"])
+    return f"<pre>{escape(provenance.get('command') or 'Python')}</pre>{table((word('what'), word('value')), rows)}"
+
+
+def _name_of(key: str) -> Html:
+    return word(f"origin-{key}") if f"origin-{key}" in WORDS else escape(key.replace("_", " "))

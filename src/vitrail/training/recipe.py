@@ -1,0 +1,379 @@
+"""Recipes: how a model is trained. A recipe is a short TOML file of these settings; flags override it.
+
+A file's keys are the fields below; `[augment]`, `[margin]`, `[preprocess]` and `[model]` are tables with settings of
+`data.augment.config`, of `training.margin_settings`, of `Preprocess` and of the model's family.
+"""
+
+import dataclasses
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.files import read_document, writable
+from vitrail.core.other_tools import same_word
+from vitrail.core.registry import Registry
+from vitrail.core.settings import Settings, as_integer, check_number, spoken
+from vitrail.data.augment.config import Augment
+from vitrail.models.config import model_settings
+from vitrail.training.margin_settings import Margin
+
+OBJECTIVES: Registry[Any] = Registry(
+    "objective",
+    {
+        "classify": "vitrail.training.objectives.classify:Classify",
+        "margin": "vitrail.training.objectives.margin:Margin",
+        "masked": "vitrail.training.objectives.masked:MaskedPatches",
+        "multilabel": "vitrail.training.objectives.multilabel:Multilabel",
+        "next-pixel": "vitrail.training.objectives.next_pixel:NextPixel",
+    },
+    base="vitrail.training.objectives.base:Objective",
+)
+"""Training objectives by name (see `training.objectives.base`)."""
+
+OPTIMISERS: Registry[Any] = Registry(
+    "optimiser",
+    {
+        "adamw": "vitrail.training.optimisers:ADAMW",
+        "sgd": "vitrail.training.optimisers:SGD",
+        "muon": "vitrail.training.optimisers:MUON",
+    },
+)
+"""Optimisers by name (see `training.optimisers`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(Settings):
+    """Settings of training. Exactly one of epochs, steps and minutes is set."""
+
+    title: ClassVar[str] = "Recipe"
+
+    objective: str = "classify"
+    """Classification into one class or (multilabel) several labels an image, an embedding of faces (margin), the
+    paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another package."""
+    epochs: int | None = None
+    """Number of passes over the training images."""
+    least_images: int = 0
+    """With epochs: if the training images are few, go on for as many epochs as it takes to see this many. A length that
+    is given replaces this."""
+    steps: int | None = None
+    """Number of updates."""
+    minutes: float | None = None
+    """Time limit: the speed is measured at the start, which fixes the number of steps."""
+    batch: int = 128
+    """The global batch: images of one update, over all ranks."""
+    accumulate: int = 1
+    """Number of parts into which each rank splits its batch, computed one after the other to save memory."""
+    optimiser: str = "adamw"
+    """Muon updates the matrices of the blocks with orthogonalised momentum, and AdamW the other parameters."""
+    learning_rate: float = 1e-3
+    """Peak learning rate."""
+    rate_by_residual: bool = False
+    """In fine-tuning, multiply the learning rate by the head's residual: the mean probability that the head gives to
+    wrong labels on training images (see `head`). The better the frozen features already are, the less they are changed.
+    A learning rate given by a flag is used as it is."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    momentum: float = 0.9
+    """Momentum of SGD, and of Muon (Nesterov)."""
+    weight_decay: float = 0.05
+    """Decay of weight matrices, multiplied by the learning rate; biases, norms, tokens and position embeddings have
+    none."""
+    schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup: float = 0.05
+    """Steps in which the learning rate rises from 0; a value below 1 is a share of all steps."""
+    cooldown: float = 0.1
+    """Share of all steps in which an rsqrt schedule falls linearly to its end."""
+    final: float = 0.0
+    """The last learning rate as a share of the peak."""
+    clip: float = 0.0
+    """Maximum norm of the gradient over all parameters; 0 is off."""
+    average: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then evaluated and saved; 0 is off."""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Cross-entropy over classes, or binary cross-entropy for each class (arXiv 2006.07159, AugReg)."""
+    label_smoothing: float = 0.0
+    """Share of the label that is spread over all classes."""
+    head_bias: float = 0.0
+    """Initial bias of the head; about -log(classes) suits the sigmoid loss."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block to the previous one."""
+    freeze: bool = False
+    """Train only the head."""
+    head: Literal["zero", "probe"] = "zero"
+    """In fine-tuning, a head for new classes starts at zero, or (probe) from least squares on the frozen model's
+    features; an embedding of faces at random, or (probe) as their whitening within people."""
+    least_steps: int = 0
+    """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of storing its activations: less memory, more time."""
+    per_class: int | None = None
+    """Train on at most this many images of each class, chosen by the seed; more contain fewer. None: on all."""
+    holdout: float = 0.1
+    """Share of the training images held out for validation, if DATA has no val split; 0 is off."""
+    evaluate_every: int = 1
+    """Epochs between evaluations on the held-out images; the last epoch is always evaluated."""
+    patience: int | None = None
+    """End the run after this many evaluations on the held-out images without a better score, and keep the weights of
+    the best one. The learning rate follows the schedule of the whole length. None: train to the end, keep the last."""
+    on_damage: Literal["error", "skip", "substitute"] = "error"
+    """If an image cannot be read: stop the run, skip the image, or substitute the next one."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """If a loss or gradient is not finite: stop the run, or skip the step."""
+    margin: Margin = dataclasses.field(default_factory=Margin)
+    """Margin and scale of the objective margin."""
+    augment: Augment = dataclasses.field(default_factory=Augment)
+    """Augmentation of training images."""
+    preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of `Preprocess` that differ from the defaults."""
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of the model that differ from those of its name."""
+
+    def __post_init__(self) -> None:
+        OBJECTIVES.check(self.objective)
+        OPTIMISERS.check(self.optimiser)
+        self._check_choices(("schedule", "loss", "head", "on_damage", "on_nonfinite"))
+        self._check_flags(("freeze", "activation_checkpointing", "rate_by_residual"))
+        for name, kind in (("augment", Augment), ("margin", Margin)):
+            if not isinstance(getattr(self, name), kind):
+                object.__setattr__(self, name, kind.from_json(getattr(self, name)))
+        if self.epochs is not None:
+            self._set_integer("epochs", low=1, high=10**9)
+        if self.steps is not None:
+            self._set_integer("steps", low=0 if self.head == "probe" else 1, high=10**9)
+        if self.minutes is not None:
+            check_number("minutes", self.minutes, low=0.01, below=10**6)
+        self._set_integer("batch", low=1, high=1_000_000)
+        if self.per_class is not None:
+            self._set_integer("per_class", low=1, high=10**9)
+        if self.patience is not None:
+            self._set_integer("patience", low=1, high=10**9)
+        self._set_integer("accumulate", low=1, high=100_000)
+        self._set_integer("least_images", low=0, high=10**12)
+        self._set_integer("least_steps", low=0, high=10**9)
+        self._set_integer("evaluate_every", low=1, high=10**6)
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
+            raise UsageError(f"Betas must be two numbers, got {self.betas!r}.")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for beta in self.betas:
+            check_number("betas", beta, low=0, below=1)
+        for name in ("momentum", "average", "label_smoothing", "holdout"):
+            check_number(name, getattr(self, name), low=0, below=1)
+        for name in ("learning_rate", "weight_decay", "clip", "warmup"):
+            check_number(name, getattr(self, name), low=0, below=1e9)
+        for name in ("cooldown", "final"):
+            check_number(name, getattr(self, name), low=0, below=1.0001)
+        check_number("layer_decay", self.layer_decay, low=0.01, below=1.0001)
+        check_number("head_bias", self.head_bias, low=-1e3, below=1e3)
+        if self.learning_rate == 0:
+            raise UsageError("Learning rate must be above 0, got 0.")
+        for name in ("preprocess", "model"):
+            if not isinstance(getattr(self, name), dict):
+                raise UsageError(f"{spoken(name)} must be a table of settings, got {getattr(self, name)!r}.")
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """The docstring of each setting, preceded by its allowed values, also for those with a registry."""
+        found = super().meanings()
+        for registry in (OBJECTIVES, OPTIMISERS):
+            found[registry.sort] = f"{', '.join(registry)}. {found[registry.sort]}"
+        return found
+
+    def with_length(self, *, epochs: int | None, steps: int | None, minutes: float | None) -> Self:
+        """The recipe with another length: the one that is given replaces the recipe's."""
+        given = {"epochs": epochs, "steps": steps, "minutes": minutes}
+        if sum(value is not None for value in given.values()) > 1:
+            raise UsageError("Length must be one of epochs, steps and minutes, got more than one.")
+        if any(value is not None for value in given.values()):
+            return self.replace(**given, least_images=0)
+        if sum(getattr(self, name) is not None for name in given) != 1:
+            raise UsageError("Length must be given: epochs, steps or minutes.")
+        return self
+
+    def check_length(self) -> None:
+        """Refuse a recipe that does not say how long to train, or says it twice."""
+        given = {name: getattr(self, name) for name in _LENGTHS if getattr(self, name) is not None}
+        if len(given) != 1:
+            said = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise UsageError(f"Recipe must have one of epochs, steps and minutes, got {said or 'none'}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, in JSON's types."""
+        return {**super().to_json(), "augment": self.augment.to_json(), "margin": self.margin.to_json()}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of the package with this name, otherwise the recipe in a TOML file."""
+    return read_recipe(recipe_text(name), name)
+
+
+def recipe_text(name: str) -> str:
+    """The TOML document of a recipe, with its comments."""
+    known = recipe_names()
+    if name in known:
+        return resources.files("vitrail").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    path = Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        raise UsageError(
+            f"Recipe must be one of {', '.join(known)} or a .toml file that exists, got {name!r}."
+            f"{did_you_mean(name, known)}"
+        )
+    try:
+        return read_document(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise DamagedError(path=name, cause=f"cannot be read ({reason})") from None
+
+
+def purpose(text: str) -> str:
+    """The purpose of a recipe: the first sentence of the comment at the top of its document."""
+    comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())
+    return re.split(r"(?<=\.)\s", " ".join(line[2:].strip() for line in comment), maxsplit=1)[0]
+
+
+def split_change(change: str) -> tuple[str, Any]:
+    """Key and value of `batch=64`, `augment.mixup=0.2`, `model.pool="gap"` (or `model.pool=gap`)."""
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {change!r}.")
+    try:
+        return key, _read_toml(f"value = {text}")["value"]
+    except ValueError:
+        return key, text
+
+
+def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> Recipe:
+    """The recipe with settings changed, each by a pair of key and value, or by a text as `split_change` reads it."""
+    fields = recipe.to_json()
+    changed: set[str] = set()
+    for change in changes:
+        key, value = split_change(change) if isinstance(change, str) else change
+        value = list(value) if isinstance(value, tuple) else value  # as a document has it
+        value = value if (number := as_integer(value)) is None else number
+        table, _, name = key.rpartition(".")
+        if not name or table not in ("", "augment", "margin", "preprocess", "model"):
+            raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {key!r}.")
+        if key in changed:
+            raise UsageError(f"Setting {key!r} must be given once, got it twice.")
+        changed.add(key)
+        known = fields[table] if table else fields
+        if table != "model" and table != "preprocess" and name not in known:
+            keys = setting_keys()
+            keys |= {theirs: keys[ours] for theirs, ours in same_word(name, keys).items()}
+            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), keys)}")
+        if not table and name in _LENGTHS:  # one of them replaces the others
+            fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
+        known[name] = value
+    if "learning_rate" in changed and "rate_by_residual" not in changed:
+        fields["rate_by_residual"] = False
+    return Recipe.from_json(fields)
+
+
+def adjust_recipe(
+    recipe: Recipe,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | Iterable[str],
+    **lengths: Any,
+) -> Recipe:
+    """The recipe with the settings that have a flag of their own (None: as it is), with others, and of this length."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(settings, str):
+        settings = (settings,)
+    changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
+    for key, _ in changes:
+        if key in given or lengths.get(key) is not None:
+            word = "lr" if key == "learning_rate" else key
+            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
+    return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
+
+
+_LENGTHS = ("epochs", "steps", "minutes")
+
+
+def setting_keys() -> dict[str, str]:
+    """The full key of every setting of a recipe, by its name without the table: `augment.mixup` by `mixup`."""
+    fields = Recipe().to_json()
+    in_model = {name: f"model.{name}" for name in model_settings()}
+    in_tables = {name: f"{table}.{name}" for table in ("augment", "margin") for name in fields[table]}
+    return in_model | in_tables | {name: name for name, value in fields.items() if not isinstance(value, dict)}
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes in the package."""
+    folder = resources.files("vitrail").joinpath("recipes")
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def read_recipe(text: str, name: str) -> Recipe:
+    """The recipe in a TOML document."""
+    try:
+        fields = _read_toml(text)
+    except ValueError as error:
+        raise DamagedError(path=name, cause=f"is not a TOML document ({error})") from None
+    try:
+        return Recipe.from_json(fields)
+    except UsageError as error:
+        raise UsageError(f"{error} (in recipe {name!r})") from None
+
+
+def _read_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML document; a ValueError if it is none, or has more in it than settings can hold."""
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_plain(document)
+    return document
+
+
+def _check_plain(value: object) -> None:
+    match value:
+        case dict():
+            for part in value.values():
+                _check_plain(part)
+        case list():
+            for part in value:
+                _check_plain(part)
+        case int() if not -(2**63) <= value < 2**63:  # the range that TOML asks for; tomllib reads any
+            raise ValueError("it has an integer beyond 64 bits")
+        case str() | bool() | int() | float():
+            pass
+        case _:
+            raise ValueError("it has a date or a time")
+
+
+def write_toml(fields: dict[str, Any]) -> str:
+    """A TOML document of plain values and tables, used for the config.toml of a run. None values are omitted."""
+    tables = {key: value for key, value in fields.items() if isinstance(value, dict)}
+    lines = [
+        f"{key} = {_toml_value(value)}" for key, value in fields.items() if key not in tables and value is not None
+    ]
+    for key, table in tables.items():
+        lines += [
+            "",
+            f"[{key}]",
+            *(f"{name} = {_toml_value(value)}" for name, value in table.items() if value is not None),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            escaped = "".join(
+                f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
+                for c in writable(value).replace("\\", "\\\\").replace('"', '\\"')
+            )
+            return f'"{escaped}"'
+        case list() | tuple():
+            return f"[{', '.join(map(_toml_value, value))}]"
+        case int() | float():
+            return repr(value)
+    raise TypeError(f"no TOML for {type(value).__name__}")

@@ -1,1 +1,0 @@
-"""Models on disk: the bundle, and one file for each format of another library."""
