@@ -4,7 +4,7 @@
     sphinx-build -c docs -t ko . site/ko    Korean: page.ko.md, or page.md where there is no Korean one
 
 A page can be read where it lies, too: links between files become links between pages of the site. Nothing that is built
-loads anything from an outside address (tests/test_docs.py).
+loads anything from an outside address (tests/docs/test_site.py).
 """
 
 import re

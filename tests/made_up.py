@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fake_lab import told
+from tests.fake_lab import told
 from vitrail.lab.results import Results
 from vitrail.lab.training import RATES
 from vitrail.lab.trial import pack

@@ -1,14 +1,14 @@
 """Rooms do not ask for each other's names: what a family or a configuration is, it says itself."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from vitrail.core.registry import load_object
 from vitrail.models.config import FAMILIES, ModelConfig
 
-SOURCE = Path(__file__).parent.parent / "src" / "vitrail"
+SOURCE = ROOT / "src" / "vitrail"
 OWN_PACKAGES = ("models", "bundles")
 """Where families, positions and formats live."""
 

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from tests.paths import FIXTURES
 from vitrail.api.commands import COMMANDS
 from vitrail.api.flags import Group
 from vitrail.cli import _arguments, _busy_share, _flags
@@ -28,7 +29,7 @@ from vitrail.training.checkpoint import load_newest
 from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe, recipe_names, setting_keys
 
-FIXTURE = Path(__file__).parent / "fixtures" / "bundle-format-1"
+FIXTURE = FIXTURES / "bundle-format-1"
 
 
 def run(*words, **options):

@@ -8,14 +8,12 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
 
 import vitrail
+from tests.paths import ROOT
 from vitrail.core.errors import MissingError
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*words, cwd, **environment):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from test_configs import check_tables
+from tests.models.test_config import check_tables
+from tests.paths import TESTS
 from vitrail.bundles.bundle import Bundle, load, save
 from vitrail.bundles.convert import Told, read_any
 from vitrail.bundles.formats.registry import FORMATS
@@ -35,7 +35,7 @@ from vitrail.models.positions.rules import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
 from vitrail.training.recipe import OBJECTIVES
 
-TOYS = Path(__file__).parent / "extending"
+TOYS = TESTS / "extending"
 TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", "--checkpoint-seconds", "0")
 
 
@@ -256,7 +256,8 @@ def test_help_lists_the_objectives_of_other_packages(toys):
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):
     registry._entry_points.cache_clear()
-    from test_bundle import FIXTURE
+    from tests.bundles.test_bundle import FIXTURE
+
     from vitrail.core.files import _write_manifest
 
     for added, wanted in (

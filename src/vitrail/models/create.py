@@ -27,7 +27,7 @@ _AS_NAMED: Any = _AsNamed()
 
 
 # Every setting of the built-in families, so that editors complete them and type checkers flag others;
-# tests/test_surface.py holds them equal to the configurations.
+# tests/test_public_interface.py holds them equal to the configurations.
 def create(
     name: str,
     /,
@@ -89,8 +89,8 @@ def create(
     """A newly initialised model by its name, with settings changed. timm's names are known, too.
 
     The settings are those of the model's family (`vitrail.models.families` explains them), and a setting that the
-    family does not have is refused. Families of other packages may have `others`. Weights are initialised with torch's random
-    generator: seed it to repeat them.
+    family does not have is refused. Families of other packages may have `others`. Weights are initialised with
+    torch's random generator: seed it to repeat them.
 
         >>> model = vitrail.create("ViT-Ti/16", classes=10, resolution=96)
         >>> model(torch.zeros(1, 3, 96, 96)).shape

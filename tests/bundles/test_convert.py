@@ -1,0 +1,503 @@
+"""Conversion: every format there and back with the same bits, nothing in part, and what files do not say."""
+
+import json
+import sys
+import types
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from tests.peers import import_peer
+from tests.test_cli import run
+from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.formats.base import Vocabulary
+from vitrail.bundles.formats.registry import FORMATS, written_formats
+from vitrail.bundles.infer_config import usual_heads
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.terminal import print_conversion
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
+from vitrail.lab.exact import redraw
+
+CLOTHES = list(open_data("fashion-40").splits["test"].images)
+LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
+# A ViT of every format, small: 128 wide, so that heads are 64 wide as everywhere.
+SMALL = {"resolution": 64, "width": 128, "depth": 2, "heads": 2, "mlp": 256, "classes": 5}
+
+
+def small(**changes):
+    settings = {**SMALL, **changes}
+    model = redraw(vitrail.create("ViT-B/16", name="", **settings), std=0.05)
+    half = (0.5,) * model.config.channels
+    preprocess = Preprocess(resolution=model.config.resolution, mean=half, std=half, resize="squash", crop_fraction=1.0)
+    labels = LABELS if model.config.classes == 5 else None
+    return vitrail.Bundle(model=model, preprocess=preprocess, labels=labels, provenance={"licence": "mit"})
+
+
+def there(tmp_path, bundle, to, **options):
+    vitrail.save(bundle, tmp_path / "ours")
+    return convert(str(tmp_path / "ours"), tmp_path / to, to, images=CLOTHES, **options)
+
+
+def equal(one, other):
+    """Bit for bit."""
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
+    bundle = small()
+    there(tmp_path, bundle, to, verifies=False)
+    if not tells:  # only what the format itself can hold
+        (tmp_path / to / "vitrail.json").unlink()
+    found = read_any(str(tmp_path / to), Told())
+    assert equal(found.bundle.model, bundle.model)
+    config, back = bundle.model.config, found.bundle.model.config
+    if tells:
+        assert (back, found.bundle.preprocess, found.bundle.labels) == (config, bundle.preprocess, bundle.labels)
+        assert found.bundle.provenance == bundle.provenance
+        assert found.notes == ()
+        return
+    assert back.resize_rule == to
+    assert back.activation == ("gelu-tanh" if to == "google" else "gelu")
+    assert back.replace(resize_rule=config.resize_rule, activation="gelu", name="") == config
+    assert found.bundle.labels == (bundle.labels if to in ("timm", "huggingface") else None)
+    if to in ("timm", "huggingface"):
+        assert found.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+
+
+def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
+    bundle = small()
+    proofs = [{"library": "timm", "not_verified": "not asked for"}]
+    bundle.provenance.update(converted_from="timm", proofs=proofs)
+    there(tmp_path, bundle, "huggingface", verifies=False)
+    convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", verifies=False, images=CLOTHES)
+    for name in ("config.json", "provenance.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+
+
+def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, monkeypatch, capsys):
+    bundle = small()
+    monkeypatch.setattr("vitrail.bundles.formats.google._open_by_timm", lambda *_: bundle.model.eval())
+    report = there(tmp_path, bundle, "google")
+    report["proofs"] += convert(str(tmp_path / "google"), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
+    assert [proof["library"] for proof in report["proofs"]] == ["timm (reading Google's file)"] * 2
+    print_conversion(report)
+    assert "timm (reading Google's file) on 40 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [
+        ("timm", {"pool": "map", "layer_scale": 0.1}),
+        ("timm", {"registers": 2, "class_position": False, "qkv_bias": False}),
+        ("timm", {"pool": "gap", "activation": "gelu-tanh", "channels": 1}),
+        ("google", {"representation": "tanh"}),
+        ("google", {"pool": "map"}),
+        ("google", {"class_position": False}),
+        ("google", {"pool": "gap", "channels": 4}),
+        ("huggingface", {"norm_epsilon": 1e-12, "activation": "gelu-tanh", "qkv_bias": False, "channels": 1}),
+        ("torchvision", {"representation": "tanh"}),
+    ],
+)
+def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
+    bundle = small(**changes)
+    there(tmp_path, bundle, to, verifies=False)
+    (tmp_path / to / "vitrail.json").unlink()
+    back = read_any(str(tmp_path / to), Told()).bundle.model
+    assert equal(back, bundle.model)
+    for name, value in changes.items():
+        if name == "layer_scale":
+            assert back.config.layer_scale is not None
+        elif (to, name) != ("google", "activation"):
+            assert getattr(back.config, name) == value, name
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        ("R+ViT-Ti/16", "google"),
+        ("R+ViT-Ti/16", "timm"),
+        ("Mixer-S/32", "google"),
+        ("Mixer-S/32", "timm"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("BiT-R50x1", "google"),
+                ("BiT-R50x1", "timm"),
+                ("R26+ViT-S/32", "google"),
+                ("R26+ViT-S/32", "timm"),
+            )
+        ),
+    ],
+)
+def test_the_other_families_go_there_and_back(tmp_path, name, to):
+    model = redraw(vitrail.create(name, classes=3), std=0.02)
+    bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
+    there(tmp_path, bundle, to, verifies=False)
+    (tmp_path / to / "vitrail.json").unlink()
+    back = read_any(str(tmp_path / to), Told()).bundle.model
+    assert equal(back, bundle.model)
+    assert back.config.name == name
+
+
+# Nothing in part
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+def test_every_tensor_must_have_its_place(tmp_path, to):
+    bundle = small()
+    there(tmp_path, bundle, to, verifies=False)
+    folder = tmp_path / to
+    file = next(path for path in folder.iterdir() if path.name.startswith("model."))
+    whole = dict(np.load(file)) if file.suffix == ".npz" else load_file(file)
+
+    def write(tensors):
+        np.savez(file, **tensors) if file.suffix == ".npz" else save_file(tensors, file, metadata={"format": "pt"})
+
+    for name in list(whole)[:: max(len(whole) // 6, 1)]:
+        write({key: tensor for key, tensor in whole.items() if key != name})
+        with pytest.raises(VitrailError) as caught:
+            read_any(str(folder), Told())
+        assert "\n" not in str(caught.value)
+    write({**whole, "adapter.down": next(iter(whole.values())) + 0})
+    with pytest.raises(UsageError, match=r"1 of unknown names \(adapter.down\)"):
+        read_any(str(folder), Told())
+    name = next(key for key in whole if whole[key].ndim == 2 and "head" not in key)
+    write({**whole, name: whole[name][:-1]})
+    with pytest.raises(VitrailError):
+        read_any(str(folder), Told())
+
+
+FORMATS_OF_VIT = ("google", "huggingface", "timm", "torchvision")
+
+
+def test_what_another_library_cannot_express_is_refused(tmp_path):
+    no_gap, no_gelu = (
+        "Model must have pool 'cls' for transformers, got 'gap'",
+        "Model must have activation 'gelu' for torchvision, got 'gelu-",
+    )
+    for to, changes, words in (
+        ("huggingface", {"registers": 1}, "Model must have registers 0 for transformers, got 1"),
+        ("huggingface", {"pool": "gap"}, no_gap),
+        (
+            "huggingface",
+            {"classes": 0, "representation": "gelu"},
+            "Model must be one that transformers has, got a layer",
+        ),
+        ("timm", {"representation": "tanh"}, "timm has no representation layer"),
+        ("torchvision", {"activation": "gelu-tanh"}, no_gelu),
+        ("torchvision", {"representation": "gelu"}, "Model must be one that torchvision has, got a layer with gelu"),
+        ("google", {"layer_scale": 0.1}, "Model must have layer scale None for Google's code, got 0.1"),
+        ("google", {"representation": "gelu"}, "Model must be one that Google's code has, got another activation"),
+        ("timm", {"position": "rope-2d"}, "Model must be one that timm has, got position 'rope-2d'"),
+        ("google", {"attention": "local"}, "Model must be one that Google's code has, got attention 'local'"),
+        ("huggingface", {"resolution": (64, 128)}, r"Resolution must be square for transformers, got \(64, 128\)"),
+        *(
+            (to, changes, "Model must")
+            for to in FORMATS_OF_VIT
+            for changes in ({"residual": False}, {"attention_scale": 1.0})
+        ),
+    ):
+        folder = tmp_path / f"{to}-{next(iter(changes))}"
+        folder.mkdir()
+        with pytest.raises(UsageError, match=f"^{words}"):
+            there(folder, small(**changes), to)
+        assert not (folder / to).exists()
+
+
+def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
+    """If our reading of a file were wrong, the proof would say so and nothing would be written."""
+    import_peer("transformers")
+    there(tmp_path, small(), "huggingface", verifies=False)
+    (tmp_path / "huggingface" / "vitrail.json").unlink()
+    config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
+    from vitrail.bundles.formats import huggingface
+
+    monkeypatch.setitem(huggingface.ACTIVATIONS, config["hidden_act"], "relu")
+    with pytest.raises(VitrailError, match="gives other outputs"):
+        convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", images=CLOTHES)
+    assert not (tmp_path / "back").exists()
+
+
+# What files do not say, or say wrongly
+
+
+@pytest.mark.parametrize(("width", "heads"), [(192, 3), (1024, 16), (1280, 16), (1408, 16), (1152, 16), (128, 2)])
+def test_heads_are_those_of_published_models(width, heads):
+    found, note = usual_heads(width, None)
+    assert found == heads
+    assert "does not state the number of heads" in note
+
+
+def test_heads_that_are_said_are_kept(tmp_path):
+    bundle = small(heads=4)
+    there(tmp_path, bundle, "timm", verifies=False)
+    (tmp_path / "timm" / "vitrail.json").unlink()
+    assert read_any(str(tmp_path / "timm"), Told()).bundle.model.config.heads == 4
+    # Our own weights by their file are a bundle, not timm's.
+    assert read_any(str(tmp_path / "ours" / "model.safetensors"), Told()).bundle.model.config.heads == 4
+
+
+def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
+    """The other library builds the model by its own function, not by what we assume of it."""
+    timm = import_peer("timm")
+    peer = redraw(timm.create_model("vit_base_patch16_gap_224", depth=1, num_classes=3, img_size=64), std=0.05)
+    save_file(peer.state_dict(), tmp_path / "model.safetensors")
+    document = {"architecture": "vit_base_patch16_gap_224", "model_args": {"depth": 1, "img_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(VitrailError, match="timm gives other outputs"):  # it has 16 heads, not 12
+        convert(str(tmp_path), tmp_path / "ours", "vitrail", images=CLOTHES[:4])
+
+
+def test_what_was_changed_since_is_not_believed(tmp_path):
+    """Somebody went on training in the folder that we wrote."""
+    bundle = small()
+    there(tmp_path, bundle, "huggingface", verifies=False)
+    file = tmp_path / "huggingface" / "model.safetensors"
+    tensors = {name: tensor + 0.1 for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
+    config["id2label"]["0"] = "aardvark"
+    (tmp_path / "huggingface" / "config.json").write_text(json.dumps(config))
+    found = read_any(str(tmp_path / "huggingface"), Told())
+    assert found.bundle.labels[0] == "aardvark"
+    assert any("vitrail.json is ignored" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "is_read"),
+    [
+        ("preprocessor_config.json", {"size": None}, True),
+        ("preprocessor_config.json", {"do_center_crop": True, "crop_size": None}, True),
+        ("preprocessor_config.json", {"image_mean": None}, True),
+        ("preprocessor_config.json", {"size": "large"}, False),
+        ("preprocessor_config.json", {"image_std": 3}, False),
+        ("preprocessor_config.json", {"resample": [1]}, False),
+        ("config.json", {"id2label": ["a"]}, False),
+        ("config.json", {"hidden_act": ["gelu"]}, False),
+        ("config.json", {"image_size": "big"}, False),
+        ("config.json", {"hidden_size": 3}, False),
+    ],
+)
+def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change, is_read):
+    bundle = small()
+    there(tmp_path, bundle, "huggingface", verifies=False)
+    folder = tmp_path / "huggingface"
+    (folder / "vitrail.json").unlink()
+    document = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(document | change))
+    if is_read:
+        assert read_any(str(folder), Told()).bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+        return
+    with pytest.raises(VitrailError) as caught:
+        read_any(str(folder), Told())
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_that_names_itself_is_refused(tmp_path):
+    name = "model.safetensors.index.json"
+    (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(DamagedError, match="names a file that is not beside it"):
+        read_any(str(tmp_path), Told())
+
+
+def test_npz_without_a_head_and_in_half_precision(tmp_path):
+    import_peer("timm")
+    bundle = small(activation="gelu-tanh")
+    there(tmp_path, bundle, "google", verifies=False)
+    arrays = dict(np.load(tmp_path / "google" / "model.npz"))
+    headless = {name: array for name, array in arrays.items() if not name.startswith("head/")}
+    np.savez(tmp_path / "headless.npz", **headless)
+    report = convert(str(tmp_path / "headless.npz"), tmp_path / "features", "vitrail", images=CLOTHES[:4])
+    assert report["proofs"][0]["compared"] == "features"
+    halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16).view("V2") for name, array in arrays.items()}
+    np.savez(tmp_path / "bfloat16.npz", **halves, step=np.array(3))
+    found = read_any(str(tmp_path / "bfloat16.npz"), Told())
+    kernel = bundle.model.head.weight.detach()
+    torch.testing.assert_close(found.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
+    assert "arrays that are not floating point are left out: step" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [("timm", {"pool": "gap"}), ("google", {"activation": "gelu-tanh"}), ("huggingface", {"representation": "tanh"})],
+)
+def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes):
+    import_peer("transformers" if to == "huggingface" else "timm")
+    bundle = small(classes=0, **changes)
+    proofs = there(tmp_path, bundle, to)["proofs"]
+    (tmp_path / to / "vitrail.json").unlink()
+    proofs += convert(str(tmp_path / to), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
+    assert [proof["compared"] for proof in proofs] == ["features", "features"]
+    assert max(proof["largest_difference"] for proof in proofs) < 1e-5
+    back = vitrail.load(tmp_path / "back")
+    assert back.model.config.classes == 0
+    assert back.provenance["objective"] == "features"
+    assert equal(back.model, bundle.model)
+
+
+def test_a_model_without_a_head_is_refused_where_the_library_has_none(tmp_path):
+    with pytest.raises(UsageError, match="Model must have a head for torchvision, got one without"):
+        there(tmp_path, small(classes=0), "torchvision")
+    assert not (tmp_path / "torchvision").exists()
+
+
+def test_a_vit_of_transformers_with_its_pooler_is_proved_by_what_it_pools(tmp_path):
+    transformers = import_peer("transformers")
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+    config = transformers.ViTConfig(**sizes, image_size=64, patch_size=16)
+    redraw(transformers.ViTModel(config), std=0.05).save_pretrained(tmp_path / "hf")
+    (proof,) = convert(str(tmp_path / "hf"), tmp_path / "ours", "vitrail", images=CLOTHES)["proofs"]
+    assert (proof["compared"], proof["largest_difference"] < 1e-5) == ("features", True)
+    assert vitrail.load(tmp_path / "ours").model.config.representation == "tanh"
+
+
+def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
+    model = redraw(vitrail.create("Mixer-Nano/7"), std=0.05)
+    eye = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
+    bundle = vitrail.Bundle(model=model, preprocess=eye)
+    with pytest.raises(UsageError, match=r"^Model must be one that timm has by name, got Mixer-Nano/7"):
+        there(tmp_path, bundle, "timm")
+    with pytest.raises(UsageError, match=r"^Model must be one that transformers has, got family mixer"):
+        convert(str(tmp_path / "ours"), tmp_path / "huggingface", "huggingface", images=CLOTHES)
+
+
+def test_what_another_library_computes_otherwise_is_said(tmp_path):
+    report = there(tmp_path, small(norm_epsilon=1e-12), "google", verifies=False)
+    assert report["notes"] == [
+        "Google's code computes with epsilon 1e-06, this model with 1e-12",
+        "Google's code computes GELU in its tanh form, this model the exact one",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\ntags:\n- vision\n---\n# ViT\nlicense: mit\n", "apache-2.0"),
+        ("---\ntags: [a, b]\nlicense: 'cc-by-nc-4.0' # not for sale\n---\n", "cc-by-nc-4.0"),
+        ("---\nlicense:\n- mit\n- apache-2.0\ntags:\n- x\n---\n", "mit, apache-2.0"),
+        ("---\nlicense: other\nlicense_name: our own\n---\n", "our own"),
+        ('---\nlicense: mit"\x1b\u202e X\n---\n', 'mit" X'),
+        ("---\nlicense: mit\n", None),
+        ("# ViT\n\nlicense: mit\n", None),
+        ("", None),
+    ],
+)
+def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
+    there(tmp_path, small(), "huggingface", verifies=False)
+    (tmp_path / "huggingface" / "vitrail.json").unlink()
+    (tmp_path / "huggingface" / "README.md").write_text(card)
+    convert(str(tmp_path / "huggingface"), tmp_path / "again", "vitrail", verifies=False, images=[])
+    again = vitrail.load(tmp_path / "again")
+    assert again.provenance.get("licence") == licence
+    written = (tmp_path / "again" / "README.md").read_text()
+    is_id = licence in (None, "apache-2.0", "cc-by-nc-4.0")  # the Hub takes others as "other", with a name
+    key = "license" if is_id else "license: other\nlicense_name"
+    assert f"{key}: {json.dumps(licence or 'unknown')}\n" in written
+
+
+def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
+    there(tmp_path, small(), "timm", verifies=False)
+    (tmp_path / "timm" / "vitrail.json").unlink()
+    assert read_any(str(tmp_path / "timm"), Told()).bundle.provenance["licence"] == "mit"
+    (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    found = read_any(str(tmp_path / "timm" / "model.safetensors"), Told())
+    assert found.bundle.provenance["licence"] == "apache-2.0"
+    assert "the settings are taken from config.json, README.md beside the file" in found.notes
+
+
+# The command
+
+
+def test_convert_from_the_command_line(tmp_path):
+    bundle = small()
+    vitrail.save(bundle, tmp_path / "ours")
+    done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--no-verify", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["from"], report["to"]) == ("vitrail", "huggingface")
+    assert report["proofs"] == [{"library": "huggingface", "not_verified": "not asked for"}]
+    for words, code in (
+        ((tmp_path / "ours", tmp_path / "hf", "--to", "timm"), 2),
+        ((tmp_path / "hf", tmp_path / "z", "--to", "vitrail", "--preprocess", "men=3"), 2),
+    ):
+        done = run("convert", *words)
+        assert done.returncode == code, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_former_name_of_images_still_works(call, tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("L", (28, 28), 99).save(tmp_path / "photos" / "a.png")
+    vitrail.save(small(), tmp_path / "ours")
+    for flag, folder in (("--images", "one"), ("--pictures", "other")):
+        words = ("convert", tmp_path / "ours", tmp_path / folder, "--to", "timm", "--json")
+        done = call(*words, flag, tmp_path / "photos")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["proofs"][0]["pictures"] == 1
+    done = call(*words, "--images", tmp_path / "photos", f"--pictures={tmp_path / 'photos'}")
+    assert (done.returncode, "--images must be given once" in done.stderr) == (2, True)
+    done = call("convert", "--help")
+    assert "--images DIR" in done.stdout
+    assert "--pictures" not in done.stdout
+
+
+def test_the_formats_that_are_written_are_those_that_can_check_a_model():
+    writes = [name for name in FORMATS if FORMATS[name].check is not Vocabulary.check]
+    assert written_formats() == ["vitrail", *writes]
+
+
+def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):
+    done = call("convert", "fashion", tmp_path / "out", "--to", "hugginface")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Format must be one of vitrail, huggingface, torchvision, google, timm" in done.stderr
+    assert "got 'hugginface'. Did you mean 'huggingface'?" in done.stderr
+    assert call("convert", "fashion", tmp_path / "out", "--to", "dino").returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):
+    """transformers imports a model's class when it is asked for, which fails beside a torchvision that does not fit
+    torch. Here, where no test has made it fit."""
+    vitrail.save(small(), tmp_path / "ours")
+    done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--json")
+    assert done.returncode == 0, done.stderr
+    (proof,) = json.loads(done.stdout)["proofs"]
+    assert "largest_difference" in proof or "cannot be imported" in proof["not_verified"]
+
+
+def test_the_first_cause_says_why_a_library_cannot_be_imported(tmp_path, monkeypatch):
+    def fails(name):
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as cause:
+            raise ModuleNotFoundError(f"Could not import module '{name}'") from cause
+
+    library = types.ModuleType("transformers")
+    library.__getattr__ = lambda name: fails(name) if name.startswith("ViT") else mock.Mock()
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    proof = there(tmp_path, small(), "huggingface")["proofs"][0]
+    reason = "ViTForImageClassification cannot be imported (operator torchvision::nms does not exist)"
+    assert proof == {"library": "huggingface", "not_verified": reason}
+
+
+@pytest.mark.parametrize("to", ["vitrail", "timm"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(call, monkeypatch, tmp_path, to):
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("vitrail.bundles.bundle.save_file", full)
+    done = call("convert", "fashion", tmp_path / "out", "--to", to, "--no-verify")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in done.stderr
+    assert list(tmp_path.iterdir()) == []

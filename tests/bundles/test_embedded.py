@@ -1,0 +1,67 @@
+"""The model that ships with the package: what it is, what it knows, and that nothing else of its kind is there."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitrail
+from tests.test_cli import run
+from vitrail.bundles.card import model_card
+from vitrail.core.errors import UsageError, VitrailError
+from vitrail.data.sources.registry import open_data
+
+PACKAGE = Path(vitrail.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return vitrail.load("fashion")
+
+
+def test_it_is_small_plain_and_the_only_one(bundle):
+    config = bundle.model.config
+    assert config.parameters <= 400_000
+    assert (config.family, config.pool, config.position, config.patch) == ("vit", "cls", "learned-1d", (4, 4))
+    assert [path.parent for path in PACKAGE.rglob("model.safetensors")] == [PACKAGE / "embedded" / "fashion"]
+    assert sum(path.stat().st_size for path in (PACKAGE / "embedded" / "fashion").iterdir()) <= 3_000_000
+
+
+def test_its_card_is_the_one_that_this_version_writes(bundle):
+    card = (PACKAGE / "embedded" / "fashion" / "README.md").read_text()
+    assert card == model_card(bundle.model.config, bundle.provenance)
+
+
+def test_it_names_images_that_it_has_never_seen(bundle):
+    data = open_data("fashion-40")
+    clothes = data.splits["test"]
+    answers = vitrail.Classifier(bundle).predict(clothes.images, top_k=1)
+    right = [answer[0]["label"] == data.labels[label] for answer, label in zip(answers, clothes.labels, strict=True)]
+    assert np.sum(right) >= 35
+    assert bundle.provenance["scores"]["count"] == 10_000
+    assert bundle.provenance["scores"]["split"] == "test"
+    assert bundle.provenance["licence"] == "mit"
+
+
+@pytest.mark.slow
+def test_it_has_the_score_that_it_states(bundle, call):
+    try:
+        open_data("fashion-mnist")
+    except VitrailError as error:
+        pytest.skip(str(error))
+    scores = json.loads(call("evaluate", "fashion", "fashion-mnist", "--json").stdout)
+    assert scores["count"] == 10_000
+    assert round(scores["accuracy"] * 10_000) == 9_297
+    assert bundle.provenance["scores"]["accuracy"] == pytest.approx(0.9297)
+
+
+def test_commands_know_it_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "fashion").mkdir()  # a folder of that name is not it
+    monkeypatch.chdir(tmp_path)
+    done = run("info", "fashion", "--json")
+    assert json.loads(done.stdout)["name"] == "ViT-Fashion/4"
+    done = run("evaluate", "fashion", "fashion-40", "--json")
+    assert json.loads(done.stdout)["count"] == 40
+    with pytest.raises(UsageError, match="Bundle must be a folder that vitrail wrote"):
+        vitrail.load(tmp_path / "fashion")

@@ -1,0 +1,148 @@
+"""Bundles whose documents were forged and whose checksums are right: the answer that they had before, or one line."""
+
+import itertools
+import json
+import random
+import resource
+import shutil
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tests.bundles.test_bundle import remake_manifest
+from vitrail.core.files import MANIFEST
+from vitrail.data.preprocess import Preprocess
+from vitrail.lab.exact import redraw
+from vitrail.models.config import FAMILIES
+from vitrail.models.create import build
+
+INPUT = {"classes": 3, "channels": 1, "resolution": (8, 8)}
+VIT = {"patch": (2, 2), "width": 16, "depth": 2, "heads": 2, "mlp": 16}
+MODELS = {
+    "vit": {**VIT, "layer_scale": 0.1, "registers": 1},
+    "vit, relative": {**VIT, "position": "relative", "attention": "local", "pool": "map", "representation": "tanh"},
+    "vit, rope": {**VIT, "position": "rope-2d", "pool": "gap", "norm": "batch"},
+    "vit, sincos": {**VIT, "position": "sincos-2d", "attention": "strided"},
+    "hybrid": {**VIT, "patch": (1, 1), "stem": "light", "stem_layers": (4, 4), "stem_strides": (2, 1)},
+    "resnet": {"kind": "plain", "layers": (1, 1), "base": 8},
+    "mixer": {"patch": (2, 2), "width": 16, "depth": 2, "token_mlp": 8, "channel_mlp": 16},
+    "lstm": {"patch": (2, 2), "width": 8, "hidden": 8, "depth": 1, "order": "random"},
+    "igpt": {"palette": 8, "width": 16, "depth": 2, "heads": 2, "mlp": 16, "output": "classes"},
+    "mlp": {"width": 16, "depth": 2},
+}
+PROVENANCE = {"objective": "classify", "steps": 3, "licence": "MIT", "damaged": {"files": [], "policy": "skip"}}
+NUMBERS = (-1, 0, 1, 2, 3, 1000, 4096, 65_536, 10**9, 2**63, 10**400, 0.5, 8.0, -0.0, 1e308, 1e-308)
+TEXTS = ("", "x", "x" * 5000, "\u202e\x1b[2J\ud800")
+TABLES = ([], {}, [None], [1, 2], [8, 8], [1, 2, 3], [[[]]], {"a": {"b": [1]}})
+REMOVED, MORE = object(), object()
+HOSTILE = (None, True, False, *NUMBERS, float("nan"), float("inf"), *TEXTS, *TABLES, REMOVED, MORE)
+
+# What changes answers without a change of any tensor: nothing in the bundle can contradict it.
+FREE = {
+    "config.json": "heads stride padding wrap attention attention_span norm_epsilon activation strides stem_strides"
+    " edges order order_seed causal",
+    "preprocess.json": "resize crop_fraction interpolation background mean std",
+}
+
+
+def save(name, folder):
+    family = name.partition(",")[0]
+    model = redraw(build(FAMILIES[family](**INPUT, **MODELS[name])))
+    preprocess = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.25,))
+    vitrail.save(
+        vitrail.Bundle(model=model, preprocess=preprocess, labels=("a", "b", "c"), provenance=PROVENANCE), folder
+    )
+
+
+def places(document, place=()):
+    """The way to every value of a document, itself included."""
+    yield place
+    inside = document.items() if isinstance(document, dict) else enumerate(document if type(document) is list else ())
+    for key, value in inside:
+        yield from places(value, (*place, key))
+
+
+def forged(document, place, value):
+    """The document with another value at a place; without one there; or with one more in it."""
+    if not place:
+        grown = {**document, "unheard": 1} if isinstance(document, dict) else [*document, "unheard"]
+        return grown if value is MORE else None if value is REMOVED else value
+    changed = document.copy()
+    key, *rest = place
+    if rest:
+        changed[key] = forged(document[key], rest, value)
+    elif value is REMOVED:
+        del changed[key]
+    elif value is MORE:
+        inside = document[key]
+        changed[key] = {**inside, "unheard": 1} if isinstance(inside, dict) else [inside, inside]
+    else:
+        changed[key] = value
+    return changed
+
+
+def forgeries(bundle):
+    """Every file of a bundle with every hostile value at every place."""
+    for name in ("config.json", "preprocess.json", "labels.json", "provenance.json", MANIFEST):
+        document = json.loads((bundle / name).read_text())
+        for place, value in itertools.product(places(document), HOSTILE):
+            yield name, place, forged(document, place, value)
+
+
+def commands(bundle, images, output, *, inspects=True):
+    yield "info", bundle, "--json"
+    yield "predict", bundle, images / "a" / "a.png", "--json"
+    yield "evaluate", bundle, images, "--json"
+    yield "evaluate", bundle, images, "--protocol", "knn", "--json"
+    if inspects:  # it takes ten times as long as all of these
+        yield "inspect", bundle, images / "a" / "a.png", "--output", output, "--force", "--json"
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(None, marks=pytest.mark.slow, id="all")])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_forged_document_changes_no_answer_or_is_refused_in_one_line(name, count, tmp_path, call):
+    bundle, copy, images = (tmp_path / part for part in ("bundle", "copy", "images"))
+    save(name, bundle)
+    shutil.copytree(bundle, copy)
+    levels = np.random.default_rng(0).integers(0, 256, (2, 12, 14, 3), np.uint8)
+    for label, pixels in zip("ab", np.repeat(levels, 2, axis=0).reshape(2, 2, 12, 14, 3), strict=True):
+        (images / label).mkdir(parents=True)
+        for number, one in zip((label, "more"), pixels, strict=True):
+            Image.fromarray(one).save(images / label / f"{number}.png")
+    expected = {}
+    for words in commands(bundle, images, tmp_path / "page", inspects=count is None):
+        expected[words[0]] = call(*words)
+        assert expected[words[0]].returncode == 0, expected[words[0]].stderr
+    cases = list(forgeries(bundle))
+    assert len(cases) > 1000
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    chosen = random.Random(name).sample(cases, count or len(cases))
+    for number, (file, place, document) in enumerate(chosen):
+        case = f"{file} {place}: {str(document)[:300]}"
+        (copy / file).write_text(json.dumps(document))
+        if file != MANIFEST:
+            remake_manifest(copy)
+        for words in commands(copy, images, tmp_path / "page", inspects=number % 12 == 0):
+            began = time.process_time()
+            done = call(*words)  # an internal error fails the test
+            assert time.process_time() - began < 10, case
+            if done.returncode:
+                assert done.returncode in (1, 2), case
+                assert len(done.stderr.splitlines()) == 1, case
+                assert len(done.stderr) < 1100, case
+                assert done.stderr[:-1].isprintable(), case
+                continue
+            answer = json.loads(done.stdout, parse_constant=pytest.fail)
+            if words[0] == "predict":
+                is_free = {str(key) for key in place[:1]} & set(FREE.get(file, "").split())
+                before = json.loads(expected["predict"].stdout)["predictions"]
+                scores = [[one["score"] for one in found] for found in (answer["predictions"], before)]
+                assert is_free or scores[0] == scores[1], case
+                assert file == "labels.json" or is_free or answer["predictions"] == before, case
+        shutil.copy(bundle / file, copy)
+        shutil.copy(bundle / MANIFEST, copy)
+    # In kB on Linux.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 10**6

@@ -1,0 +1,216 @@
+"""One process at a time writes a run, and one of many makes an ONNX file."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.training.test_loop import HALF_WAY
+from vitrail.core.errors import UsageError
+from vitrail.core.files import locked
+from vitrail.training.checkpoint import sweep, tidy
+
+TRAIN = ("train", "digits", "--model", "MLP-Pico", "--steps", "2", "--threads", "1", "--set", "batch=32")
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from vitrail.core.files import locked
+with locked(Path(sys.argv[1]), lambda holder: sys.exit(holder)):
+    is_child = "fork" in sys.argv and os.fork() == 0
+    if is_child:
+        os.setsid()
+    if is_child or "fork" not in sys.argv:
+        print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def holder(path, *more):
+    """Another process that holds a lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, path, *more], stdout=subprocess.PIPE, text=True)
+    try:
+        process.child = int(process.stdout.readline())
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refuse(words):
+    raise UsageError(words)
+
+
+def name(process):
+    return f"process {process.pid} on {socket.gethostname()}"
+
+
+def test_who_comes_second_is_told_who_was_first(tmp_path):
+    path = tmp_path / "new" / ".lock"
+    with holder(path) as process:
+        with pytest.raises(UsageError, match=name(process)), locked(path, refuse):
+            pass
+        process.kill()
+        process.wait()
+        with locked(path, refuse) as is_held:
+            assert is_held
+            assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+            with pytest.raises(UsageError, match=f"process {os.getpid()} "), locked(path, refuse):
+                pass
+    assert path.exists()
+    with locked(path, refuse) as is_held:
+        assert is_held
+
+
+def test_children_do_not_inherit_a_lock(tmp_path):
+    with holder(tmp_path / ".lock", "fork") as process:
+        process.kill()
+        process.wait()
+        try:
+            with locked(tmp_path / ".lock", refuse) as is_held:
+                assert is_held
+        finally:
+            os.kill(process.child, signal.SIGKILL)
+    with locked(tmp_path / ".lock", refuse):
+        assert (
+            "lock"
+            not in subprocess.run(
+                ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, check=True, close_fds=False
+            ).stdout
+        )
+
+
+def test_who_may_wait_goes_on_when_the_other_is_done(tmp_path):
+    waited = []
+    with holder(tmp_path / ".lock") as process:
+
+        def wait(words):
+            waited.append(words)
+            process.kill()
+
+        with locked(tmp_path / ".lock", wait) as is_held:
+            assert is_held
+    assert waited == [name(process)]
+
+
+def test_an_output_that_another_process_writes_is_left_alone(call, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(HALF_WAY, run)
+    (writing := run / "checkpoints" / ".step-000000040.writing-x").mkdir()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with holder(run / ".lock") as process:
+        for flag in (("--resume", "auto"), ("--force",)):
+            done = call(*TRAIN, "--output", run, *flag)
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 2
+            assert f"{str(run)!r}, which {name(process)} is writing." in line
+        assert writing.is_dir()
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == before
+    done = call(*TRAIN, "--output", run, "--force")
+    assert done.returncode == 0, done.stderr
+    assert not writing.exists()
+    assert (run / ".lock").read_text().startswith(f"process {os.getpid()} ")
+
+
+def test_a_lock_is_no_content(call, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    assert call(*TRAIN, "--output", tmp_path / "run").returncode == 0
+    (tmp_path / "begun").mkdir()
+    for leaves in (".lock", ".config.toml.writing"):
+        (tmp_path / "begun" / leaves).touch()
+    assert call(*TRAIN, "--output", tmp_path / "begun", "--resume", "auto").returncode == 0
+    # A mistake that shows after the output was looked at leaves no folder behind.
+    assert call(*TRAIN, "model.classes=3", "--output", tmp_path / "new").returncode == 2
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_locks_a_run_goes_on_and_says_so(call, tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.toml").write_text("# vitrail")
+    (alive := tmp_path / "checkpoints" / ".step-000000040.writing-x").mkdir()
+    done = call(*TRAIN, "--output", tmp_path, "--resume", "auto")
+    assert done.returncode == 0
+    assert f"note: {str(tmp_path)!r} is on a file system without locks" in done.stderr
+    assert alive.is_dir()
+
+
+def test_tidy_spares_live_writers(tmp_path):
+    for leaves in (".step-000000009.writing-x", ".step-000000008.removed"):
+        (tmp_path / leaves).mkdir()
+    tidy(tmp_path, keep=2, best=None)
+    assert [path.name for path in tmp_path.iterdir()] == [".step-000000009.writing-x"]
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_of_two_runs_at_once_one_trains(tmp_path):
+    words = [sys.executable, "-m", "vitrail", *TRAIN, "--output", tmp_path / "run", "--resume", "auto"]
+    words[words.index("2")] = "400"
+    pair = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[1] for process in pair]
+    assert sorted(process.returncode for process in pair) == [0, 2], said
+    refused = said[0] if pair[0].returncode == 2 else said[1]
+    assert " is writing. " in refused.splitlines()[-1]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+# The ONNX file of a bundle
+
+MAKE = """
+import sys, time, types
+from pathlib import Path
+from importlib.metadata import version
+from vitrail.inference import model_files as cache
+from vitrail.inference.onnx_engine import MODEL, OnnxEngine
+from vitrail.core.files import atomic_folder, checksum, write_json
+def make(bundle, place, engine, precision, earlier):
+    with open(sys.argv[2], "a") as file:
+        file.write("made\\n")
+    time.sleep(0.5)
+    with atomic_folder(place, force=True) as folder:
+        (folder / MODEL).touch()
+        key = cache.fingerprint(bundle)
+        about = {"format": cache.FORMAT, "kind": "onnx", "precision": precision, "bundle": key}
+        about["versions"] = {"onnxruntime": version("onnxruntime")}
+        proof = about | {"files": {MODEL: checksum(folder / MODEL)}}
+        write_json(folder / cache.PROOF, proof)
+sys.modules["vitrail.inference.build_model_file"] = types.SimpleNamespace(make=make)
+print(cache.ready(sys.argv[1], OnnxEngine, "float32"))
+"""
+
+
+def test_processes_that_want_the_same_file_make_it_once(tmp_path):
+    shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
+    words = [sys.executable, "-c", MAKE, tmp_path / "bundle", tmp_path / "made"]
+    several = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = [process.communicate() for process in several]
+    assert {out for out, _ in answers} == {f"{tmp_path / 'bundle'}.onnx\n"}, answers
+    assert (tmp_path / "made").read_text() == "made\n"
+    assert sum("waiting for" in err for _, err in answers) <= 2
+
+
+@pytest.mark.slow
+def test_eight_processes_export_once(tmp_path):
+    pytest.importorskip("onnxruntime")
+    shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
+    imports = "import sys\nfrom vitrail.inference.onnx_engine import OnnxEngine"
+    script = f"{imports}\nprint(OnnxEngine.prepare(sys.argv[1], 'float32'))"
+    words = [sys.executable, "-c", script, tmp_path / "bundle"]
+    several = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
+    answers = [process.communicate() for process in several]
+    assert {out for out, _ in answers} == {f"{tmp_path / 'bundle'}.onnx\n"}, answers
+    assert sum("making" in err for _, err in answers) == 1

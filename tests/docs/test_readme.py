@@ -1,0 +1,194 @@
+"""What the READMEs and the pages of docs/ tell a reader to type works as written, in both languages."""
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import vitrail
+from tests.blocks import RUNNER, blocks, runnable
+from tests.hub_server import HubServer
+from tests.paths import ROOT, TESTS
+from vitrail.bundles.convert import convert
+from vitrail.data.augment.config import Augment
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.training.recipe import Recipe
+
+ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if not path.stem.endswith(".ko"))
+# Pages in the order of a reader who keeps what earlier ones made: `taste/` of commands, `run/` of train.
+IN_ORDER = (
+    "commands",
+    "data",
+    "train",
+    "finetune",
+    "evaluate",
+    "runs",
+    "predict",
+    "engines",
+    "merging",
+    "python",
+    "inspect",
+    "explain",
+    "weights",
+    "families",
+    "faces",
+)
+# tests/docs/test_notes.py runs these.
+CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))
+# Blocks that no test runs, by the reason that stands in a comment above them.
+NOT_RUN = {
+    "faces": ["needs DeiT's weights and the faces, which are not ours to give"],
+    "engines": ["measures for a minute"],
+    "merging": ["searches for half a minute"],
+    "lab": ["takes minutes to hours", "takes a minute"],
+    "python": ["needs DeiT's weights and photos, with which tests/test_public_interface.py runs it"],
+    "weights": ["fetches from outside; test_remote.py does the same with a server on this machine"],
+    "scale": ["needs several processes and hours", "needs several machines"],
+}
+PREPARE = """
+import os, numpy as np
+from PIL import Image
+
+chance = np.random.default_rng(0)
+for split, count in (("train", 3), ("val", 1)):
+    for label, tint in (("ants", 60), ("bees", 180)):
+        os.makedirs(f"photos/{split}/{label}")
+        for number in range(count):
+            pixels = chance.integers(0, 70, (150, 200, 3)) + tint
+            Image.fromarray(pixels.astype(np.uint8)).save(f"photos/{split}/{label}/{number}.jpg")
+os.makedirs("new-photos")
+Image.fromarray(chance.integers(0, 250, (90, 120, 3)).astype(np.uint8)).save("new-photos/1.jpg")
+"""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A Hub on this machine that has DeiT-Ti/16, with random weights, as timm and as its authors publish it."""
+    torch.manual_seed(0)
+    model = vitrail.create("ViT-Ti/16", resolution=224)
+    bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=224))
+    vitrail.save(bundle, tmp_path / "deit")
+    server = HubServer()
+    for to, name in (("timm", "timm/deit_tiny_patch16_224.fb_in1k"), ("huggingface", "facebook/deit-tiny-patch16-224")):
+        convert(str(tmp_path / "deit"), tmp_path / to, to, verifies=False, images=())
+        names = ("config.json", "preprocessor_config.json", "model.safetensors")
+        files = {one.name: one.read_bytes() for one in (tmp_path / to).iterdir() if one.name in names}
+        server.publish(name, files)
+    yield server
+    server.close()
+
+
+# What the README made is there for the other pages, too.
+KEEP = """
+import shutil
+for name in ("photos", "deit"):
+    shutil.copytree(f"../readme/{name}", name)
+"""
+
+
+def korean(path):
+    return path.with_name(f"{path.stem}.ko.md")
+
+
+@pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
+def test_every_block_is_run_or_says_why_not(path):
+    known = ("bash", "python", "text", "toml")
+    assert [
+        one.text
+        for one in blocks(path)
+        if one.language not in known and not one.language.startswith("{literalinclude}")
+    ] == []
+    assert [one.reason for one in blocks(path) if one.reason] == NOT_RUN.get(path.stem, [])
+    if runnable(path):
+        assert path.stem in (*IN_ORDER, *CHAPTERS, "README")
+
+
+def test_pages_do_what_they_say(tmp_path, hub):
+    """The folder of photos that a reader of the README has is made up here, and so is the Hub."""
+    (tmp_path / "readme").mkdir()
+    (tmp_path / "docs").mkdir()
+    readme = [("python", PREPARE, None), *runnable(ROOT / "README.md")]
+    jobs = [("README.md", str(tmp_path / "readme"), readme)]
+    jobs.append(("docs", str(tmp_path / "docs"), [("python", KEEP, None)]))
+    jobs += [(f"{name}.md", str(tmp_path / "docs"), runnable(ROOT / "docs" / f"{name}.md")) for name in IN_ORDER]
+    assert sum(len(job[2]) for job in jobs) > 35
+    words = [sys.executable, "-c", RUNNER]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # small models: two threads would wait for each other
+    one_thread |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token}
+    done = subprocess.run(words, input=json.dumps(jobs), capture_output=True, text=True, env=one_thread, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "readme/look/index.html").exists()
+    source = json.loads((tmp_path / "readme/deit/provenance.json").read_text(encoding="utf-8"))["source"]
+    assert source["address"].startswith("hf:timm/deit_tiny_patch16_224.fb_in1k@")
+    assert {"README.md", "config.json", "model.safetensors"} <= hub.uploads["me/clothes"].keys()
+    assert (tmp_path / "docs/my-bundle/manifest.json").exists()
+
+
+@pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
+def test_both_languages_say_the_same(path):
+    """The same headings, tables, images and commands; the same Python but for comments and words inside of strings."""
+
+    def shape(page):
+        text = page.read_text(encoding="utf-8")
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        python = ast.dump(ast.parse("\n".join(one.text for one in blocks(page) if one.language == "python")))
+        return {
+            "headings": re.findall(r"^#+ ", prose, re.MULTILINE),
+            "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
+            "images": [name.replace(".ko.", ".") for name in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", prose)],
+            "lines": [
+                shlex.split(line, comments=True)
+                for one in blocks(page)
+                if one.language == "bash"
+                for line in one.text.splitlines()
+            ],
+            "others": [one for one in blocks(page) if one.language not in ("bash", "python", "text")],
+            "python": re.sub(r"Constant\(value='.*?'\)", "Constant()", python),
+        }
+
+    assert shape(path) == shape(korean(path))
+
+
+def test_the_readmes_are_short():
+    for name in ("README.md", "README.ko.md"):
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/proved.md", "docs/proved.ko.md"])
+def test_every_claim_names_a_test_that_exists(name):
+    tests = {path.relative_to(TESTS).as_posix(): path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")}
+    section = (ROOT / name).read_text(encoding="utf-8")
+    if name.startswith("README"):
+        section = re.split(r"^## (?:What is proved|증명된 것)$|^## ", section, flags=re.MULTILINE)[-4]
+    claims = re.findall(r"^(?:- |\| (?!---)).*?(?=^- |^\||^$)", section, re.MULTILINE | re.DOTALL)
+    named = [re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)?(?:::)?(test_\w+)?`", claim) for claim in claims]
+    claims_without = [claim for claim, found in zip(claims, named, strict=True) if not found]
+    assert len(claims) >= 10
+    assert [claim for claim in claims_without if not re.match(r"\| (claim|주장) \|", claim)] == []
+    for file, function in (one for found in named for one in found):
+        texts = [tests[file]] if file else tests.values()
+        assert not function or any(f"def {function}(" in text for text in texts), function
+
+
+@pytest.mark.parametrize("page", ["docs/settings.md", "docs/settings.ko.md"])
+def test_every_setting_is_on_its_page(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for settings in (ViTConfig, Recipe, Augment, Preprocess):
+        names = {field.name for field in dataclasses.fields(settings)} - {"name"}
+        assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")], ids=lambda path: path.name)
+def test_pages_are_finished_and_their_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"^[A-Z]{3,}_[A-Z]{3,}$|TODO|FIXME", text, re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), target

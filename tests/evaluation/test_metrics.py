@@ -1,0 +1,303 @@
+"""Scores, labels by name, and the commands evaluate and predict."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tests.test_cli import FIXTURE, run
+from vitrail.cli import main
+from vitrail.core.errors import UsageError
+from vitrail.core.intervals import wilson
+from vitrail.data.loader import Loader
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.classify import Answers, answer
+from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.metrics import calibration_error, score
+
+
+def test_scores_equal_scikit_learns():
+    from sklearn import metrics
+
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(8), 500)
+    labels = rng.integers(0, 8, 500)
+    labels[:200] = probabilities[:200].argmax(1)
+    found = score(probabilities, labels, tuple("abcdefgh"))
+    answers = probabilities.argmax(1)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, answers))
+    assert found["top5"] == pytest.approx(metrics.top_k_accuracy_score(labels, probabilities, k=5))
+    assert found["negative_log_likelihood"] == pytest.approx(metrics.log_loss(labels, probabilities))
+    np.testing.assert_array_equal(found["confusion"], metrics.confusion_matrix(labels, answers))
+    recall = metrics.recall_score(labels, answers, average=None)
+    assert [row["accuracy"] for row in found["per_class"]] == pytest.approx(recall)
+
+
+def test_ties_and_missing_classes():
+    found = score(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
+    assert (found["accuracy"], found["top5"]) == (0.25, 0.75)
+    assert found["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
+
+
+def test_wilsons_interval():
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson(20, 20)[1] == 1.0
+
+
+def test_calibration_error_of_known_cases():
+    sure = np.repeat([0.95, 0.55], 100)
+    assert calibration_error(sure, np.arange(200) % 100 < np.where(sure > 0.9, 95, 55)) == pytest.approx(0, abs=1e-9)
+    assert calibration_error(np.full(10, 1.0), np.arange(10) < 5) == pytest.approx(0.5)
+
+
+def test_labels_are_matched_by_name_and_else_as_numbers():
+    place, how = match_labels(("cat", "dog", "emu"), 3, ("dog", "cat"))
+    assert (place.tolist(), how) == ([1, 0], "by name")
+    place, how = match_labels(None, 1000, ("001", "7"))
+    assert (place.tolist(), how) == ([1, 7], "as class numbers")
+    place, how = match_labels(("tench", "goldfish"), 2, ("0", "1"))
+    assert how == "as class numbers"
+    place, how = match_labels(("1", "0"), 2, ("0", "1"))
+    assert (place.tolist(), how) == ([1, 0], "by name")
+    for ours, theirs in ((("cat",), ("cat", "eel")), (None, ("cat",)), (None, ("7",))):
+        with pytest.raises(UsageError, match="Classes of the data"):
+            match_labels(ours, 1 if ours else 5, theirs)
+
+
+def test_ranks_answer_every_image_once():
+    bundle = vitrail.Bundle(
+        model=vitrail.create("ViT-Pico/2"), preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
+    )
+    split = open_data("digits").splits["test"]
+    whole = answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False))
+    parts = [
+        answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False, rank=rank, ranks=3))
+        for rank in range(3)
+    ]
+    joined = Answers.join(parts)
+    np.testing.assert_array_equal(joined.indices, np.arange(360))
+    np.testing.assert_array_equal(joined.labels, whole.labels)
+    np.testing.assert_allclose(joined.probabilities, whole.probabilities, atol=1e-6)
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for index, name in enumerate(("a.png", "b.png", "more/c.png")):
+        Image.fromarray(np.random.default_rng(index).integers(0, 256, (20, 30), dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def test_predict_files_and_folders(call, images):
+    done = call("predict", FIXTURE, images, "--json", "--top-k", "2")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["file"] for row in rows] == [str(images / name) for name in ("a.png", "b.png", "more/c.png")]
+    expected = vitrail.Classifier(FIXTURE).predict([images / "b.png"], top_k=2)[0]
+    assert [one["label"] for one in rows[1]["predictions"]] == [one["label"] for one in expected]
+    assert rows[1]["predictions"][0]["score"] == pytest.approx(expected[0]["score"], abs=1e-6)
+    table = call("predict", FIXTURE, images / "a.png").stdout
+    assert "a.png" in table
+    assert rows[0]["predictions"][0]["label"] in table
+
+
+def test_predict_names_what_it_cannot_read_and_answers_the_rest(call, images):
+    (images / "b.png").write_bytes(b"not a picture")
+    done = call("predict", FIXTURE, images, "--json")
+    assert done.returncode == 1
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ["error" in row for row in rows] == [False, True, False]
+    assert "b.png" in rows[1]["error"]
+    assert "error" in call("predict", FIXTURE, images).stdout
+
+
+def test_wrong_use_of_predict_evaluate_and_train(images, monkeypatch, capsys):
+    monkeypatch.chdir(images)
+    for words in (
+        ["predict", FIXTURE, images / "missing.png"],
+        ["predict", FIXTURE],
+        ["predict", images, images / "a.png"],
+        ["predict", FIXTURE, images / "a.png", "--top-k", "0"],
+        ["evaluate", FIXTURE, images],
+        ["evaluate", FIXTURE, "digits"],
+        ["evaluate", FIXTURE, "digits", "--split", "tset"],
+        ["evaluate", FIXTURE, "digits", "--protocol", "magic"],
+        ["train", "digits", "--model", "ViT-Pico", "--output", "x", "--epochs", "1"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--epochs", "1", "--recipe", "none"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--epochs", "1", "--steps", "3"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "batch=x"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--device", "quantum"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--device", "meta"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "augment=strong"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "model.classes=5"],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--set", "preprocess.resolution=16"],
+        [
+            "train",
+            "digits",
+            "--model",
+            "ViT-Pico/2",
+            "--output",
+            "x",
+            "--objective",
+            "masked",
+            "--set",
+            "model.patch=8",
+        ],
+        ["train", "digits", "--model", "ViT-Pico/2", "--output", "x", "--objective", "next-pixel"],
+        ["train", "nothing", "--model", "ViT-Pico/2", "--output", "x"],
+        ["train", "digits", "--model", "ViT-B/16", "--output", "x", "--set", "model.resolution=9"],
+    ):
+        with pytest.raises(SystemExit) as leaving:
+            main([str(word) for word in words])
+        complaint = capsys.readouterr().err
+        assert leaving.value.code == 2, (words, complaint)
+        assert len(complaint.strip().splitlines()) == 1, complaint
+        assert complaint.startswith("vitrail: ")
+    assert not (images / "x").exists()
+
+
+def test_classes_that_are_matched_by_number_though_names_differ_are_said(call):
+    for flag in ([], ["--json"]):
+        done = call("evaluate", "fashion", "digits", *flag)
+        assert done.returncode == 0
+        assert done.stderr == (
+            "note: names of classes differ, so they are matched by index: '0' of the data is 'Ankle boot' of the bundle"
+            " (to match by name, give the data the bundle's names)\n"
+        )
+    assert json.loads(done.stdout)["labels_matched"] == "as class numbers"
+    assert call("evaluate", "fashion", "fashion-40").stderr == ""
+
+
+def test_a_class_of_five_thousand_digits_is_a_name():
+    with pytest.raises(UsageError, match="numbers below 10"):
+        match_labels(None, 10, ["1" * 5000])
+
+
+def test_deit_on_real_photos(shared, tmp_path):
+    """Folder names are class numbers; every seventh photo here (all 500 in slow test_parity.py)."""
+    from safetensors.torch import load_file
+
+    model = vitrail.create("ViT-Ti/16")
+    model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"))
+    vitrail.save(vitrail.Bundle(model=model.eval(), preprocess=vitrail.Preprocess()), tmp_path / "deit")
+    photos = sorted((shared / "imagenet-val-500").rglob("*.JPEG"))[::7]
+    (tmp_path / "some.csv").write_text("\n".join(f"{path},{int(path.parent.name)}" for path in photos))
+    scores = json.loads(run("evaluate", tmp_path / "deit", tmp_path / "some.csv", "--json").stdout)
+    assert scores["labels_matched"] == "as class numbers"
+    assert scores["count"] == len(photos)
+    assert 0.6 < scores["accuracy"] < 0.85
+    assert scores["accuracy_interval"][0] < scores["accuracy"] < scores["accuracy_interval"][1]
+
+
+@pytest.fixture(scope="module")
+def unsplit(tmp_path_factory):
+    """Images of noise in class folders without splits, and a run that was trained on them with seed 3."""
+    folder = tmp_path_factory.mktemp("unsplit")
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (folder / "photos" / label).mkdir(parents=True)
+        for index in range(20):
+            noise = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(noise).save(folder / "photos" / label / f"{index}.png")
+    vitrail.train(folder / "photos", "ViT-Pico/2", steps=2, seed=3, output=folder / "run", settings={"holdout": 0.25})
+    return folder / "photos", folder / "run"
+
+
+def test_evaluate_on_training_data_takes_the_held_out_images(call, unsplit):
+    photos, run_folder = unsplit
+    done = call("evaluate", run_folder / "bundle", photos, "--json")
+    scores, result = json.loads(done.stdout), vitrail.load(run_folder / "bundle").provenance["scores"]
+    assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
+    assert scores["ece"] == pytest.approx(result["ece"], abs=1e-6)
+    (note,) = scores["notes"]
+    assert "only the 10 images held out are evaluated (--split all: every image)" in note
+    assert done.stderr == f"note: {note}\n"
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "held-out")
+    assert (json.loads(done.stdout)["count"], done.stderr) == (10, "")
+
+
+def test_evaluate_on_training_images_says_so(call, unsplit):
+    photos, run_folder = unsplit
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "all")
+    scores = json.loads(done.stdout)
+    assert (scores["split"], scores["count"], scores["trained_on"]) == ("all", 40, True)
+    assert done.stderr.startswith("note: the bundle was trained on these images")
+    assert len(done.stderr.splitlines()) == 1
+    found = vitrail.evaluate(run_folder / "bundle", photos, "all")
+    assert found.trained_on
+    assert repr(found).endswith(", training images)")
+    assert not vitrail.evaluate(run_folder / "bundle", photos).trained_on
+
+
+def test_evaluate_on_copies_and_other_data(unsplit, tmp_path):
+    photos, run_folder = unsplit
+    shutil.copytree(photos, tmp_path / "copy")
+    assert vitrail.evaluate(run_folder / "bundle", tmp_path / "copy").split == "held-out"
+    (tmp_path / "copy" / "cat" / "0.png").unlink()
+    found = vitrail.evaluate(run_folder / "bundle", tmp_path / "copy")
+    assert (found.split, found.count, found.trained_on, found.scores["notes"]) == ("all", 39, False, [])
+    # The same folder, one photo fewer: these are still training images for the most part.
+    changed = dataclasses.replace(
+        vitrail.load(run_folder / "bundle"), provenance={"data": f"{tmp_path / 'copy'}: 36 training images"}
+    )
+    (note,) = vitrail.evaluate(changed, tmp_path / "copy").scores["notes"]
+    assert "as it was before: some of these images may be training images" in note
+    with pytest.raises(UsageError, match="Split held-out must come with the data"):
+        vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
+
+
+def test_evaluate_on_the_folder_of_the_training_images_says_so(unsplit, tmp_path):
+    photos, _ = unsplit
+    for split in ("train", "val"):
+        shutil.copytree(photos, tmp_path / "photos" / split)
+    for image in (tmp_path / "photos" / "val").glob("*/1*.png"):
+        image.unlink()
+    vitrail.train(tmp_path / "photos", "ViT-Pico/2", steps=1, output=tmp_path / "run")
+    found = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "train")
+    assert (found.split, found.trained_on) == ("all", True)
+    assert found.scores["notes"][0].startswith("the bundle was trained on these images")
+    found = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "val")
+    assert (found.split, found.trained_on, found.scores["notes"]) == ("all", False, [])
+
+
+def test_evaluate_of_an_older_bundle_or_without_held_out_images_warns(unsplit):
+    photos, run_folder = unsplit
+    bundle = vitrail.load(run_folder / "bundle")
+    for holdout in ({}, {"holdout": 0.0}, {"holdout": "most"}):
+        provenance = {name: value for name, value in bundle.provenance.items() if name != "holdout"} | holdout
+        found = vitrail.evaluate(dataclasses.replace(bundle, provenance=provenance), photos)
+        assert (found.split, found.count, found.trained_on) == ("all", 40, True)
+        assert found.scores["notes"][0].startswith("the bundle was trained on these images")
+
+
+def test_protocols_judge_the_images_that_training_held_out(unsplit):
+    photos, run_folder = unsplit
+    bundle = run_folder / "bundle"
+    found = vitrail.evaluate(bundle, photos, protocol="knn")
+    assert (found.split, found.count, found.trained_on, found.scores["train_count"]) == ("held-out", 10, False, 30)
+    assert "only the 10 images held out are evaluated" in found.scores["notes"][0]
+    found = vitrail.evaluate(bundle, photos, protocol="probe", seed=0, penalty=1.0)
+    assert (found.split, found.count, found.trained_on) == ("held-out", 4, True)
+    assert found.scores["notes"][0].startswith("the bundle was trained on these images")
+    found = vitrail.evaluate("fashion", photos, protocol="knn")
+    assert (found.count, found.trained_on, found.scores["notes"]) == (4, False, [])
+
+
+def test_against_compares_on_the_same_images_and_names_the_one_trained_on_them(call, unsplit, tmp_path):
+    photos, run_folder = unsplit
+    vitrail.train(photos, "ViT-Pico/2", steps=1, seed=4, output=tmp_path / "other")
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", tmp_path / "other" / "bundle")
+    scores = json.loads(done.stdout)
+    assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
+    assert [f"{tmp_path / 'other' / 'bundle'} was trained on these images" in note for note in scores["notes"]] == [
+        False,
+        True,
+    ]
+    done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", run_folder / "bundle")
+    assert len(json.loads(done.stdout)["notes"]) == 1

@@ -1,0 +1,533 @@
+"""Learning from frozen features: equal to scikit-learn, leave-one-out by brute force, features remembered."""
+
+import dataclasses
+import json
+import shutil
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+import vitrail
+from tests.test_cli import FIXTURE, run
+from vitrail.cli import main
+from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.files import MANIFEST, _write_manifest, user_folder
+from vitrail.core.least_squares import Ridge
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.features import FeatureStore, extract
+from vitrail.evaluation.metrics import mean_interval
+from vitrail.evaluation.protocols import divide, evaluate, fewshot, knn, probe, read_examples
+from vitrail.evaluation.transfer import LOGISTIC_PENALTIES, logistic_regression, neighbour_votes, ridge, sample_shots
+from vitrail.evaluation.transfer import probe as learn_probe
+from vitrail.lab.exact import redraw
+from vitrail.models.activations import look
+
+FAMILIES = ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "iGPT-Micro", "MLP-Nano"]
+SIZES = [(40, 12), (15, 60), (30, 30), (31, 30)]
+
+
+def clouds(count, width, classes, seed=0):
+    """Features around a centre for each class, on very different scales, not centred, and their labels."""
+    world, rng = np.random.default_rng(0), np.random.default_rng(seed + 1)
+    labels = np.arange(count) % classes
+    centres, scales = world.normal(size=(classes, width)), 10.0 ** world.uniform(-2, 2, width)
+    return (centres[labels] + rng.normal(size=(count, width))) * scales + 3, labels
+
+
+def signs(labels, classes):
+    return np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
+
+
+@pytest.mark.parametrize(("count", "width"), SIZES)
+@pytest.mark.parametrize("penalty", [1e-3, 1.0, 1e4])
+def test_ridge_equals_scikit_learns(count, width, penalty):
+    from sklearn.linear_model import Ridge as Peer
+
+    features, labels = clouds(count, width, 3)
+    found, _ = ridge(features, labels, classes=3, penalty=penalty)
+    peer = Peer(alpha=penalty, solver="svd").fit(features, signs(labels, 3))
+    np.testing.assert_allclose(found.weight, peer.coef_.T, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(found.bias, peer.intercept_, rtol=1e-5, atol=1e-8)
+    asked, _ = clouds(50, width, 3, seed=1)
+    np.testing.assert_allclose(found(asked), peer.predict(asked), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("count", "width"), SIZES)
+@pytest.mark.parametrize("penalty", [1e-4, 1e-2, 10.0])
+def test_leaving_out_equals_learning_again_without(count, width, penalty):
+    from sklearn.linear_model import Ridge as Peer
+
+    features, labels = clouds(count, width, 3)
+    targets = signs(labels, 3)
+    for index, error in enumerate(Ridge(features, targets).left_out(penalty)):
+        rest = np.arange(count) != index
+        again = Peer(alpha=penalty, solver="svd").fit(features[rest], targets[rest])
+        np.testing.assert_allclose(error, targets[index] - again.predict(features[[index]])[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_penalty_is_the_one_of_scikit_learns_leave_one_out():
+    from sklearn.linear_model import RidgeCV
+
+    penalties = 10.0 ** np.linspace(-4, 6, 21)
+    chosen = set()
+    for seed, (count, width) in enumerate(SIZES):
+        features, labels = clouds(count, width, 3, seed)
+        system = Ridge(features, signs(labels, 3))
+        peer = RidgeCV(penalties).fit(features, signs(labels, 3))
+        assert system.choose(penalties) == pytest.approx(peer.alpha_)
+        chosen.add(peer.alpha_)
+        # The grid of its own is on the features' scale: other units, another penalty, the same answers.
+        found, penalty = ridge(features, labels, classes=3)
+        scaled, other = ridge(100 * features, labels, classes=3)
+        assert other == pytest.approx(1e4 * penalty)
+        np.testing.assert_allclose(scaled(100 * features), found(features), rtol=1e-6, atol=1e-8)
+    assert len(chosen) > 1
+
+
+def test_features_that_say_nothing_are_no_error():
+    features, labels = np.ones((12, 5)), np.arange(12) % 3
+    for found, _ in (ridge(features, labels, classes=3), learn_probe(features, labels, classes=3)):
+        scores = found(features)
+        assert np.isfinite(scores).all()
+        np.testing.assert_allclose(scores, scores[:1].repeat(12, axis=0))
+    assert np.isfinite(neighbour_votes(0 * features, labels, features, classes=3, neighbours=3)).all()
+
+
+@pytest.mark.parametrize(("count", "width"), SIZES)
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("penalty", [0.1, 10.0])
+def test_logistic_regression_equals_scikit_learns(count, width, classes, penalty):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    features, labels = clouds(count, width, classes)
+    standard = StandardScaler().fit(features)
+    # scikit-learn has one vector for two classes: half the square of two that differ by their sign.
+    share = 2 if classes == 2 else 1
+    peer = LogisticRegression(C=share / penalty, solver="newton-cholesky", tol=1e-10)
+    peer.fit(standard.transform(features), labels)
+    found = logistic_regression(standard.transform(features), labels, classes=classes, penalty=penalty, slope=1e-9)
+    difference = found.weight[:, 1:] - found.weight[:, :1] if classes == 2 else found.weight
+    np.testing.assert_allclose(difference, peer.coef_.T, atol=1e-5)
+    # And the probe, which folds the standardisation into its weights.
+    asked, _ = clouds(50, width, classes, seed=1)
+    likely = learn_probe(features, labels, classes=classes, penalty=penalty)[0].probabilities(asked)
+    np.testing.assert_allclose(likely, peer.predict_proba(standard.transform(asked)), atol=1e-4)
+
+
+def test_the_probes_penalty_grows_with_noise():
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 4
+    clear = 3 * np.eye(4)[labels].repeat(5, axis=1) + rng.normal(size=(200, 20))
+    chosen = [learn_probe(features, labels, classes=4)[1] for features in (clear, rng.normal(size=(200, 20)))]
+    assert chosen[0] < chosen[1] == LOGISTIC_PENALTIES[0]
+    with pytest.raises(UsageError, match="Penalty must be given if every class has only one image"):
+        learn_probe(clear[:4], labels[:4], classes=4)
+
+
+@pytest.mark.parametrize("neighbours", [1, 4, 9])
+def test_neighbours_equal_scikit_learns(neighbours):
+    from sklearn.neighbors import KNeighborsClassifier
+
+    features, labels = clouds(600, 7, 5)
+    asked, _ = clouds(300, 7, 5, seed=1)
+    peer = KNeighborsClassifier(neighbours, metric="cosine").fit(features, labels)
+    shares = neighbour_votes(features, labels, asked, classes=5, neighbours=neighbours, temperature=0)
+    np.testing.assert_allclose(shares, peer.predict_proba(asked), atol=1e-12)
+    np.testing.assert_array_equal(shares.argmax(1), peer.predict(asked))
+    weighted = KNeighborsClassifier(neighbours, metric="cosine", weights=lambda away: np.exp((1 - away) / 0.07))
+    shares = neighbour_votes(features, labels, asked, classes=5, neighbours=neighbours)
+    np.testing.assert_allclose(shares, weighted.fit(features, labels).predict_proba(asked), rtol=1e-6, atol=1e-12)
+
+
+def test_neighbours_at_no_temperature_worth_the_name():
+    features, labels = clouds(50, 7, 5)
+    nearest = neighbour_votes(features, labels, features, classes=5, neighbours=1, temperature=0)
+    cold = neighbour_votes(features, labels, features, classes=5, neighbours=20, temperature=1e-12)
+    np.testing.assert_allclose(cold, nearest, atol=1e-6)
+
+
+def test_shots_are_a_pure_function_of_the_seed():
+    labels = np.repeat([0, 1, 2], [30, 4, 12])[np.random.default_rng(0).permutation(46)]
+    few, more = sample_shots(labels, 5, seed=3), sample_shots(labels, 10, seed=3)
+    assert np.bincount(labels[few]).tolist() == [5, 4, 5]
+    assert np.bincount(labels[more]).tolist() == [10, 4, 10]
+    assert set(few) <= set(more)
+    np.testing.assert_array_equal(few, sample_shots(labels, 5, seed=3))
+    assert set(few) != set(sample_shots(labels, 5, seed=4))
+
+
+def test_interval_of_a_mean():
+    from scipy import stats
+
+    for count in (2, 3, 5, 30):
+        values = np.random.default_rng(count).normal(size=count)
+        expected = stats.t.interval(0.95, count - 1, loc=values.mean(), scale=stats.sem(values))
+        assert mean_interval(values) == pytest.approx(expected, rel=1e-4)
+    assert mean_interval([0.5]) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_of_every_family_and_layer(name):
+    model = redraw(vitrail.create(name, classes=3), std=0.1)
+    half = (0.5,) * model.config.channels
+    preprocess = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half, crop_fraction=1.0)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, *model.config.resolution, len(half)), dtype=np.uint8)
+    split = Split("train", pixels, np.zeros(5, np.int64))
+    seen = look(model, preprocess(pixels))
+    found = extract(model, preprocess, split, batch=2)
+    np.testing.assert_allclose(found, seen.steps["pooled"], atol=1e-4)
+    assert found.std(axis=0).max() > 1e-3
+    for layer in range(model.config.depth):
+        output = seen.steps[f"blocks.{layer}"].numpy()
+        match output.ndim:
+            case 4:
+                expected = output.mean(axis=(2, 3))
+            case 3 if getattr(model.config, "pool", "") == "cls":
+                expected = output[:, 0]
+            case 3:
+                expected = output.mean(axis=1)
+            case _:
+                expected = output
+        np.testing.assert_allclose(extract(model, preprocess, split, layer=layer), expected, atol=1e-4)
+    with pytest.raises(UsageError, match="Layer must be from 0"):
+        extract(model, preprocess, split, layer=model.config.depth)
+
+
+def test_registers_are_not_averaged_and_pixels_are():
+    preprocess = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8)
+    split = Split("train", pixels, np.zeros(3, np.int64))
+    model = redraw(vitrail.create("ViT-Nano/7", pool="gap", registers=3))
+    output = look(model, preprocess(pixels), [1]).steps["blocks.1"]
+    np.testing.assert_allclose(extract(model, preprocess, split, layer=1), output[:, 3:].mean(dim=1), atol=1e-5)
+    model = redraw(vitrail.create("iGPT-Micro", output="pixels", causal=True, classes=16))
+    preprocess = preprocess.replace(resolution=model.config.resolution)
+    assert extract(model, preprocess, split).shape == (3, model.config.width)
+
+
+def test_features_come_before_the_representation_layer():
+    model = redraw(vitrail.create("ViT-Nano/7", representation="tanh"))
+    preprocess = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
+    split = Split("train", np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8), np.arange(3))
+    assert np.abs(extract(model, preprocess, split)).max() > 1
+
+
+def test_looking_without_attention():
+    model = redraw(vitrail.create("ViT-Nano/7"))
+    images = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,))([np.zeros((28, 28), np.uint8)])
+    seen = look(model, images, [2], attention=False)
+    assert seen.attention == {}
+    assert (seen.steps["blocks.2"] == look(model, images, [2]).steps["blocks.2"]).all()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """Some model, and nothing that it has learned: a classifier must not be needed."""
+    folder = tmp_path_factory.mktemp("bundle") / "pico"
+    model = redraw(vitrail.create("ViT-Pico/2", classes=7))
+    preprocess = vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess, provenance={"objective": "masked"}), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Thirty digits of each class to learn from, ten to be judged by."""
+    folder = tmp_path_factory.mktemp("data")
+    splits = open_data("digits").splits
+    some = {
+        name: splits[name].take(sample_shots(splits[name].labels, count, 0))
+        for name, count in (("train", 30), ("test", 10))
+    }
+    arrays = {f"{name}_images": split.images for name, split in some.items()}
+    np.savez(folder / "digits.npz", **arrays, **{f"{name}_labels": split.labels for name, split in some.items()})
+    return str(folder / "digits.npz")
+
+
+@pytest.fixture(scope="module")
+def examples(bundle, digits, tmp_path_factory):
+    return read_examples(bundle, digits, cache=tmp_path_factory.mktemp("cache"))
+
+
+def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
+    split = open_data(digits).splits["test"]
+    loaded = vitrail.load(bundle)
+    first = FeatureStore(loaded, bundle, folder=tmp_path)
+    features = first.of(split)
+    assert (first.hits, len(list(tmp_path.iterdir()))) == (0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("vitrail.evaluation.features.extract", None)
+        again = FeatureStore(loaded, bundle, folder=tmp_path)
+        assert (again.of(split) == features).all()
+        assert again.hits == 1
+    # Another layer, other images, another preprocessing, another bundle: other features.
+    others = [FeatureStore(loaded, bundle, folder=tmp_path, layer=layer) for layer in (0, -1, 3)]
+    assert [(other.of(split) == features).all() for other in others] == [False] * 3
+    assert [other.hits for other in others] == [0, 0, 1]  # -1 and 3 are the same layer
+    changed = split.take(np.arange(len(split)))
+    changed.images[5, 0, 0, 0] ^= 1
+    preprocess = loaded.preprocess.replace(mean=(0.4,))
+    shutil.copytree(bundle, tmp_path / "copy")
+    vitrail.save(loaded, tmp_path / "copy", force=True)
+    for store, asked, hits in (
+        (FeatureStore(loaded, bundle, folder=tmp_path), changed, 0),
+        (FeatureStore(vitrail.Bundle(model=loaded.model, preprocess=preprocess), bundle, folder=tmp_path), split, 0),
+        (FeatureStore(loaded, FIXTURE, folder=tmp_path), split, 0),
+        (FeatureStore(loaded, tmp_path / "copy", folder=tmp_path), split, 1),
+    ):
+        store.of(asked)
+        assert store.hits == hits
+
+
+def test_a_changed_file_is_another_image(bundle, tmp_path):
+    files = [tmp_path / name for name in ("a.png", "b.png")]
+    for index, file in enumerate(files):
+        Image.fromarray(np.full((8, 8), 100 + index, np.uint8)).save(file)
+    split = Split("test", [str(file) for file in files], np.zeros(2, np.int64))
+    loaded = vitrail.load(bundle)
+    before = FeatureStore(loaded, bundle, folder=tmp_path / "cache").of(split)
+    size = files[0].stat().st_size
+    Image.fromarray(np.full((8, 8), 102, np.uint8)).save(files[0])
+    assert files[0].stat().st_size == size
+    store = FeatureStore(loaded, bundle, folder=tmp_path / "cache")
+    after = store.of(split)
+    assert store.hits == 0
+    assert (after[0] != before[0]).any()
+    assert (after[1] == before[1]).all()
+
+
+@pytest.mark.parametrize(
+    "damage", ["flip", "cut", "remove", "key", "manifest", "swap", "not numbers", "narrow", "empty", "double"]
+)
+def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path, damage):
+    splits = open_data(digits).splits
+    loaded = vitrail.load(bundle)
+    features = FeatureStore(loaded, bundle, folder=tmp_path).of(splits["test"])
+    (entry,) = tmp_path.iterdir()
+    path = entry / "features.safetensors"
+    content = path.read_bytes()
+    match damage:
+        case "flip":
+            path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        case "cut":
+            path.write_bytes(content[:-100])
+        case "remove":
+            path.unlink()
+        case "key":
+            (entry / "key.json").write_text((entry / "key.json").read_text().replace('"layer": null', '"layer": 0'))
+        case "manifest":
+            (entry / "manifest.json").write_text("{}")
+        case "swap":  # whole in itself, but another's
+            FeatureStore(loaded, bundle, folder=tmp_path).of(splits["train"])
+            (other,) = set(tmp_path.iterdir()) - {entry}
+            shutil.rmtree(entry)
+            other.rename(entry)
+        case _:  # forged: the checksum is right
+            forged = {
+                "not numbers": np.full_like(features, np.nan),
+                "narrow": features[:, :3].copy(),
+                "empty": features[:, :0],
+                "double": features.astype(np.float64),
+            }
+            save_file({"features": forged[damage]}, path)
+            (entry / MANIFEST).unlink()
+            _write_manifest(entry)
+    store = FeatureStore(loaded, bundle, folder=tmp_path)
+    assert (store.of(splits["test"]) == features).all()
+    assert store.hits == 0
+    assert len(store.notes) == 1
+    assert store.notes[0].startswith("features are computed again: ")
+    healed = FeatureStore(loaded, bundle, folder=tmp_path)
+    assert (healed.of(splits["test"]) == features).all()
+    assert (healed.hits, healed.notes) == (1, [])
+
+
+def test_a_cache_that_cannot_be_written(bundle, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    loaded = vitrail.load(bundle)
+    with pytest.raises(UsageError, match="Cache must be a folder that can be written"):
+        FeatureStore(loaded, bundle, folder=tmp_path / "file" / "cache")
+    # The usual place is nobody's wish: without it, features are computed and that is said.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert user_folder() == tmp_path / "file" / "vitrail"
+    store = FeatureStore(loaded, bundle)
+    assert store.of(open_data("digits").splits["test"]).shape == (360, 48)
+    assert store.notes[0].startswith("features are not cached: ")
+
+
+def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
+    labels = np.arange(40) % 4
+    pixels = np.zeros((40, 8, 8, 1), np.uint8)
+    whole = Dataset("some", ("a", "b", "c", "d"), {"all": Split("all", pixels, labels)})
+    training, judged = divide(whole, None, seed=3)
+    expected = whole.for_training(holdout=0.1, seed=3)
+    np.testing.assert_array_equal(judged.labels, expected[1].labels)
+    assert (len(training), len(judged)) == (36, 4)
+    splits = {name: Split(name, pixels, labels) for name in ("train", "val", "test")}
+    divided = Dataset("some", ("a", "b", "c", "d"), splits)
+    assert [part.name for part in divide(divided, None, 0)] == ["train", "test"]
+    assert [part.name for part in divide(divided, "val", 0)] == ["train", "val"]
+    for data, split, message in (
+        (divided, "train", "Split must not be train"),
+        (divided, "tset", "Split must be one of"),
+        (whole, "test", "Split must be val, a held-out share"),
+        (Dataset("some", ("a", "b", "c", "d"), {"test": splits["test"]}), None, "must have a train split"),
+        (Dataset("some", ("a", "b"), {"all": Split("all", pixels[:2], labels[:2])}), None, "at least 2 images"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            divide(data, split, 0)
+
+
+def test_scores_of_the_protocols_equal_scikit_learns(examples):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import Ridge as Peer
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.preprocessing import StandardScaler
+
+    e = examples
+    peer = KNeighborsClassifier(5, metric="cosine").fit(e.features, e.labels)
+    scores = knn(e, neighbours=5, temperature=0)
+    assert scores["accuracy"] == pytest.approx(peer.score(e.asked, e.truth))
+    assert scores["ece"] is not None
+
+    scores = probe(e)
+    standard = StandardScaler().fit(e.features.astype(np.float64))
+    known, asked = (standard.transform(features.astype(np.float64)) for features in (e.features, e.asked))
+    peer = LogisticRegression(C=1 / scores["penalty"], solver="newton-cholesky", tol=1e-10).fit(known, e.labels)
+    assert scores["accuracy"] == pytest.approx(peer.score(asked, e.truth))
+    assert scores["accuracy"] > 0.7
+    assert scores["ece"] < 0.2
+
+    scores = fewshot(e)
+    peer = Peer(alpha=scores["penalty"]).fit(e.features, signs(e.labels, 10))
+    assert scores["accuracy"] == pytest.approx((peer.predict(e.asked).argmax(1) == e.truth).mean())
+    assert scores["ece"] is None
+    assert [row["shots"] for row in scores["shots"]] == [1, 5, 10, 25]
+    means = [row["accuracy"] for row in scores["shots"]]
+    assert means == sorted(means)
+    assert means[-1] < scores["accuracy"]
+    for row in scores["shots"]:
+        assert row["accuracy"] == pytest.approx(np.mean(row["accuracies"]))
+        assert row["accuracy_interval"][0] < row["accuracy"] < row["accuracy_interval"][1]
+        assert (len(row["accuracies"]), row["train_count"]) == (5, 10 * row["shots"])
+    drawn = sample_shots(e.labels, 5, seed=1)
+    one = scores["shots"][1]
+    peer = Peer(alpha=one["penalties"][1]).fit(e.features[drawn], signs(e.labels[drawn], 10))
+    assert one["accuracies"][1] == pytest.approx((peer.predict(e.asked).argmax(1) == e.truth).mean())
+
+
+def test_fewer_images_than_neighbours(examples):
+    few = dataclasses.replace(examples, features=examples.features[:7], labels=examples.labels[:7])
+    found = knn(few)
+    assert (found["neighbours"], knn(examples)["neighbours"]) == (7, 20)
+    assert found["accuracy"] == knn(few, neighbours=7)["accuracy"]
+    with pytest.raises(UsageError, match="Neighbours must be an integer from 1 to 7, got 8"):
+        knn(few, neighbours=8)
+
+
+def test_classes_of_few_images_are_said(examples):
+    kept = np.flatnonzero((examples.labels != 7) | (np.cumsum(examples.labels == 7) <= 3))
+    kept = kept[sample_shots(examples.labels[kept], 20, seed=0)]
+    few = vars(examples) | {"features": examples.features[kept], "labels": examples.labels[kept]}
+    scores = fewshot(type(examples)(**few), seeds=1)
+    assert [row["shots"] for row in scores["shots"]] == [1, 5, 10]
+    assert [row["fewer"] for row in scores["shots"]] == [[], ["7"], ["7"]]
+    assert [row["train_count"] for row in scores["shots"]] == [10, 48, 93]
+    assert scores["shots"][0]["accuracy_interval"] is None
+    assert scores["notes"] == [
+        "5 shots: 1 of 10 classes have fewer, all were taken (7)",
+        "10 shots: 1 of 10 classes have fewer, all were taken (7)",
+        "25 shots are left out: no class has more than 20 training images",
+    ]
+    with pytest.raises(UsageError, match="Shots must be an integer from 1 to 20, got 25"):
+        fewshot(type(examples)(**few), shots=[25])
+
+
+def test_evaluate_command(bundle, digits, tmp_path):
+    done = run("evaluate", bundle, digits, "--protocol", "fewshot", "--shots", "2", "--cache", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    assert {"accuracy", "accuracy_interval", "top5", "ece", "count", "per_class", "confusion"} <= scores.keys()
+    assert (scores["count"], scores["train_count"], scores["split"]) == (100, 300, "test")
+    assert (scores["layer"], scores["features"], scores["cached"]) == (None, 48, False)
+    assert [row["shots"] for row in scores["shots"]] == [2]
+    assert scores["accuracy_interval"][0] < scores["accuracy"] < scores["accuracy_interval"][1]
+
+
+def test_evaluate_prints_short_tables_and_notes(bundle, digits, tmp_path, capsys):
+    words = ["evaluate", str(bundle), digits, "--cache", str(tmp_path), "--layer", "-1"]
+    main([*words, "--protocol", "knn", "--neighbours", "5"])
+    first = capsys.readouterr().out
+    assert "300 images, 48 features (layer 3, [CLS] token)" in first
+    main([*words, "--protocol", "fewshot", "--shots", "1", "--seeds", "2"])
+    second = capsys.readouterr().out
+    assert "[CLS] token; remembered)" in second
+    assert "95 % interval (2 draws)" in second
+    for entry in tmp_path.iterdir():
+        (entry / "features.safetensors").write_bytes(b"")
+    main([*words, "--protocol", "knn", "--neighbours", "5"])
+    captured = capsys.readouterr()
+    assert captured.out == first
+    assert captured.err.count("note: features are computed again: ") == 2
+
+
+def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):
+    np.savez(tmp_path / "singles.npz", images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3))
+    for words, message in (
+        ([digits, "--protocol", "knn", "--layer", "4"], "Layer must be from 0 to 3"),
+        ([digits, "--protocol", "knn", "--neighbours", "301"], "Neighbours must be an integer from 1 to 300"),
+        ([digits, "--protocol", "knn", "--temperature", "-1"], "Temperature must be a number of at least 0"),
+        ([digits, "--protocol", "fewshot", "--shots", "31"], "Shots must be an integer from 1 to 30, got 31"),
+        ([digits, "--protocol", "fewshot", "--seeds", "0"], "Seeds must be an integer from 1"),
+        ([digits, "--protocol", "probe", "--penalty", "0"], "Penalty must be a number above 0, got 0.0."),
+        ([digits, "--protocol", "probe", "--shots", "5"], "Shots must come with protocol fewshot, got probe."),
+        ([digits, "--layer", "1"], "Layer must come with protocol knn or probe or fewshot, got classify."),
+        ([digits, "--protocol", "probe", "--split", "train"], "Split must not be train"),
+        (["fashion-40", "--protocol", "probe"], "Data to train on must have a train split, got only test."),
+        ([str(tmp_path / "singles.npz"), "--protocol", "probe"], "Data must have a class of at least 2 images"),
+        ([digits], "Fine-tune it first, or judge its features"),
+    ):
+        with pytest.raises(SystemExit) as leaving:
+            main(["evaluate", str(bundle), *words, *(["--cache", str(tmp_path)] if "--protocol" in words else [])])
+        complaint = capsys.readouterr().err
+        assert (leaving.value.code, message in complaint) == (2, True), complaint
+        assert complaint.count("\n") == 1
+
+
+def test_a_damaged_image_stops_with_its_name(bundle, tmp_path):
+    for split in ("train", "val"):
+        for name in "ab":
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for index in range(3):
+                Image.fromarray(np.full((8, 8), 50 * index, np.uint8)).save(folder / f"{index}.png")
+    (tmp_path / "data" / "val" / "b" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(DamagedError, match=r"b/1\.png"):
+        evaluate(bundle, str(tmp_path / "data"), protocol="knn", neighbours=2, cache=tmp_path / "cache")
+
+
+@pytest.mark.slow
+def test_deit_on_ants_and_bees(shared, tmp_path):
+    """243 photos to learn from, 153 to be judged by. Both insects are among ImageNet's classes, which DeiT knows."""
+    model = vitrail.create("ViT-Ti/16")
+    model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"))
+    vitrail.save(vitrail.Bundle(model=model.eval(), preprocess=vitrail.Preprocess()), tmp_path / "deit")
+    began = time.process_time()
+    examples = read_examples(tmp_path / "deit", str(shared / "hymenoptera"), cache=tmp_path / "cache")
+    few, learned, nearest = fewshot(examples), probe(examples), knn(examples)
+    assert time.process_time() - began < 60  # of all cores together
+    assert few["count"] == learned["count"] == 153
+    assert few["accuracy"] >= 0.94
+    assert learned["accuracy"] >= 0.94
+    assert nearest["accuracy"] >= 0.94
+    assert few["shots"][0]["accuracy"] < few["shots"][-1]["accuracy"]
+    # What the penalty is worth: the trap that choosing it avoids.
+    weak, _ = ridge(examples.features, examples.labels, classes=2, penalty=1.0)
+    assert (weak(examples.asked).argmax(1) == examples.truth).mean() < 0.9
+    assert few["penalty"] > 50

@@ -1,0 +1,83 @@
+"""What models cost: exponents, matched pairs, and measurements that mean something."""
+
+import pytest
+
+from tests.fake_lab import answer, digits_lab, nothing
+from vitrail.lab.questions.cost import BATCHES, KINDS, SEQUENCES, TOKENS, Cost, measure_footprint, pair, slope
+
+
+@pytest.fixture(scope="module")
+def question():
+    return Cost("cost", digits_lab())
+
+
+def measured_with(exponents):
+    """Times that are exact power laws but for some noise over rounds."""
+
+    def times(counts, exponent):
+        return [[noise * count**exponent for count in counts] for noise in (1.0, 1.1, 0.9)]
+
+    def finds(cell):
+        task = cell.task.rpartition(":")[2]
+        if task == "time_attention":
+            noisy = [
+                [time * (1 + 0.01 * number) ** at for at, time in enumerate(row)]
+                for number, row in enumerate(times(TOKENS, exponents["attention"]))
+            ]
+            return {}, dict.fromkeys(KINDS, noisy)
+        if task == "time_sequences":
+            rows = {name: times(SEQUENCES, exponents[name]) for name in ("vit", "lstm")}
+            rows["vit"][1][-1] *= 1.01
+            return {}, {str(batch): rows for batch in BATCHES}
+        return {"parameters": 10, "macs": 10, "tokens": 16, "patch": 2}, {"latency": 1.0, "step": 2.0, "memory": 3.0}
+
+    return finds
+
+
+@pytest.mark.parametrize(
+    ("exponents", "verdicts"),
+    [
+        ({"attention": 1.9, "vit": 1.0, "lstm": 1.4}, ("supported", "supported")),
+        ({"attention": 1.1, "vit": 1.4, "lstm": 1.0}, ("contradicted", "contradicted")),
+    ],
+)
+def test_exponents_decide(tmp_path, question, exponents, verdicts):
+    found = answer(question, tmp_path, lambda _: 0.5, finds=measured_with(exponents))
+    assert (found["C30"], found["C32a"]) == verdicts
+    assert (found["C31"], found["C34c"]) == ("reported", "false")  # 12.6 against 17.6 GMAC
+    exponent = question.exponent("global")
+    assert exponent.value == pytest.approx(exponents["attention"], abs=0.05)
+
+
+def test_without_results_arithmetic_is_still_said(tmp_path, question):
+    found = nothing(question, tmp_path)
+    assert found == {"C30": "cannot tell", "C31": "cannot tell", "C32a": "cannot tell", "C34c": "false"}
+
+
+def test_what_is_timed_runs_alone(question):
+    assert all(cell.alone for some in question.rounds() for cell in some)
+
+
+def test_pairs_are_equally_dear_and_as_long_as_they_should_be():
+    for count in SEQUENCES:
+        vit, lstm = pair(count)
+        assert (vit.patches, lstm.tokens) == (count, count)
+        assert abs(lstm.macs / vit.macs - 1) < 0.02
+
+
+def test_slopes_are_exponents():
+    assert slope((1, 10, 100), (3, 300, 30_000)) == pytest.approx(2)
+
+
+@pytest.mark.slow
+def test_a_footprint_is_measured_in_a_process_of_its_own(question, tmp_path):
+    """More tokens take more memory; what is counted is arithmetic."""
+    found = {}
+    for patch in (1, 4):
+        settings = {**question.families["vit", patch].settings, "rounds": 1, "batch": 256}
+        found[patch] = measure_footprint(settings, question.lab.images, [], tmp_path)
+    config = digits_lab().images.matched("vit")
+    assert found[4].result["macs"] == config.replace(patch=4).macs
+    assert found[1].result["tokens"] == 65
+    assert found[1].measured["memory"] > 2 * found[4].measured["memory"] > 0
+    assert found[1].measured["step"] > found[4].measured["step"] > 0

@@ -1,0 +1,92 @@
+"""What each part of the encoder is good for."""
+
+import pytest
+import torch
+
+import vitrail
+from tests.fake_lab import answer, digits_lab, nothing
+from vitrail.lab.exact import redraw
+from vitrail.lab.questions.encoder import CLAIMS, Encoder, attention_entropy, batch_mates, batch_statistics, gradients
+
+
+@pytest.fixture(scope="module")
+def question():
+    return Encoder("encoder", digits_lab())
+
+
+def found_by(cell):
+    """What the measurements of a lab with one thread find."""
+    task = cell.task.rpartition(":")[2]
+    return {
+        "gradients": {"norms": [1.0, 2.0, 3.0]},
+        "batch_mates": {"layer": 1e-15, "batch": 0.1},
+        "attention_entropy": {"entropy": [0.9, 0.8]},
+        "batch_statistics": {"accuracies": [0.5, 0.6]},
+    }[task], {}
+
+
+def is_changed(settings):
+    model = settings["model"]
+    usual = {"residual": True, "attention_scale": None, "heads": 3, "activation": "gelu", "pool": "cls"}
+    return model["norm_order"] == "post" or any(model[name] != value for name, value in usual.items())
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0, "cannot tell")])
+def test_what_a_variant_loses_decides(tmp_path, question, lost, verdict):
+    found = answer(question, tmp_path, lambda settings: 0.7 - lost * is_changed(settings), finds=found_by)
+    assert found == {**dict.fromkeys(CLAIMS, verdict), "C24": "true"}
+    numbers = question.numbers()
+    assert numbers["gradients"]["post"] == [1, 2, 3]
+    assert numbers["batch_statistics"]["batch-4"] == [0.5, 0.6]
+
+
+def test_without_results_nothing_is_said(tmp_path, question):
+    assert set(nothing(question, tmp_path).values()) == {"cannot tell"}
+
+
+def test_both_sides_of_a_contrast_come_in_one_round(question):
+    first = question.rounds()[0]
+    trained = [cell for cell in first if cell.task.endswith(":train")]
+    assert len(trained) == 8
+    assert question.lab.train("vit", count=300, seed=1) in trained
+    assert [cell.settings["seed"] for cell in question.rounds()[1] if cell.task.endswith(":gradients")] == [0, 1, 0, 1]
+
+
+def test_an_output_depends_on_the_batch_under_batch_norm_alone(question):
+    found = batch_mates(question.mates.settings, question.lab.images, [], None).result
+    assert found["layer"] < 1e-12
+    assert found["batch"] > 1e-3
+
+
+def test_gradients_of_the_last_layer_are_larger_with_post_ln(question):
+    """arXiv 2002.04745, theorem 1: at the start they do not depend on the depth L, with pre-LN they fall as
+    1 / sqrt(L)."""
+    found = {
+        name: gradients(cells[0].settings, question.lab.images, [], None).result["norms"]
+        for name, cells in question.starts.items()
+    }
+    assert {name: len(norms) for name, norms in found.items()} == {"pre": 12, "post": 12}
+    assert found["post"][-1] > 1.5 * found["pre"][-1]
+
+
+def test_entropy_of_attention_that_is_uniform_is_one(question, tmp_path):
+    images = question.lab.images
+    model = redraw(vitrail.create("ViT-Pico/2", channels=1, classes=10))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[:48] = 0
+            block.attn.qkv.bias[:48] = 0
+    vitrail.save(vitrail.Bundle(model=model, preprocess=images.preprocess), tmp_path / "one")
+    assert attention_entropy({}, images, [tmp_path / "one"], None).result["entropy"] == pytest.approx([1] * 4)
+
+
+def test_statistics_of_batches_are_those_of_the_test_images(question, tmp_path):
+    """With LayerNorm there are none, and every batch gives the accuracy of evaluation."""
+    images = question.lab.images
+    found = {}
+    for norm in ("layer", "batch"):
+        model = redraw(vitrail.create("ViT-Pico/2", channels=1, classes=10, norm=norm))
+        vitrail.save(vitrail.Bundle(model=model, preprocess=images.preprocess), tmp_path / norm)
+        found[norm] = batch_statistics({"batches": [4, 128]}, images, [tmp_path / norm], None).result["accuracies"]
+    assert found["layer"][0] == found["layer"][1]
+    assert found["batch"][0] != found["batch"][1]

@@ -1,0 +1,82 @@
+"""Two marks: the task itself, and what is said of it."""
+
+import numpy as np
+import pytest
+
+from tests.fake_lab import answer, digits_lab, nothing
+from tests.made_up import Filled
+from vitrail.lab.questions import range as task
+from vitrail.lab.questions.range import DISTANCES, MODELS, Range, config_of, distances, make_marks
+from vitrail.lab.trial import pack
+
+
+@pytest.fixture(scope="module")
+def question():
+    return Range("range", digits_lab())
+
+
+def test_marks_are_where_they_should_be_and_neither_alone_nor_their_mass_tells_the_class():
+    pixels, same = make_marks(600, 0)
+    far = distances(600)
+    noise = np.random.default_rng(0)
+    noise.integers(2, size=600)  # the kinds of the first marks
+    marks = pixels - noise.integers(0, 128, pixels.shape, np.uint8)
+    assert set(np.unique(marks)) == {0, 96}
+    bright = (marks[..., 0] == 96).reshape(600, 7, 4, 7, 4).transpose(0, 1, 3, 2, 4)
+    for index in range(600):
+        (row, column), (other_row, other_column) = np.argwhere(bright[index].any((2, 3)))
+        assert max(abs(row - other_row), abs(column - other_column)) == far[index]
+        assert (bright[index, row, column] == bright[index, other_row, other_column]).all() == same[index]
+    assert set(bright.sum((1, 2, 3, 4))) == {16}
+    for distance in DISTANCES:
+        assert same[far == distance].mean() == 0.5
+    assert (pixels == make_marks(600, 0)[0]).all()
+    assert (pixels != make_marks(600, 1)[0]).any()
+
+
+def test_models_cost_the_same_and_see_what_is_said():
+    cost = config_of("vit").macs
+    assert config_of("vit").grid == (7, 7)
+    assert all(abs(config_of(name).macs / cost - 1) < 0.06 for name in MODELS)
+    assert config_of("resnet").receptive_field == 25
+    assert config_of("wide").receptive_field == 49
+    assert config_of("vit").receptive_field is None
+
+
+@pytest.mark.parametrize(
+    ("cnn", "near", "far"), [(0.8, "supported", "contradicted"), (0.6, "contradicted", "supported")]
+)
+def test_the_ends_decide(tmp_path, question, cnn, near, far):
+    shares = {"vit": 0.7, "resnet": cnn}
+    found = answer(question, tmp_path, lambda settings: shares.get(settings["model"]["family"], 0.5), count=3000)
+    assert found == {"C16a": near, "C16b": far}
+    assert len(question.found.right) == len(MODELS) * len(DISTANCES)
+
+
+def test_answers_are_judged_by_the_distance_of_their_marks(tmp_path, question):
+    filled = Filled(tmp_path, question, count=3000)
+    for name in ("vit", "resnet"):
+        for cell in question.cells[name]:
+            filled.train(cell, 0.5)
+            right = distances(3000) <= (6 if name == "vit" else 2)
+            told = {"right": pack(right), "count": 3000, "accuracy": float(right.mean())}
+            filled.put(filled.results.resolve(cell), **told, validation_accuracy=0.5)
+    question.read(filled.results)
+    for name, sees in (("vit", 6), ("resnet", 2)):
+        found = [question.found.estimate((name, distance)).value for distance in DISTANCES]
+        assert found == [float(distance <= sees) for distance in DISTANCES]
+
+
+def test_without_results_nothing_is_said(tmp_path, question):
+    assert nothing(question, tmp_path) == {"C16a": "cannot tell", "C16b": "cannot tell"}
+
+
+def test_a_cell_of_the_task_trains_and_its_learning_rate_is_chosen_on_it(tmp_path, question, monkeypatch):
+    for name, count in (("_TRAINING", 60), ("_VALIDATION", 12), ("_TEST", 24)):
+        monkeypatch.setattr(task, name, count)
+    task.mark_images.cache_clear()
+    cell = question.cells["resnet"][0].changed(seen=256, learning_rate=1e-3)
+    found = task.train_on_marks(cell.settings, question.lab.images, [], tmp_path / "one").result
+    task.mark_images.cache_clear()
+    assert found["count"] == 24
+    assert "count" not in cell.settings

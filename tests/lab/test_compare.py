@@ -1,0 +1,614 @@
+"""The bias lab: cells and their keys, statistics against SciPy, plans, and the same results however they are run."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import vitrail
+from tests.made_up import Filled
+from vitrail.core.errors import DamagedError, MissingError, UsageError
+from vitrail.core.intervals import t_quantile, t_tail
+from vitrail.data.dataset import Dataset, Split
+from vitrail.data.sources.registry import open_data
+from vitrail.lab import compare as lab_room
+from vitrail.lab.compare import compare
+from vitrail.lab.executor import run_cells
+from vitrail.lab.images import prepare, restore, store
+from vitrail.lab.measurements import looking_cell
+from vitrail.lab.permute import LEVELS, permutation, permute_input
+from vitrail.lab.plan import make_plan, parse_budget
+from vitrail.lab.question import Lab, Question, Verdict
+from vitrail.lab.questions.data import Data
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import (
+    Estimate,
+    PowerLaw,
+    SeedNoise,
+    combine,
+    crossover,
+    difference,
+    extrapolated_crossover,
+    fit_power_law,
+    pool,
+    sample_efficiency,
+)
+from vitrail.lab.training import BEYOND, RATES
+from vitrail.lab.trial import Cell, Outcome, pack, unpack
+from vitrail.models import zoo
+from vitrail.models.create import build
+
+DIGITS = prepare(open_data("digits"))
+
+
+# Images
+
+
+def test_images_are_divided_once_without_overlap_and_subsets_are_nested():
+    digits = open_data("digits").splits["train"].images
+    assert len(DIGITS.training) + len(DIGITS.validation) == len(digits)
+    seen = {one.tobytes() for one in np.asarray(DIGITS.training.images)}
+    assert not seen & {one.tobytes() for one in np.asarray(DIGITS.validation.images)}
+    small, large = (DIGITS.subset(count) for count in (100, 300))
+    assert np.bincount(small.labels).tolist() == [10] * 10
+    assert {one.tobytes() for one in small.images} <= {one.tobytes() for one in large.images}
+    assert (DIGITS.size, DIGITS.sizes()) == ("Pico", (300, 1240))
+
+
+def test_other_images_are_resized_and_models_cost_the_same_there():
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (80, 40, 24, 3), np.uint8)
+    dataset = Dataset("noise", ("a", "b"), {"all": Split("all", pixels, np.arange(80) % 2)})
+    images = prepare(dataset)
+    assert (images.size, images.resolution, images.channels) == ("Nano/8", (32, 32), 3)
+    assert any("held out for the test" in note for note in images.notes)
+    for channels, data in ((1, DIGITS), (3, images)):
+        cost = data.matched("vit").macs
+        for family in ("hybrid", "resnet", "mixer", "lstm", "mlp"):
+            config = data.matched(family)
+            assert abs(config.macs / cost - 1) < 0.06
+            assert (config.channels, config.resolution) == (channels, data.resolution)
+
+
+@pytest.mark.parametrize(("each", "is_enough"), [(1, False), (3, False), (4, True)])
+def test_four_images_of_each_class_are_the_least(each, is_enough):
+    pixels = np.random.default_rng(0).integers(0, 256, (2 * each, 32, 32, 3), np.uint8)
+    dataset = Dataset("few", ("a", "b"), {"all": Split("all", pixels, np.arange(2 * each) % 2)})
+    if is_enough:
+        assert prepare(dataset).largest == 4
+        return
+    with pytest.raises(UsageError, match="at least 4 images of each class"):
+        prepare(dataset)
+
+
+def test_small_presets_cost_the_same():
+    for size in ("Pico", "Nano", "Nano/8", "Micro"):
+        cost = zoo.small(size, "vit").macs
+        for family in ("hybrid", "resnet", "mixer", "lstm", "mlp"):
+            assert abs(zoo.small(size, family).macs / cost - 1) < 0.06
+    assert zoo.find("MLP-Nano").with_macs(5_000_000).macs == pytest.approx(5_000_000, rel=0.01)
+
+
+def test_images_come_back_as_they_were_stored(tmp_path):
+    store(DIGITS, tmp_path / "images")
+    back = restore(tmp_path / "images")
+    assert (back.labels, back.size, back.fingerprint) == (DIGITS.labels, DIGITS.size, DIGITS.fingerprint)
+    for part in ("training", "validation", "test"):
+        np.testing.assert_array_equal(getattr(back, part).images, getattr(DIGITS, part).images)
+        np.testing.assert_array_equal(getattr(back, part).labels, getattr(DIGITS, part).labels)
+
+
+# Permutations
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_permutations_move_what_they_say(level):
+    order = permutation(level, (8, 8), (2, 2), 0)
+    assert sorted(order.tolist()) == list(range(64))
+    cells = torch.arange(64).view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
+    moved = order.view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
+    same_patch = [set(row.tolist()) in [set(cell.tolist()) for cell in cells] for row in moved]
+    assert all(same_patch) == (level != "pixels")
+    others = [permutation(level, (8, 8), (2, 2), seed).tolist() for seed in (0, 1, 2)]
+    assert others[0] == order.tolist()
+    assert others[0] != others[1] != others[2] != others[0]  # each seed has another
+    if level == "within":
+        assert [set(row.tolist()) for row in moved] == [set(cell.tolist()) for cell in cells]
+        assert len({tuple((row - row.min()).tolist()) for row in moved}) == 1
+
+
+def test_a_permuted_model_sees_permuted_images():
+    model = build(DIGITS.matched("vit")).eval()
+    torch.nn.init.normal_(model.head.weight)
+    images = torch.rand(3, 1, 8, 8)
+    order = permutation("pixels", (8, 8), (2, 2), 3)
+    wanted = model(images.flatten(2)[..., order].view(images.shape))
+    permute_input(model, "pixels", (2, 2), 3)
+    torch.testing.assert_close(model(images), wanted)
+
+
+# Statistics
+
+
+def test_students_distribution_is_scipys():
+    for freedom in (1, 2.5, 7, 40, 1e5):
+        for t in (0.0, 0.3, 2.0, 9.0):
+            assert t_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
+        assert t_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    assert t_quantile(0.975, math.inf) == pytest.approx(1.959964, rel=1e-6)
+
+
+def test_intervals_cover_what_they_should():
+    """Accuracies with known seed and image noise: 95 % of the intervals of their difference contain the truth."""
+    generator = np.random.default_rng(0)
+    hits, trials = 0, 400
+    for _ in range(trials):
+        ease = generator.normal(0, 1, 400)
+        groups = [
+            np.stack([(ease + generator.normal(0, 0.2) + generator.normal(0, 1, 400) > cut) for _ in range(3)])
+            for cut in (-1.0, -0.8, -0.6)
+        ]
+        noise = pool(group.mean(axis=1) for group in groups)
+        found = difference(groups[0].astype(float), groups[1].astype(float), noise)
+        low, high = found.interval()
+        wide = math.sqrt(2 + 0.04)
+        truth = stats.norm.sf(-1.0 / wide) - stats.norm.sf(-0.8 / wide)
+        hits += low < truth < high
+    assert 0.92 < hits / trials <= 1
+
+
+def test_estimates_combine_as_welch_does():
+    one, other = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
+    parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (one, other)]
+    together = combine((1.0, parts[0]), (-1.0, parts[1]))
+    expected = stats.ttest_ind(one, other, equal_var=False)
+    assert together.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert together.freedom == pytest.approx(expected.df, rel=1e-9)
+    assert together.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
+
+
+def test_seed_noise_is_pooled():
+    found = pool([[0.1, 0.3], [0.5, 0.5, 0.8]])
+    assert (found.variance, found.freedom) == (pytest.approx((0.02 + 0.06) / 3), 3)
+    assert math.isnan(pool([[0.1]]).variance)
+
+
+def test_curves_are_fitted_inverted_and_crossed():
+    counts = [300, 1000, 3000, 10000, 30000]
+    law = PowerLaw(0.07, 5, 0.5)
+    found = fit_power_law(counts, law(np.array(counts)).tolist())
+    assert found == pytest.approx(law, rel=0.03)
+    assert fit_power_law(counts[:3], law(np.array(counts[:3])).tolist()) is None  # three numbers fit any three points
+    ahead, behind = [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.8]
+    assert sample_efficiency(counts, ahead, behind) == pytest.approx(math.sqrt(10), rel=0.05)
+    assert crossover(counts, ahead, behind) is None
+    assert crossover([1, 100], [0.2, 0.0], [0.1, 0.1]) == pytest.approx(10)
+
+
+def test_curves_meet_beyond_the_range_where_their_laws_say():
+    counts = [300, 1000, 3000, 10000]
+    fast, slow = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 8, 0.5), PowerLaw(0.0, 2, 0.3)))
+    assert extrapolated_crossover(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
+    steep, flat = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 20, 0.5), PowerLaw(0.0, 1, 0.2)))
+    assert extrapolated_crossover(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
+    assert math.isinf(extrapolated_crossover(counts[:2], flat[:2], steep[:2]))  # two points have no law
+    assert math.isinf(extrapolated_crossover(counts[:3], flat[:3], steep[:3]))  # nor have three
+
+
+def test_what_it_would_take():
+    """Twice the error of the seeds needs four times as many; what test images blur, no seed sharpens."""
+    found = Estimate(0.01, 0.02, 10)
+    assert not found.would_tell(seeds=15)
+    assert found.would_tell(seeds=17)  # as many times four as make t at 160 degrees of freedom of 0.02 less than 0.01
+    assert not Estimate(0.01, 0.02, 10, lasting=0.006).would_tell(seeds=1e9)
+    assert Estimate(0.01, 0.02, 10, lasting=0.006).would_tell(seeds=1e3, images=2)
+    generator = np.random.default_rng(0)
+    right = (generator.random((4, 500)) < 0.8).astype(float)
+    one = difference(right, 1 - right, SeedNoise(1e-4, 3))
+    assert one.lasting == pytest.approx(float((2 * right - 1).mean(axis=0).std(ddof=1)) / math.sqrt(500))
+    assert one.halves == pytest.approx(tuple(float((2 * part - 1).mean()) for part in (right[:2], right[2:])))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "state"),
+    [
+        (0.1, 0.01, "supported"),
+        (-0.1, 0.01, "contradicted"),
+        (0.01, 0.01, "cannot tell"),
+        (0.1, math.nan, "cannot tell"),
+    ],
+)
+def test_a_verdict_needs_more_than_noise(value, error, state):
+    assert Verdict("C1", "trained", Estimate(value, error, 10)).state(0.05) == state
+    one_sided = Verdict("C2", "trained", Estimate(value, error, 10), is_one_sided=True)
+    assert one_sided.state(0.05) == ("supported" if state == "supported" else "cannot tell")
+
+
+def test_seeds_that_disagree_and_rates_that_are_cut_off_decide_nothing():
+    clear = Estimate(0.1, 0.001, 10, halves=(0.15, 0.05))
+    assert Verdict("C1", "trained", clear).state(0.05) == "supported"
+    for doubted, why in (
+        (clear._replace(halves=(0.25, -0.05)), "unsteady"),
+        (clear._replace(is_cut_off=True), "cut-off"),
+    ):
+        verdict = Verdict("C1", "trained", doubted)
+        assert (verdict.state(0.05), verdict.doubt) == ("cannot tell", why)
+    equal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.004, -0.002)), margin=0.01)
+    assert equal.state(0.05) == "supported"
+    unequal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.012, -0.010)), margin=0.01)
+    assert unequal.doubt == "unsteady"
+
+
+# Cells and plans
+
+
+def test_right_answers_survive_packing():
+    right = np.random.default_rng(0).random(37) < 0.7
+    np.testing.assert_array_equal(unpack(pack(right), 37), right)
+
+
+def test_images_of_a_lab_that_are_damaged_are_prepared_again(tmp_path):
+    store(DIGITS, tmp_path / "images")
+    (tmp_path / "images" / "about.json").write_text("{}")
+    images = lab_room._take_images(open_data("digits"), tmp_path, None)
+    assert (images.fingerprint, len(images.test)) == (DIGITS.fingerprint, len(DIGITS.test))
+
+
+def test_a_key_is_of_all_that_matters_and_of_nothing_else():
+    cell = Cell("a:b", {"x": 1, "y": [2]}, work=3.0)
+    assert cell.key("images") == Cell("a:b", {"y": [2], "x": 1}, work=9.0).key("images")
+    others = [Cell("a:c", cell.settings), Cell("a:b", {"x": 2, "y": [2]}), Cell("a:b", cell.settings, of=(cell,))]
+    assert len({cell.key("images"), cell.key("others"), *(one.key("images") for one in others)}) == 5
+    assert Cell.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
+
+
+def test_a_setting_that_models_get_later_leaves_older_results_where_they_are(tmp_path):
+    model = zoo.find("ViT-Nano/7").to_document()
+    older = {name: value for name, value in model.items() if name != "layer_scale"}
+    now, before = Cell("a:b", {"model": model}), Cell("a:b", {"model": older})
+    assert now.key("x") == before.key("x") != Cell("a:b", {"model": {**model, "layer_scale": 0.1}}).key("x")
+    assert now.key("x") != Cell("a:b", {"model": {**model, "patch": [4, 4]}}).key("x")
+    line = {"key": "of another version", "cell": before.to_json(), "result": {"accuracy": 0.5}, "measured": {}}
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    assert Results(tmp_path / "results.jsonl", "x", 300).get(now) == {"accuracy": 0.5}
+
+
+class Turns(Question):
+    """Three rounds of one cell each, of 10, 20 and 40 units of work."""
+
+    def rounds(self):
+        return [[Cell("a:b", {"round": number, "of": self.name}, work=10.0 * 2**number)] for number in range(3)]
+
+
+def test_a_budget_takes_rounds_in_turns(tmp_path):
+    lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
+    questions = {name: Turns(name, lab) for name in ("one", "two")}
+    results = Results(tmp_path / "results.jsonl", "x", 300)
+    everything = make_plan(questions, results, {"vit": 1.0}, budget=None, jobs=1)
+    assert (everything.taken, everything.dropped) == ({"one": 3, "two": 3}, ())
+    assert everything.seconds == pytest.approx(140, rel=0.05)
+    some = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
+    assert some.taken == {"one": 2, "two": 2}
+    assert [line.partition(" (")[0] for line in some.dropped] == [
+        "one: round 3 of 3 and what follows",
+        "two: round 3 of 3 and what follows",
+    ]
+    with pytest.raises(UsageError, match="at least"):
+        make_plan(questions, results, {"vit": 1.0}, budget=5.0, jobs=1)
+
+
+def test_a_cell_that_looks_at_a_trained_one_costs_its_training_too(tmp_path):
+    lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
+    trained = lab.train("vit", count=300, seed=0)
+
+    class Looks(Question):
+        def rounds(self):
+            return ([Cell("x:y", {}, (trained,), work=1.0)],)
+
+    results = Results(tmp_path / "results.jsonl", "x", 300)
+    found = make_plan({"looks": Looks("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
+    assert found.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
+
+
+def test_budgets_are_times():
+    assert [parse_budget(text) for text in ("90s", "20m", "1.5h")] == [90, 1200, 5400]
+    for wrong in ("", "20", "m", "0m", "-3m", "1d"):
+        with pytest.raises(UsageError, match="Budget"):
+            parse_budget(wrong)
+
+
+# The lab as a whole
+
+
+TINY = {"families": ("vit", "resnet"), "sizes": (20, 100), "seeds": 2, "questions": ("data",)}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setitem(sys.modules["vitrail.lab.compare"]._SEEN, "Pico", 256)
+
+
+def results_of(folder):
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return {one["key"]: one["result"] for one in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A lab of seconds, in this process."""
+    seen = sys.modules["vitrail.lab.compare"]._SEEN
+    before, seen["Pico"] = seen["Pico"], 256
+    folder = tmp_path_factory.mktemp("lab") / "digits"
+    said = []
+    found = compare("digits", folder, **TINY, jobs=1, tell=said.append)
+    seen["Pico"] = before
+    return folder, found, said
+
+
+def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
+    folder, found, _ = tiny
+    assert {one["id"] for one in found["claims"]} == {"C1", "C2", "C3", "C7", "C8"}
+    assert json.loads((folder / "claims.json").read_text()) == found
+    page = (folder / "index.html").read_text()
+    assert "The bias lab on digits" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["request"]["sizes"] == [20, 100]
+    trained = [
+        one for one in map(json.loads, (folder / "results.jsonl").read_text().splitlines()) if "curve" in one["result"]
+    ]
+    # Trials of two models, cells of which two are trials, and trials beyond the end for a rate that is one.
+    settings = [one["cell"]["settings"] for one in trained]
+    trials = [one for one in settings if (one["count"], one["seed"]) == (20, 0)]
+    beyond = [one["learning_rate"] for one in trials if one["learning_rate"] not in RATES]
+    assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(beyond)
+    assert set(beyond) <= {rate for rates in BEYOND.values() for rate in rates}
+    lab = Lab(restore(folder / "images"), ("vit", "resnet"), (20, 100), TINY["seeds"], 256)
+    results = Results(folder / "results.jsonl", lab.images.fingerprint, 20, len(lab.images.validation))
+    cells = [cell for some in Data("data", lab).cells.values() for cell in some]
+    assert all(results.get(cell) is not None and results.beyond(cell) is None for cell in cells)
+    bundle = vitrail.load(folder / "cells" / trained[0]["key"])
+    images = restore(folder / "images")
+    with torch.no_grad():
+        answers = bundle.model(bundle.preprocess(list(images.test.images))).argmax(1).numpy()
+    right = unpack(trained[0]["result"]["right"], trained[0]["result"]["count"])
+    np.testing.assert_array_equal(answers == images.test.labels, right)
+
+
+def test_the_same_command_again_runs_nothing(tiny, quick):
+    folder, found, _ = tiny
+    before = (folder / "results.jsonl").read_bytes()
+    said = []
+    assert compare("digits", folder, **TINY, jobs=1, tell=said.append) == found
+    assert (folder / "results.jsonl").read_bytes() == before
+    assert said == []
+
+
+def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
+    folder, _, _ = tiny
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = results_of(copy)
+    compare("digits", copy, **{**TINY, "sizes": (20, 50, 100)}, jobs=1, command="vitrail compare", tell=lambda _: None)
+    assert json.loads((copy / "plan.json").read_text())["commands"] == ["Python", "vitrail compare"]
+    assert "<pre>Python\nvitrail compare</pre>" in (copy / "index.html").read_text()
+    after = results_of(copy)
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 2 * 2 + 4  # two models, two seeds, and the floors
+
+
+def test_another_question_leaves_the_report_of_the_first(tiny, quick, tmp_path):
+    folder, found, _ = tiny
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    words = {**TINY, "questions": ("position",), "budget": "1s"}  # its first round is a proof
+    both = compare("digits", copy, **words, jobs=1, tell=lambda _: None)
+    assert {one["id"] for one in found["claims"]} | {"C18", "C21"} <= {one["id"] for one in both["claims"]}
+    assert json.loads((copy / "plan.json").read_text())["rounds"] == {"data": 4, "position": 1}
+
+
+def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick):
+    folder, _, _ = tiny
+    for words, match in (
+        ({"sizes": (5,)}, "Sizes must be from 10"),
+        ({"sizes": (10_000,)}, "Sizes must be"),
+        ({"families": ("swin",)}, "Families must be some of"),
+        ({"questions": ("dat",)}, "Did you mean 'data'"),
+        ({"budget": "1s"}, "Budget must be at least"),
+        ({"families": ("mlp",), "budget": "1s"}, "Budget must be at least"),
+        ({"seeds": 0}, "Seeds must be"),
+        ({"backend": "spark"}, "Backend must be loky or dask, or one that is registered with joblib, got 'spark'"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            compare("digits", tmp_path / "new", **{**TINY, **words}, jobs=1, tell=lambda _: None)
+    assert not list((tmp_path / "new").glob("cells/*"))
+    with pytest.raises(UsageError, match="on the same images"):
+        compare("fashion-40", folder, **TINY, jobs=1, tell=lambda _: None)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").touch()
+    with pytest.raises(UsageError, match="new folder or one that compare wrote"):
+        compare("digits", tmp_path / "photos", **TINY, jobs=1, tell=lambda _: None)
+    one = Dataset("one", ("a",), {"train": Split("train", np.zeros((9, 8, 8, 1), np.uint8), np.zeros(9, np.int64))})
+    with pytest.raises(UsageError, match="at least 2 classes"):
+        compare(one, tmp_path / "one", **TINY, jobs=1, tell=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rounds", ["data"]),
+        ("rounds", {"data": "4"}),
+        ("speeds", None),
+        ("data", {}),
+        ("commands", "a"),
+        ("seconds", "1"),
+    ],
+)
+def test_a_plan_that_somebody_changed_is_refused(tiny, tmp_path, field, value):
+    folder, _, _ = tiny
+    plan = json.loads((folder / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, field: value}))
+    with pytest.raises(DamagedError, match=r"plan.json' is not a plan as written"):
+        compare("digits", tmp_path, **TINY, jobs=1, tell=lambda _: None)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from vitrail.lab import compare as lab
+if __name__ == "__main__":
+    lab._SEEN["Pico"] = 256
+    lab.compare("digits", Path(sys.argv[1]), families=("vit", "resnet"), sizes=(20, 100), seeds=2, questions=("data",),
+                jobs=int(sys.argv[2]), backend=sys.argv[3], tell=print)
+"""
+
+
+def start(folder, jobs, backend="loky"):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(jobs), backend],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_bundle_that_somebody_deleted_is_trained_again_for_who_looks_at_it(tmp_path):
+    """The looking cell of a trained one whose bundle is gone: trained again, once, and nothing else."""
+    store(DIGITS, tmp_path / "images")
+    lab = Lab(DIGITS, ("mlp",), (20,), 1, 128)
+    looking = looking_cell("vitrail.lab.questions.robustness:measure", lab.train("mlp", count=20, seed=0), 1.0)
+    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
+
+    def run():
+        lab_room._run(tmp_path, results, [looking], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None)
+        return (tmp_path / "results.jsonl").read_text().splitlines()
+
+    before = run()
+    found = results.get(looking)
+    shutil.rmtree(tmp_path / "cells")
+    assert run() == before  # nobody looks any more
+    kept = [line for line in before if json.loads(line)["cell"]["of"] == []]
+    (tmp_path / "results.jsonl").write_text("\n".join(kept) + "\n")
+    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
+    assert len(run()) == len(kept) + 2
+    assert results.get(looking) == found
+
+
+def die_once(settings, _images, _of, folder):
+    """A cell whose process dies the first time it is run."""
+    if settings["dies"] and not folder.exists():
+        folder.mkdir(parents=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Outcome({"number": settings["number"]}, {})
+
+
+@pytest.mark.slow
+def test_a_lost_worker_loses_its_cell_alone_which_is_run_again(tmp_path):
+    store(DIGITS, tmp_path / "images")
+    cells = [Cell("test_lab:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
+    found = list(run_cells(tmp_path, cells, jobs=2, backend="loky"))
+    assert sorted(one["result"]["number"] for one in found) == list(range(6))
+
+
+def test_missing_packages_of_the_lab_are_named_with_their_extra(tmp_path, monkeypatch):
+    for package, extra, backend in (("distributed", "dask", "dask"), ("joblib", "lab", "loky")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingError, match=rf"'{extra}' extra \({package} is missing\).* \"\.\[{extra}\]\"\.$"):
+            list(run_cells(tmp_path, [], jobs=2, backend=backend))
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_finds_the_same(tiny, tmp_path):
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    process = start(tmp_path / "lab", 2, "dask")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert results_of(tmp_path / "lab") == results_of(tiny[0])
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_find_the_same(tiny, tmp_path):
+    process = start(tmp_path / "lab", 2)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert results_of(tmp_path / "lab") == results_of(tiny[0])
+
+
+@pytest.mark.slow
+def test_killed_ten_times_and_resumed_it_finds_the_same(tiny, tmp_path):
+    generator, kills = np.random.default_rng(0), 0
+    for _ in range(40):
+        process = start(tmp_path / "lab", 2)
+        try:
+            process.communicate(timeout=float(generator.uniform(4, 9)) if kills < 10 else 300)
+            assert process.returncode == 0
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            time.sleep(0.2)
+    assert results_of(tmp_path / "lab") == results_of(tiny[0])
+
+
+def test_the_data_question_says_what_the_numbers_say(tmp_path):
+    """Made-up answers: the CNN leads by 20 points at 300 images and by 6 at 1,000, or the other way round."""
+    lab = Lab(DIGITS, ("vit", "resnet"), (300, 1000), 3, 1000)
+    for sign, state in ((1, "supported"), (-1, "contradicted")):
+        results = Results(tmp_path / f"{sign}.jsonl", "x", 300)
+        question = Data("data", lab)
+        generator = np.random.default_rng(0)
+        for (family, count), cells in question.cells.items():
+            lead = sign * (0.10 if count == 300 else 0.03) * (1 if family == "resnet" else -1)
+            for cell in cells:
+                right = generator.random(2000) < 0.7 + lead + generator.normal(0, 0.005)
+                result = {
+                    "accuracy": float(right.mean()),
+                    "right": pack(right),
+                    "count": 2000,
+                    "training_accuracy": 0.9,
+                    "validation_accuracy": 0.5,
+                    "curve": [],
+                }
+                for one in (*results.trials(cell), cell.changed(learning_rate=3e-4)):
+                    if results.has(one):
+                        continue
+                    results.add({"key": one.key("x"), "cell": one.to_json(), "result": result, "measured": {}})
+        question.read(results)
+        states = {one.claim: one.state(0.01) for one in question.verdicts()}
+        assert (states["C1"], states["C3"]) == (state, state)
+        assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
+
+
+def test_families_with_other_sizes_stand_in_the_right_columns(tmp_path):
+    """Other questions share some cells, so that one family may have sizes that another lacks."""
+    question = Data("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
+    filled = Filled(tmp_path, question)
+    for family, count in (("vit", 300), ("resnet", 300), ("resnet", 600), ("resnet", 1000), ("vit", 1000)):
+        for cell in question.cells[family, count]:
+            filled.train(cell, 0.5 + count / 4000)
+    question.read(filled.results)
+    rows = re.findall("<tr>(.*?)</tr>", question.html(dict(question.figures())))
+    assert [re.sub("<.*?>", "|", row).count("%") for row in rows[1:]] == [2, 3]
+    assert [row.count("<td") for row in rows[1:]] == [6, 6]
+    assert ">-<" in rows[1]
+
+
+def test_a_question_without_results_cannot_tell(tmp_path):
+    lab = Lab(DIGITS, ("vit", "resnet", "mixer"), (300, 1000), 3, 1000)
+    question = Data("data", lab)
+    question.read(Results(tmp_path / "none.jsonl", "x", 300))
+    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell"}
+    assert dict(question.figures()) == {}
+    assert "Nothing was run" in question.html({})

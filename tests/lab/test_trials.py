@@ -1,0 +1,141 @@
+"""Cells that need more than to be trained: timed alone, of other batches, judged in parts."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tests.fake_lab import digits_lab, nothing
+from vitrail.lab import compare
+from vitrail.lab.plan import make_plan
+from vitrail.lab.question import Accuracies, Question
+from vitrail.lab.registry import QUESTIONS
+from vitrail.lab.results import Results
+from vitrail.lab.statistics import SeedNoise, combine, contrast, difference
+from vitrail.lab.training import shifts, train
+from vitrail.lab.trial import Cell
+
+
+class Timed(Question):
+    """Two cells that may run side by side, and two that may not."""
+
+    def rounds(self):
+        return (
+            [Cell("m:f", {"number": number}, work=10.0) for number in range(2)],
+            [Cell("m:f", {"number": number}, work=10.0, alone=True) for number in (2, 3)],
+        )
+
+
+def test_what_is_timed_runs_one_at_a_time_after_all_else(tmp_path, monkeypatch):
+    results = Results(tmp_path / "results.jsonl", "images", 100)
+    ran = []
+
+    def run(_folder, cells, *, jobs, backend):
+        for cell in cells:
+            ran.append((cell.settings["number"], jobs))
+            yield {"key": cell.key("images"), "cell": cell.to_json(), "result": {}, "measured": {}}
+
+    monkeypatch.setattr(compare, "run_cells", run)
+    question = Timed("timed", digits_lab())
+    cells = [cell for some in reversed(question.rounds()) for cell in some]
+    compare._run(tmp_path, results, cells, {"vit": 1.0}, jobs=4, backend="loky", tell=lambda _: None)
+    assert ran == [(0, 4), (1, 4), (2, 1), (3, 1)]
+    empty = Results(tmp_path / "nothing.jsonl", "images", 100)
+    plan = make_plan({"timed": question}, empty, {"vit": 1.0}, budget=None, jobs=4)
+    assert plan.seconds == pytest.approx(20 / 4 + 20, rel=0.1)
+
+
+def test_a_cell_is_the_same_whether_it_is_timed_alone_or_not():
+    cell = Cell("m:f", {"number": 1})
+    assert dataclasses.replace(cell, alone=True).key("images") == cell.key("images")
+
+
+def test_learning_rates_of_tasks_without_a_number_of_images_are_tried_on_the_task(tmp_path):
+    results = Results(tmp_path / "results.jsonl", "images", 100)
+    own = results.trials(Cell("m:f", {"seed": 3, "learning_rate": None}))
+    assert [cell.settings for cell in own] == [{"seed": 0, "learning_rate": rate} for rate in (3e-4, 1e-3, 3e-3)]
+    usual = results.trials(digits_lab().train("vit", count=300, seed=1))
+    assert {cell.settings["count"] for cell in usual} == {100}
+
+
+def test_a_rate_beyond_the_end_of_the_range_is_taken_where_it_is_clearly_better(tmp_path):
+    results, cell = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
+
+    def put(one, share):
+        found = {"validation_accuracy": share}
+        results.add({"key": one.key("images"), "cell": one.to_json(), "result": found, "measured": {}})
+
+    for trial, share in zip(results.trials(cell), (0.5, 0.6, 0.7), strict=True):
+        assert results.beyond(cell) is None
+        put(trial, share)
+    first = results.beyond(cell)
+    assert first.settings == results.trials(cell)[2].settings | {"learning_rate": 1e-2}
+    for share, rate in ((0.6, 3e-3), (0.72, 3e-3), (0.74, 1e-2)):  # 2 standard errors are 2.9 points
+        put(first, share)
+        assert results.rate(cell) == rate
+        assert not results.is_cut_off(cell)
+    second = results.beyond(cell)
+    assert second.settings == first.settings | {"learning_rate": 3e-2}
+    for share, rate, is_cut_off in ((0.75, 1e-2, False), (0.78, 3e-2, True)):
+        put(second, share)
+        assert (results.rate(cell), results.beyond(cell)) == (rate, None)
+        assert results.is_cut_off(cell) is is_cut_off
+        assert results.is_cut_off(Cell("m:look", {}, of=(cell,))) is is_cut_off
+    put(results.trials(cell)[1], 0.8)
+    assert (results.rate(cell), results.beyond(cell)) == (1e-3, None)
+    assert not results.is_cut_off(cell)
+    put(results.trials(cell)[0], 0.9)
+    assert results.beyond(cell).settings["learning_rate"] == 1e-4
+
+
+def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
+    generator = np.random.default_rng(0)
+    ease = generator.normal(0, 1, 2000)
+    groups = [np.stack([ease + generator.normal(0, 0.5, 2000) > cut for _ in range(2)]) for cut in (-1, -0.9, 0, 0.1)]
+    a, b, c, d = (group.astype(float) for group in groups)
+    noise = SeedNoise(1e-6, 4)
+    assert contrast([(1.0, a, noise), (-1.0, b, noise)]) == difference(a, b, noise)
+    both = contrast([(1.0, a, noise), (-1.0, b, noise), (-1.0, c, noise), (1.0, d, noise)])
+    apart = combine((1.0, difference(a, b, noise)), (-1.0, difference(c, d, noise)))
+    assert both.value == pytest.approx(apart.value)
+    assert both.error == pytest.approx(apart.error, rel=0.1)
+    assert math.isnan(difference(a, b, SeedNoise(math.nan, 0)).error)
+
+
+def test_parts_of_the_images_are_judged_alone(tmp_path):
+    found = Accuracies(Results(tmp_path / "results.jsonl", "images", 100), {})
+    found.right = {"one": np.array([[1, 1, 0, 0], [1, 0, 0, 0]])}
+    parts = found.by_part({"left": np.array([True, True, False, False]), "right": np.array([False, False, True, True])})
+    assert parts.estimate(("one", "left")).value == 0.75
+    assert parts.estimate(("one", "right")).value == 0
+    assert [parts.noise_of(("one", part)).freedom for part in ("left", "right")] == [1, 1]
+    assert parts.noise_of(("one", "left")).variance == 0.125  # of 1 and 0.5; on the right, both seeds have 0
+    assert parts.noise_of(("one", "right")).variance == 0
+
+
+def test_large_training_sets_have_one_seed_less():
+    lab = digits_lab(seeds=3)
+    assert [len(lab.seeds_for(count)) for count in (300, 10_000, 10_001, 58_000)] == [3, 3, 2, 2]
+    assert len(dataclasses.replace(lab, seeds=1).seeds_for(58_000)) == 1
+
+
+def test_small_batches_see_as_many_images(tmp_path):
+    lab = digits_lab()
+    cell = lab.train("mlp", count=100, seed=0, seen=64, recipe={"batch": 4}).changed(learning_rate=1e-3)
+    found = train(cell.settings, lab.images, [], tmp_path / "one").result
+    assert found["curve"][-1][0] == 16
+
+
+def test_shifts_are_those_of_the_size():
+    assert [shifts((side, side))["padding"] for side in (8, 28, 32)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["augmentation", "size", "range", "encoder", "compute"])
+def test_only_families_that_are_asked_for_are_trained(tmp_path, name):
+    for families in (("mlp",), ("vit", "mlp")):
+        question = QUESTIONS[name](name, dataclasses.replace(digits_lab(), families=families))
+        trained = {cell.family for some in question.rounds() for cell in some}
+        assert trained == set(families) - {"mlp"}
+        verdicts = nothing(question, tmp_path)
+        assert set(verdicts.values()) <= {"cannot tell", "reported"}

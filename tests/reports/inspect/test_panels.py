@@ -1,0 +1,121 @@
+"""Panels of `vitrail inspect`, wherever they come from: listed without import, absent with a reason, never mixed up."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tests.paths import TESTS
+from vitrail.core import registry
+from vitrail.core.errors import VitrailError
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import open_data
+from vitrail.lab.exact import redraw
+from vitrail.reports.inspect.compute import examine
+from vitrail.reports.inspect.page import write_page
+from vitrail.reports.inspect.panel import Context, Panel
+from vitrail.reports.inspect.registry import PANELS
+
+CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The package of tests/extending, with its panel `brightness`, is installed."""
+    monkeypatch.syspath_prepend(str(TESTS / "extending"))
+    registry._entry_points.cache_clear()
+    yield PANELS["brightness"]
+    registry._entry_points.cache_clear()
+
+
+def fresh(name, **settings):
+    model = redraw(vitrail.create(name, **{"classes": 10, **settings}), std=0.05)
+    values = (0.5,) * model.config.channels
+    return vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(28, 28), mean=values, std=values))
+
+
+def test_our_panels_are_listed_without_importing_them():
+    code = """
+        import sys
+        from vitrail.reports.inspect.registry import PANELS
+        assert list(PANELS)[:3] == ["answers", "walk", "attention"], list(PANELS)
+        assert not {"torch", "numpy"} & sys.modules.keys()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_a_panel_may_leave_everything_out():
+    """Whatever a class does not answer is empty: nothing is observed, written or shown."""
+    panel = Panel("nothing", Context(vitrail.load("fashion"), "fashion", CLOTHES, ["a", "b", "c"]))
+    panel.finish()
+    assert not any([panel.numbers(), panel.layer_numbers(0), panel.image_numbers(0), panel.arrays(), panel.data()])
+    assert not any([*panel.figures(), *panel.smaller(), *panel.absences(), panel.html({}), panel.least_bytes()])
+
+
+def test_a_panel_that_does_not_apply_says_why(toys, tmp_path):
+    pixels = np.zeros((28, 28, 3), np.uint8)
+    document = write_page(examine(fresh("ViT-Nano/7", channels=3), [pixels]), tmp_path / "out")
+    assert document["brightness"] == []
+    assert {"panel": "brightness", "reason": "Images of family vit are coloured."} in document["absent"]
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert '<section id="brightness">' not in text
+    assert "vit 계열의 이미지에는 색이 있습니다." in text
+    assert not (tmp_path / "out" / "figures" / "brightness.svg").exists()
+
+
+def test_a_panel_brings_its_script_and_its_data(toys, monkeypatch, tmp_path):
+    monkeypatch.setattr(toys, "script", "document.title = data.title;", raising=False)
+    monkeypatch.setattr(toys, "data", lambda self: {"title": "<b>"}, raising=False)
+    monkeypatch.setitem(toys.words, "grey", {"en": "only English"})
+    write_page(examine(vitrail.load("fashion"), CLOTHES[:1], layers=[0], heads=[0]), tmp_path / "out")
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert '((data) => {\ndocument.title = data.title;})(pageData["brightness"]);' in text
+    assert '"brightness":{"title":"\\u003cb>"}' in text
+    assert '<span class="ko" lang="ko">only English</span>' in text
+
+
+def test_a_panel_may_not_write_over_another(toys, monkeypatch):
+    monkeypatch.setattr(toys, "numbers", lambda self: {"filters": 1})
+    with pytest.raises(VitrailError, match="must be its own, got 'filters' from two panels"):
+        examine(vitrail.load("fashion"), CLOTHES[:1]).to_json()
+
+
+def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monkeypatch, call, tmp_path):
+    monkeypatch.setitem(sys.modules, "toy_panel", None)
+    Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / "one.png")
+    done = call("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out", "--json")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("note: Extension panel.brightness of toys 1.0 cannot be used (")
+    document = json.loads(done.stdout)
+    (absent,) = (row for row in document["absent"] if row["panel"] == "brightness")
+    assert f"note: {absent['reason']}" == line
+    assert document["pictures"][0]["predictions"]
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "Extension panel.brightness of toys 1.0 cannot be used (" in text
+    assert '<section id="brightness">' not in text
+
+
+def test_a_panel_of_ours_that_cannot_be_imported_is_an_error(monkeypatch):
+    monkeypatch.setitem(PANELS._own, "maps", "nowhere:Maps")
+    with pytest.raises(ImportError, match="nowhere"):
+        examine(vitrail.load("fashion"), CLOTHES[:1])
+
+
+@pytest.mark.parametrize("name", ["ViT-Nano/7", "ResNet-Nano"])
+def test_a_model_without_a_head_has_its_page(name, tmp_path):
+    found = examine(fresh(name, classes=0, channels=1), CLOTHES, evidence=True)
+    document = write_page(found, tmp_path / "out")
+    reasons = {row["panel"]: row["reason"] for row in document["absent"]}
+    assert reasons["answers"] == reasons["evidence"] == "This model has no classification head: it returns features."
+    assert "reach" in document["layers"][0]
+    assert document["pictures"][0]["predictions"] == document["pictures"][0]["path"] == []
+    keys = [step["key"] for step in document["pictures"][0]["walk"]]
+    assert keys[-1] == "pooled"
+    assert "relevance" not in document["pictures"][0]["maps"]
+    assert "returns features" in (tmp_path / "out" / "index.html").read_text()

@@ -1,0 +1,313 @@
+"""Several labels an image: data, objective, scores, bundle, predictions."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import average_precision_score
+
+import vitrail
+from tests.bundles.test_bundle import remake_manifest
+from tests.paths import FIXTURES
+from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
+from vitrail.bundles.folder import ANSWER
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.dataset import sample_held_out
+from vitrail.data.doctor import examine
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.metrics import average_precision, best_thresholds, score_labels
+from vitrail.evaluation.protocols import evaluate
+from vitrail.training.finetune import finetune
+from vitrail.training.options import Options
+from vitrail.training.recipe import change_recipe, find_recipe
+from vitrail.training.run import train
+
+FIXTURE = FIXTURES / "bundle-format-2"
+LABELS = ("bottom", "left", "right", "top")
+
+
+def write_toys(folder: Path, count: int = 160) -> Path:
+    """Images of 8 x 8 pixels, each with two of four bright edges, its labels."""
+    rng = np.random.default_rng(3)
+    lines = ["file,labels,split"]
+    for number in range(count):
+        chosen = rng.choice(4, 2, replace=False)
+        pixels = rng.integers(0, 60, (8, 8), np.uint8)
+        for label in chosen:
+            pixels[{0: np.s_[6:], 1: np.s_[:, :2], 2: np.s_[:, 6:], 3: np.s_[:2]}[int(label)]] += 120
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        names = ";".join(LABELS[label] for label in chosen)
+        lines.append(f"{number}.png,{names},{'test' if number % 4 == 0 else 'train'}")
+    (folder / "toys.csv").write_text("\n".join(lines) + "\n")
+    return folder / "toys.csv"
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    return write_toys(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture(scope="module")
+def run(toys, tmp_path_factory):
+    changes = ["objective=multilabel", "batch=30", "epochs=12", "learning_rate=0.003", "model.resolution=8"]
+    changes += ['augment.crop="none"', 'augment.flip="none"']
+    recipe = change_recipe(find_recipe("small"), changes)
+    return train(str(toys), "ViT-Pico/2", tmp_path_factory.mktemp("run") / "run", recipe, Options(), quiet=True)
+
+
+def test_average_precision_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    for trial in range(50):
+        scores = rng.integers(0, 8 if trial % 2 else 10**6, (40, 5)) / 8
+        truth = (rng.random((40, 5)) < 0.3).astype(np.uint8)
+        truth[0], truth[1] = 1, 0
+        ours = score_labels(scores, truth, tuple("abcde"))
+        theirs = average_precision_score(truth, scores, average=None)
+        np.testing.assert_allclose(list(ours["average_precision"].values()), theirs, rtol=1e-12)
+        assert ours["map"] == pytest.approx(average_precision_score(truth, scores), rel=1e-12)
+    assert average_precision(np.ones(3), np.zeros(3)) is None
+
+
+def test_thresholds_have_the_best_f1():
+    rng = np.random.default_rng(1)
+    scores, truth = rng.random((60, 3)).round(2), (rng.random((60, 3)) < 0.4).astype(np.uint8)
+    for column, (threshold, wanted) in enumerate(zip(best_thresholds(scores, truth), truth.T, strict=True)):
+
+        def f1(least, column=column, wanted=wanted):
+            given = scores[:, column] >= least
+            return 2 * (given & (wanted > 0)).sum() / (given.sum() + wanted.sum())
+
+        assert f1(threshold) == max(f1(least) for least in np.unique(scores))
+    assert best_thresholds(np.array([[0.2], [0.9]]), np.array([[0], [1]])) == (pytest.approx(0.55),)
+    assert best_thresholds(np.ones((2, 2)), np.array([[0, 1], [0, 1]])) == (0.5, 0.5)
+
+
+def test_a_csv_of_several_labels(tmp_path):
+    write_toys(tmp_path, 4)
+    (tmp_path / "a.csv").write_text("labels,file\nb; a ;b,0.png\n,1.png\nc,2.png\n")
+    dataset = open_data(tmp_path / "a.csv")
+    assert dataset.labels == ("a", "b", "c")
+    assert dataset.first.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert dataset.notes == ("read as images with several labels: 1 of 3 on average",)
+    kinds = {finding.kind: finding.files for finding in examine(dataset)}
+    assert kinds["unlabelled"] == (str(tmp_path / "1.png"),)
+    for text, reason in (
+        ("file,labels\n1.png,;\n", "has no label in any line"),
+        ("labels\na;b\n", "CSV header must have file and label"),
+        ("file,labels\n,a\n", "Line 2 .* must be file,label"),
+        ("file,labels\n\x00\xff", "must have 2 cells"),
+    ):
+        (tmp_path / "b.csv").write_text(text)
+        with pytest.raises(VitrailError, match=reason):
+            open_data(tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("file,labels\n0.png,cat,train\n", "Line 2 .* must have at most 2 cells, got '0.png,cat,train'"),
+        ("file,labels\n0.png,cat,,dog\n", "Line 2 .* must have at most 2 cells"),
+        ("0.png,cat,train,dog\n", "Line 1 .* must have at most 3 cells"),
+        ("file,labels,labels\n0.png,cat,dog\n", "CSV header must name file, .* once, got file, labels, labels in"),
+        ("file,path,labels\n0.png,1.png,dog\n", "CSV header must name file, .* once"),
+        ("file,label,labels\n0.png,cat,dog\n", "CSV header must name file, .* once"),
+        ("file,label,split,split\n0.png,cat,train,test\n", "CSV header must name file, .* once"),
+        ("file,labels\n0.png,cat\n1.png,a\n0.png,dog\n", "Line 4 .* must label '0.png' as an earlier line does"),
+        ("file,labels\n0.png,cat\n1.png", "Line 3 .* must have 2 cells, as its header does, got '1.png'"),
+        ("file,label,splat,split\n0.png,cat,train\n", "Line 2 .* must have 4 cells"),
+        (
+            "file,label,set\n0.png,a,train\n1.png,b,test\n",
+            "CSV header must call the column of test, train split, got 'set'",
+        ),
+        ("0.png,cat\n0.png,dog\n", "Line 2 .* must label '0.png' as an earlier line does, got 'dog'"),
+    ],
+)
+def test_a_csv_that_contradicts_itself_is_refused(tmp_path, text, reason):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(VitrailError, match=reason) as caught:
+        open_data(tmp_path / "a.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_some_of_each_label_stay_for_training():
+    labels = np.array([[1, 0], [1, 0], [1, 0], [1, 1]] + [[1, 0]] * 16, np.uint8)
+    for seed in range(20):
+        held_out = sample_held_out(labels, 0.5, seed)
+        assert held_out.sum() == 10
+        assert not held_out[3]
+
+
+def test_two_labels_an_image_are_learned(run, toys):
+    assert run.scores["map"] >= 0.95
+    assert run.scores["count"] == 40
+    scores = evaluate(run.folder / "bundle", str(toys))
+    assert scores["map"] == pytest.approx(run.scores["map"], abs=1e-9)
+    assert list(scores["average_precision"]) == list(LABELS)
+    assert scores["per_class"][0].keys() == {"label", "count", "average_precision", "threshold", "precision", "recall"}
+    assert scores["f1"] > 0.8
+    report = (run.folder / "report.html").read_text()
+    assert "mAP on 40" in report
+    assert "Average precision by label" in report
+
+
+def test_the_bundle_says_what_it_answers(run, tmp_path):
+    bundle = vitrail.load(run.folder / "bundle")
+    assert isinstance(bundle.answer, SeveralLabels)
+    assert len(bundle.answer.thresholds) == 4
+    assert json.loads((run.folder / "bundle" / "config.json").read_text())["format"] == 2
+    vitrail.save(bundle, tmp_path / "copy")
+    for name in (ANSWER, "config.json", "model.safetensors"):
+        assert (tmp_path / "copy" / name).read_bytes() == (run.folder / "bundle" / name).read_bytes()
+    (tmp_path / "copy" / ANSWER).write_text("{}")
+    with pytest.raises(DamagedError, match=r"answer.json' is damaged: its checksum"):
+        vitrail.load(tmp_path / "copy")
+    (tmp_path / "copy" / ANSWER).unlink()
+    with pytest.raises(DamagedError, match=r"answer.json' is missing"):
+        vitrail.load(tmp_path / "copy")
+
+
+def test_the_fixture_of_format_2_loads_for_ever():
+    bundle = vitrail.load(FIXTURE)
+    assert bundle.answer == SeveralLabels(thresholds=(0.25, 0.5, 0.75))
+    assert bundle.labels == ("cat", "dog", "person")
+    assert vitrail.load("fashion").answer == ONE_CLASS
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_predict_names_what_is_above_the_threshold(run, toys, call, engine, tmp_path):
+    if engine == "onnx":
+        pytest.importorskip("onnxruntime")
+    bundle, image = str(run.folder / "bundle"), str(toys.parent / "4.png")
+    classifier = vitrail.Classifier(bundle, engine=engine)
+    (all_of_them,) = classifier.predict([image], threshold=0)
+    assert [one["score"] for one in all_of_them] == sorted((one["score"] for one in all_of_them), reverse=True)
+    assert len(all_of_them) == 4
+    (chosen,) = classifier.predict([image])
+    own = dict(zip(LABELS, vitrail.load(bundle).answer.thresholds, strict=True))
+    assert chosen == [one for one in all_of_them if one["score"] >= own[one["label"]]]
+    assert classifier.predict([image], threshold=0, top_k=1) == [all_of_them[:1]]
+    assert classifier.predict([image], threshold=1) == [[]]
+    if engine == "torch":
+        shown = call("predict", bundle, image, "--threshold", "1")
+        assert shown.stdout == f"{image}  (no label)\n"
+        said = json.loads(call("predict", bundle, image, "--json").stdout)
+        assert [one["label"] for one in said["predictions"]] == [one["label"] for one in chosen]
+        assert call("predict", bundle, image, "--threshold", "2").stderr.startswith("vitrail: Threshold must be")
+
+
+def test_evaluate_and_doctor_print_it(run, toys, call):
+    shown = call("evaluate", str(run.folder / "bundle"), str(toys))
+    assert shown.stderr == "note: read as images with several labels: 2 of 4 on average\n"
+    assert shown.stdout.splitlines()[1].startswith("mAP")
+    assert call("doctor", str(toys)).returncode == 0
+    found = vitrail.evaluate(run.folder / "bundle", str(toys))
+    assert repr(found) == f"Evaluation(test mAP {found.map:.1%}, 40 images)"
+    assert len(vitrail.predict(run.folder / "bundle", str(toys.parent / "4.png"), threshold=0)[0].classes) == 4
+
+
+def test_what_does_not_apply_is_one_line(run, toys, call, tmp_path):
+    bundle, data = str(run.folder / "bundle"), str(toys)
+    training = ["--model", "ViT-Pico/2", "--output", str(tmp_path / "z"), "--epochs", "1"]
+    for words, reason in (
+        (
+            ("predict", "fashion", data, "--threshold", "0.5"),
+            "Threshold must be for a bundle that answers",
+        ),
+        (("evaluate", "fashion", data), "Classes of the data must be among|must have data with one class for each"),
+        (("evaluate", bundle, data, "--output", str(tmp_path / "x.csv")), "--output, --page and --against must have"),
+        (
+            ("predict", bundle, str(toys.parent), "--sort", "uncertain"),
+            "--output, --page and --sort must have",
+        ),
+        (("evaluate", bundle, data, "--protocol", "knn"), "Judging features must have data with one class for each"),
+        (
+            ("compare", "digits", "--bundles", bundle, "--output", str(tmp_path / "x")),
+            "A profile must have",
+        ),
+        (("compare", data, "--output", str(tmp_path / "y")), "A comparison must have data with one class for each"),
+        (
+            ("train", data, *training),
+            "Objective must be multilabel for data with several labels an image, got classify",
+        ),
+        (
+            ("train", "digits", *training, "--objective", "multilabel"),
+            "Objective multilabel must have data with several labels an image",
+        ),
+        (
+            ("train", data, *training, "--objective", "multilabel", "--per-class", "3"),
+            "Training on some images of each class must have data with one class",
+        ),
+    ):
+        refused = call(*words)
+        assert refused.returncode == 2, refused
+        assert refused.stderr.count("\n") == 1
+        assert any(part in refused.stderr for part in reason.split("|")), refused.stderr
+
+
+def test_inspect_shows_it(run, toys, call, tmp_path):
+    images = [str(toys.parent / name) for name in ("0.png", "4.png")]
+    done = call("inspect", str(run.folder / "bundle"), *images, "--evidence", "--output", str(tmp_path / "page"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "page" / "inspect.json").read_text())
+    (answer,) = vitrail.Classifier(run.folder / "bundle").predict(images[:1], threshold=0)
+    shown = found["pictures"][0]["predictions"]
+    assert [one["label"] for one in shown] == [one["label"] for one in answer]
+    assert [one["score"] for one in shown] == pytest.approx([one["score"] for one in answer], abs=1e-5)
+
+
+def test_a_bundle_is_finetuned_on_several_labels(run, toys, tmp_path):
+    recipe = change_recipe(find_recipe("frozen").replace(preprocess={}), ["objective=multilabel"])
+    tuned = finetune("fashion", str(toys), tmp_path / "run", recipe, Options(), quiet=True)
+    assert tuned.scores["map"] > 0.7
+    assert "has mAP" in tuned.bundle.provenance["finetuned_from"]["changes"][-1]
+    again = finetune(run.folder / "bundle", str(toys), tmp_path / "again", recipe, Options(), quiet=True)
+    assert again.scores["map"] == pytest.approx(run.scores["map"], abs=1e-6)
+
+
+def test_a_threshold_too_few_is_refused(run):
+    bundle = vitrail.load(run.folder / "bundle")
+    with pytest.raises(UsageError, match="Thresholds must be one for each of the model's 4 classes, got 1"):
+        vitrail.Bundle(model=bundle.model, preprocess=bundle.preprocess, answer=SeveralLabels(thresholds=(0.5,)))
+    for wrong in ((2,), (1.0000000005,), "x", ("a",), (float("nan"),)):
+        with pytest.raises(UsageError, match="Thresholds must be"):
+            SeveralLabels(thresholds=wrong)
+
+
+def test_another_answer_is_another_bundle_without_its_scores(run):
+    bundle = vitrail.load(run.folder / "bundle")
+    assert "scores" in bundle.provenance
+    others = [dataclasses.replace(bundle, answer=one) for one in (SeveralLabels(thresholds=(0.5,) * 4), ONE_CLASS)]
+    assert len({one.fingerprint() for one in (bundle, *others)}) == 3
+    assert not any("scores" in one.provenance for one in others)
+    assert "scores" in dataclasses.replace(bundle, answer=SeveralLabels(thresholds=bundle.answer.thresholds)).provenance
+
+
+@pytest.mark.parametrize("document", [{"kind": [1]}, {"kind": {}}, {"kind": None}, [], {"kind": "class", "x": 1}])
+def test_a_strange_answer_is_one_line(tmp_path, document):
+    shutil.copytree(FIXTURE, tmp_path / "bundle")
+    (tmp_path / "bundle" / ANSWER).write_text(json.dumps(document))
+    remake_manifest(tmp_path / "bundle")
+    with pytest.raises(
+        DamagedError, match=r"is not a valid bundle: (Kind of answer must be|Answer of kind class must)"
+    ):
+        vitrail.load(tmp_path / "bundle")
+
+
+def test_format_1_with_an_answer_is_refused(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "bundle")
+    config = tmp_path / "bundle" / "config.json"
+    config.write_text(config.read_text().replace('"format": 2', '"format": 1'))
+    remake_manifest(tmp_path / "bundle")
+    with pytest.raises(DamagedError, match=r"answer.json' must not be in a bundle of format 1"):
+        vitrail.load(tmp_path / "bundle")
+
+
+def test_another_format_keeps_what_it_answers_and_warns(run, call, tmp_path):
+    there = call("convert", str(run.folder / "bundle"), str(tmp_path / "timm"), "--to", "timm", "--no-verify")
+    assert "note: timm does not know that the logits answer with several labels: use a sigmoid\n" in there.stderr
+    assert call("convert", str(tmp_path / "timm"), str(tmp_path / "back"), "--no-verify").returncode == 0
+    assert vitrail.load(tmp_path / "back").answer == vitrail.load(run.folder / "bundle").answer

@@ -1,0 +1,468 @@
+"""Fine-tuning: what is kept of a bundle, what is changed and said, and that the loop begins where it should."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tests.training.test_resume import forge
+from vitrail.core.errors import UsageError, VitrailError
+from vitrail.core.least_squares import Ridge
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.compare_runs import side_by_side
+from vitrail.evaluation.features import extract
+from vitrail.evaluation.protocols import evaluate
+from vitrail.evaluation.transfer import ridge_head
+from vitrail.lab.exact import redraw
+from vitrail.training.finetune import adapt, adapt_head, finetune
+from vitrail.training.loop import Trainer
+from vitrail.training.objectives.classify import Classify
+from vitrail.training.options import Options
+from vitrail.training.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe
+from vitrail.training.run import train
+
+LABELS = ("ant", "bee", "cat")
+PLAIN = Recipe(steps=1)
+
+
+def small(name="ViT-Micro/4", **changes):
+    settings = {"resolution": 32, "classes": 3, "channels": 3, **changes}
+    return redraw(vitrail.create(name, **settings).eval(), std=0.05)
+
+
+def bundle_of(model, labels=LABELS, **provenance):
+    preprocess = Preprocess(
+        resolution=model.config.resolution, mean=IMAGENET_MEAN, std=IMAGENET_STD, resize="squash", crop_fraction=1.0
+    )
+    return vitrail.Bundle(model=model, preprocess=preprocess, labels=labels, provenance=provenance)
+
+
+def events(folder, kind):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+# What is kept, what is changed
+
+
+def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
+    model = small()
+    images = torch.rand(4, 3, 32, 32)
+    kept, words = adapt_head(model, bundle_of(model), ("cat", "ant", "bee"))
+    torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
+    assert "the bundle's own" in words
+    # Without names, by number; but what was not learned is not kept.
+    kept, words = adapt_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
+    torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
+    _, words = adapt_head(model, bundle_of(model, labels=None, objective="masked"), ("2", "0", "1"))
+    assert "a new head" in words
+
+
+@pytest.mark.parametrize("name", ["ViT-Micro/4", "ResNet-Micro", "Mixer-Micro/4", "LSTM-Micro/4"])
+def test_other_classes_begin_with_a_zero_head_on_the_same_features(name):
+    model = small(name)
+    images = torch.rand(2, 3, 32, 32)
+    fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
+    assert fresh.eval()(images).tolist() == [[0, 0], [0, 0]]
+    pooled = [vitrail.look(one, images, [], attention=False).steps["pooled"] for one in (model, fresh)]
+    assert torch.equal(*pooled)
+    assert "a new head for 2 classes" in words
+
+
+def test_the_hidden_layer_of_pretraining_is_dropped():
+    model = small(representation="tanh")
+    fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
+    assert fresh.config.representation == "none"
+    assert "hidden layer of the pre-training head is dropped" in words
+
+
+def test_a_model_that_predicts_pixels_learns_to_name():
+    model = small("iGPT-Micro", output="pixels", causal=True, resolution=8, classes=16)
+    fresh, words = adapt_head(model, bundle_of(model, labels=None), ("one", "two"))
+    assert (fresh.config.output, fresh.config.classes) == ("classes", 2)
+    # Pixel n stood in place n + 1, behind the start token.
+    assert torch.equal(fresh.pos_embed[:, :-1], model.pos_embed[:, 1:])
+    assert torch.equal(fresh.palette, model.palette)
+    assert "start token" in words
+
+
+def test_positions_are_interpolated_by_the_stored_rule_and_it_is_said():
+    model = small(resize_rule="google")
+    adapted, preprocess, notes = adapt(bundle_of(model), LABELS, 3, PLAIN, (48, 64))
+    assert torch.equal(adapted.pos_embed, model.resize((48, 64), rule="google").pos_embed)
+    assert preprocess.resolution == (48, 64)
+    assert notes[0] == "32 px became 48 x 64, positions interpolated by the rule of google"
+    # The recipe's resolution, unless one is given.
+    recipe = Recipe(steps=1, model={"resolution": 64, "dropout": 0.5})
+    assert adapt(bundle_of(model), LABELS, 3, recipe)[0].config.resolution == (64, 64)
+    adapted, *_ = adapt(bundle_of(model), LABELS, 3, recipe, (32, 32))
+    assert (adapted.config.resolution, adapted.config.dropout) == ((32, 32), 0.5)
+
+
+def for_channels(bundle, channels):
+    model, mean, std, words = bundle.model.adapt_channels(channels, bundle.preprocess.mean, bundle.preprocess.std)
+    return model, bundle.preprocess.replace(mean=mean, std=std), words
+
+
+@pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4", "LSTM-Micro/4"])
+def test_grey_images_are_read_exactly_as_in_three_colours(name):
+    bundle = bundle_of(small(name))
+    grey, preprocess, words = for_channels(bundle, 1)
+    assert (grey.config.channels, preprocess.channels) == (1, 1)
+    assert "grey" in words
+    image = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), dtype=np.uint8)
+    with torch.inference_mode():
+        before = bundle.model(bundle.preprocess(list(np.repeat(image, 3, axis=3))))
+        after = grey.eval()(preprocess(list(image)))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_more_bands_repeat_the_kernels():
+    bundle = bundle_of(small())
+    wide, preprocess, words = for_channels(bundle, 6)
+    assert preprocess.mean == IMAGENET_MEAN * 2
+    assert "3/6" in words
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(wide.eval()(images.repeat(1, 2, 1, 1)), bundle.model(images), rtol=1e-4, atol=1e-5)
+    # A CNN's first kernel overlaps: it keeps its colours, and grey is read as such.
+    cnn = bundle_of(small("ResNet-Micro"))
+    same, _, words = for_channels(cnn, 1)
+    assert same is cnn.model
+    assert words == "images with 1 channel are read with the model's 3"
+    with pytest.raises(UsageError, match="need a family with a patch embedding, got family resnet"):
+        for_channels(cnn, 4)
+
+
+# The head in closed form
+
+
+def test_a_head_by_least_squares_knows_how_sure_it_is():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    features = rng.normal(size=(60, 8)) + 2 * np.eye(8)[labels]
+    linear, left_out = ridge_head(features, labels, classes=3)
+    targets = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+    penalty = Ridge(features, targets).choose()
+    scale = np.linalg.norm(linear.weight) / np.linalg.norm(Ridge(features, targets).solve(penalty).weight)
+    for index in (0, 17, 59):  # learned without it, asked for it
+        others = np.arange(60) != index
+        alone = Ridge(features[others], targets[others]).solve(penalty)
+        np.testing.assert_allclose(left_out[index], scale * alone(features[index][None])[0], rtol=1e-8)
+    loss = torch.nn.functional.cross_entropy
+    truth = torch.from_numpy(labels)
+    losses = [float(loss(torch.from_numpy(left_out * factor), truth)) for factor in (0.8, 1.0, 1.25)]
+    assert losses[1] == min(losses)
+
+
+# Whole runs, on embedded data and the embedded model
+
+
+def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
+    finetune("fashion", "digits", tmp_path / "run", find_recipe("frozen"), Options())
+    said = capsys.readouterr().err
+    assert "a new head for 10 classes" in said
+    (probe,) = events(tmp_path / "run", "probe")
+    scores = evaluate(tmp_path / "run" / "bundle", "digits")
+    assert probe["accuracy"] > 0.85
+    assert scores["accuracy"] > 0.85
+    assert abs(scores["accuracy"] - probe["accuracy"]) < 0.06  # left out in turn, it promised as much
+    assert scores["ece"] < 0.15
+    bundle = vitrail.load(tmp_path / "run" / "bundle")
+    assert bundle.provenance["seconds"] >= round(probe["seconds"], 1) > 0  # the head is part of the run
+    body = {n: t for n, t in bundle.model.state_dict().items() if not n.startswith("head.")}
+    before = vitrail.load("fashion").model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in body.items())
+    assert bundle.provenance["steps"] == 0
+    assert bundle.provenance["finetuned_from"]["bundle"] == "fashion"
+    assert "each left out in turn" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
+    recipe = find_recipe("auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "measure", lambda trainer, seconds: 9)
+        finetune("fashion", "digits", tmp_path / "short", recipe, Options())
+    assert "9 steps would fit into 5 minutes; below 10, the linear head on frozen" in capsys.readouterr().err
+    assert events(tmp_path / "short", "step") == []
+    steps = recipe.with_length(epochs=None, steps=6, minutes=None)
+    finetune("fashion", "digits", tmp_path / "run", steps, Options())
+    weights = (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes()
+    finetune("fashion", "digits", tmp_path / "run", steps, Options(), resumes=True)
+    assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
+    assert len(events(tmp_path / "run", "probe")) == 1  # it is not learned again
+    assert [event["step"] for event in events(tmp_path / "run", "resume")] == [6]
+    changes = vitrail.load(tmp_path / "run" / "bundle").provenance["finetuned_from"]["changes"]
+    assert any("each left out in turn" in line for line in changes)  # it is not forgotten, either
+    # Another bundle is another run, even if it has the same shape.
+    other = vitrail.load("fashion")
+    torch.nn.init.zeros_(other.model.cls_token)
+    vitrail.save(other, tmp_path / "other")
+    with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
+        finetune(tmp_path / "other", "digits", tmp_path / "run", steps, Options(), resumes=True)
+
+
+@pytest.fixture
+def few(tmp_path):
+    """200 digits: 180 to train, three steps of 64 an epoch."""
+    digits = open_data("digits").splits["train"].take(np.arange(200))
+    np.savez(tmp_path / "few.npz", images=digits.images, labels=digits.labels)
+    return str(tmp_path / "few.npz")
+
+
+def test_the_learning_rate_follows_the_mistakes_of_the_head(tmp_path, few, capsys):
+    """It is multiplied by the mean probability that the head gives to wrong labels; a resumed run keeps it."""
+    recipe = find_recipe("auto").replace(minutes=None, steps=6, schedule="constant", warmup=0.0)
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    (probe,) = events(tmp_path / "run", "probe")
+    bundle = vitrail.load("fashion")
+    training, _ = open_data(few).for_training(holdout=recipe.holdout, seed=0)
+    model, preprocess, _ = adapt(bundle, open_data(few).labels, 1, recipe)
+    features = extract(model, preprocess, training)
+    _, scores = ridge_head(features, training.labels, classes=10)
+    own = torch.from_numpy(scores).softmax(1).numpy()[np.arange(len(features)), training.labels]
+    assert probe["residual"] == pytest.approx(1 - own.mean(), rel=1e-6)
+    assert 0.05 < probe["residual"] < 0.7
+    rate = recipe.learning_rate * probe["residual"]
+    rates = [event["learning_rate"] for event in events(tmp_path / "run", "step")]
+    assert rates == [pytest.approx(rate, rel=1e-12)] * 2
+    assert (
+        f"peak learning rate {rate:.2g} = 0.002 x {probe['residual']:.3g} (mean probability" in capsys.readouterr().err
+    )
+    weights = (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes()
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        if folder.name != "step-000000003":
+            shutil.rmtree(folder)
+    finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+    assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_learning_rate_that_is_given_is_used_as_it_is(tmp_path, few):
+    result = vitrail.finetune("fashion", few, steps=1, lr=3e-5, output=tmp_path / "run", settings={"warmup": 0})
+    assert [event["learning_rate"] for event in result.history if event["event"] == "step"] == [3e-5]
+    recipe = find_recipe("auto")
+    assert recipe.rate_by_residual
+    assert not change_recipe(recipe, ["learning_rate=0.001"]).rate_by_residual
+    assert change_recipe(recipe, ["learning_rate=0.001", "rate_by_residual=true"]).rate_by_residual
+
+
+def test_a_kept_head_fine_tunes_at_a_tenth_of_the_rate(tmp_path):
+    """Classes of the bundle keep its head: there is no new head that would measure the residual."""
+    recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, holdout=0)
+    clothes = open_data("fashion-40").splits["test"]
+    data = (clothes.images, [vitrail.load("fashion").labels[label] for label in clothes.labels])
+    finetune("fashion", data, tmp_path / "run", recipe, Options())
+    assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-4)]
+
+
+def test_a_head_that_starts_at_zero_learns_at_nearly_the_whole_rate(tmp_path, few):
+    recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, head="zero")
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-3 * 0.9)]
+
+
+def test_a_frozen_model_whose_head_is_trained_is_a_linear_head(tmp_path, few):
+    recipe = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9, freeze=True)
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
+    assert provenance["weights"].startswith("linear head on frozen features, trained")
+    assert provenance["choice"].startswith("the trained head is kept: ")
+    (run,) = side_by_side([tmp_path / "run"]).to_json()["runs"]
+    assert run["result"] == "ViT-Fashion/4, linear head on frozen features"
+
+
+def test_a_linear_head_is_called_so_in_the_card_the_report_and_runs(tmp_path, few, capsys):
+    finetune("fashion", few, tmp_path / "frozen", find_recipe("frozen"), Options())
+    finetune("fashion", few, tmp_path / "spoilt", spoil(find_recipe("auto"), steps=1), Options())
+    tuned = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
+    finetune("fashion", few, tmp_path / "tuned", tuned, Options())
+    phrase = "linear head on frozen features"
+    for name in ("frozen", "spoilt"):
+        assert f"weights: {phrase}" in (tmp_path / name / "bundle" / "README.md").read_text()
+        assert f"This model is a {phrase}" in (tmp_path / name / "report.html").read_text()
+    assert f"weights: {phrase}" not in (tmp_path / "tuned" / "bundle" / "README.md").read_text()
+    report = (tmp_path / "tuned" / "report.html").read_text()
+    assert "Which model was kept: the fine-tuned model is kept" in report
+    assert "on 20 images held out of the training images" in report
+    assert "The scores below are of the same images that chose the model" in report
+    results = {Path(run["folder"]).name: run["result"] for run in side_by_side([tmp_path]).to_json()["runs"]}
+    model = "ViT-Fashion/4"
+    assert results == {"frozen": f"{model}, {phrase}", "spoilt": f"{model}, {phrase}", "tuned": model}
+
+
+def spoil(recipe, steps=6):
+    """The recipe for some steps, each of which makes the model worse."""
+    return recipe.replace(minutes=None, steps=steps, learning_rate=0.5, clip=0.0, schedule="constant", warmup=0.0)
+
+
+def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path, few, monkeypatch, capsys):
+    recipe = spoil(find_recipe("auto"))
+    finetune("fashion", few, tmp_path / "head", find_recipe("frozen").replace(holdout=recipe.holdout), Options())
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    (choice,) = events(tmp_path / "run", "choice")
+    seen = events(tmp_path / "run", "evaluate")
+    assert (choice["kept"], choice["count"]) == ("start", 20)
+    assert choice["tuned"] < choice["start"]
+    assert [(event["step"], event["accuracy"]) for event in (seen[0], seen[-1])] == [
+        (0, choice["start"]),
+        (6, choice["tuned"]),
+    ]
+    assert f"note: {choice['reason']}" in capsys.readouterr().err
+    bundle = vitrail.load(tmp_path / "run" / "bundle")
+    assert bundle.provenance["choice"] == choice["reason"]
+    assert bundle.provenance["weights"] == "linear head on frozen features"
+    page = (tmp_path / "run" / "report.html").read_text()
+    before_the_numbers = page.partition('class="numbers"')[0]
+    assert (
+        f"a linear head on frozen features, from before the training that the curves show: {choice['reason']}."
+        in before_the_numbers
+    )
+    weights, head = ((tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("run", "head"))
+    assert weights == head
+    # Killed on the way, or ended already: what is needed for the choice is in the checkpoint.
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "collect_damage", lambda trainer, log: trainer.step < 6 or pytest.exit("killed"))
+        with pytest.raises(pytest.exit.Exception):
+            finetune("fashion", few, tmp_path / "killed", recipe, Options())
+    for _ in range(2):
+        finetune("fashion", few, tmp_path / "killed", recipe, Options(), resumes=True)
+        assert (tmp_path / "killed" / "bundle" / "model.safetensors").read_bytes() == head
+    assert [event["step"] for event in events(tmp_path / "killed", "resume")] == [3, 6]
+    first, second = events(tmp_path / "killed", "choice")
+    assert first == second == choice
+
+
+def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few, capsys):
+    tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
+    for name, recipe, words in (
+        ("tie", tiny, "(a tie)"),
+        (
+            "none",
+            tiny.replace(holdout=0),
+            "there are no held-out images to compare it with the linear head on frozen features",
+        ),
+    ):
+        finetune("fashion", few, tmp_path / name, recipe, Options())
+        (choice,) = events(tmp_path / name, "choice")
+        assert choice["kept"] == "tuned"
+        assert choice["reason"].endswith(words)
+        assert choice["reason"] in capsys.readouterr().err
+        provenance = vitrail.load(tmp_path / name / "bundle").provenance
+        assert (provenance["choice"], provenance["weights"]) == (choice["reason"], "running average, decay 0.99")
+
+
+def test_at_a_tie_a_head_that_makes_few_mistakes_is_kept(tmp_path):
+    levels = np.random.default_rng(0).integers(0, 40, (40, 28, 28)) + np.repeat([0, 200], 20)[:, None, None]
+    data = (levels.astype(np.uint8), ["dark"] * 20 + ["light"] * 20)
+    result = vitrail.finetune("fashion", data, steps=1, output=tmp_path / "run")
+    (choice,) = events(tmp_path / "run", "choice")
+    assert (choice["kept"], choice["start"], choice["tuned"]) == ("start", 1.0, 1.0)
+    assert choice["reason"].endswith("(a tie)")
+    assert result.bundle.provenance["weights"] == "linear head on frozen features"
+
+
+class ByLoss(Classify):
+    """Judges by the loss, and calls its accuracy by another name."""
+
+    watched = watched_name = "share"
+
+    def score(self, images_BCHW, labels_B):
+        found = super().score(images_BCHW, labels_B)
+        return {"loss": found["loss"], "share": found["accuracy"]}
+
+    def goodness(self, found):
+        return -found["loss"]
+
+
+def test_an_objective_says_itself_which_model_is_better(tmp_path, few, monkeypatch):
+    monkeypatch.setattr("vitrail.training.objectives.classify.ByLoss", ByLoss, raising=False)
+    monkeypatch.setitem(OBJECTIVES._own, "by-loss", "vitrail.training.objectives.classify:ByLoss")
+    recipe = spoil(find_recipe("auto").replace(objective="by-loss"), steps=3)
+    for resumes in (False, True):
+        finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=resumes)
+    first, again = events(tmp_path / "run", "choice")
+    assert first == again
+    assert (first["kept"], first["start"]) == ("start", -events(tmp_path / "run", "evaluate")[0]["loss"])
+    assert first["reason"].startswith("the linear head on frozen features is kept: share ")
+    # A checkpoint whose score is not the objective's is a damaged one.
+    folder = tmp_path / "run" / "checkpoints" / "step-000000003"
+    forge(folder, lambda state: {**state, "start": {**state["start"], "score": 1.0}})
+    with pytest.raises(VitrailError, match="score of the start must be -"):
+        finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+
+
+def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):
+    recipe = find_recipe("auto").replace(minutes=None, steps=1)
+    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    folder = tmp_path / "run" / "checkpoints" / "step-000000001"
+    forge(folder, lambda state: {**state, "seconds": state["seconds"] + 1000})
+    finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+    first, second = (event["seconds"] for event in events(tmp_path / "run", "end"))
+    assert events(tmp_path / "run", "probe")[0]["seconds"] <= first + 0.05
+    assert 1000 < second < 1000 + first + 60
+    assert vitrail.load(tmp_path / "run" / "bundle").provenance["seconds"] == second
+
+
+def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
+    clothes = open_data("fashion-40")
+    np.savez(
+        tmp_path / "clothes.npz",
+        images=clothes.splits["test"].images,
+        labels=clothes.splits["test"].labels,
+        classes=np.array(clothes.labels),
+    )
+    recipe = Recipe(steps=1, learning_rate=1e-9, batch=8, holdout=0, head="probe")
+    finetune("fashion", str(tmp_path / "clothes.npz"), tmp_path / "run", recipe, Options())
+    assert "its head stays" in capsys.readouterr().err
+    before, after = (vitrail.load(path).model.head.weight for path in ("fashion", tmp_path / "run" / "bundle"))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro"])
+def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
+    model = redraw(vitrail.create(name, channels=1, classes=2, resolution=8), std=0.05)
+    eye = Preprocess(resolution=8, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "bundle")
+    recipe = find_recipe("auto").with_length(epochs=None, steps=1, minutes=None)
+    finetune(tmp_path / "bundle", "digits", tmp_path / "run", recipe, Options())
+    said = capsys.readouterr().err
+    assert ("not one sequence of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
+
+
+def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "taken.txt").write_text("mine")
+    monkeypatch.setattr("vitrail.training.finetune.extract", lambda *_, **__: pytest.fail("work was done"))
+    with pytest.raises(VitrailError, match="Output must not exist yet"):
+        finetune("fashion", "digits", tmp_path, find_recipe("frozen"), Options())
+
+
+def test_a_damaged_image_is_named_even_if_nothing_is_trained(tmp_path):
+    for index, pixels in enumerate(open_data("fashion-40").splits["test"].images[:12]):
+        folder = tmp_path / "data" / "train" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[..., 0]).save(folder / f"{index}.png")
+    (tmp_path / "data" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    recipe = find_recipe("frozen").replace(on_damage="skip", holdout=0.2)
+    finetune("fashion", str(tmp_path / "data"), tmp_path / "run", recipe, Options(seed=1))
+    assert len(vitrail.load(tmp_path / "run" / "bundle").provenance["damaged"]["files"]) == 1
+
+
+def test_what_a_run_must_not_change(tmp_path):
+    for recipe, words in (
+        (Recipe(steps=1, objective="masked"), r"an objective that learns classes \(classify, multilabel\), got masked"),
+        (Recipe(steps=1, model={"width": 32}), "got model.width"),
+        (Recipe(steps=1, head_bias=-5.0), "head_bias 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            finetune("fashion", "digits", tmp_path / "run", recipe, Options())
+    with pytest.raises(UsageError, match="Head must be zero where a model begins with its first weights"):
+        train("digits", "ViT-Pico/2", tmp_path / "run", Recipe(steps=1, head="probe"), Options())
+    with pytest.raises(UsageError, match="Steps must be"):
+        Recipe(steps=0)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,75 @@
+"""Training in bfloat16: one setting under two names, a measurement that changes no bit, and exact resuming."""
+
+import re
+
+import pytest
+import torch
+
+import vitrail
+from tests.training.test_loop import curve, make_trainer
+from tests.training.test_stop import RECIPE, events, few, weights  # noqa: F401
+from vitrail.core.errors import UsageError
+from vitrail.training import run as running
+from vitrail.training.checkpoint import load_newest
+from vitrail.training.options import Options
+from vitrail.training.precision import note_on_bfloat16
+from vitrail.training.run import train
+
+NOTE = r"a step in bfloat16 is \d+\.\dx (as fast as|slower than) in float32 on this machine \(measured on \d+ images\)"
+SHORT = RECIPE.replace(epochs=2, patience=None)
+
+
+def trained(data, output, **more):
+    options = more.pop("options", Options(workers=0, precision="bfloat16"))
+    return train(data, "ViT-Pico/2", output, SHORT, options, quiet=True, **more)
+
+
+def test_amp_and_bfloat16_are_one_setting():
+    assert Options(amp=True) == Options(precision="bfloat16") == Options(amp=True, precision="bfloat16")
+    assert (Options().precision, Options().amp) == ("float32", False)
+    with pytest.raises(UsageError, match="Precision must be one of float32, bfloat16, got 'int8'"):
+        Options(precision="int8")  # ty: ignore[invalid-argument-type]
+
+
+@pytest.mark.parametrize("name", ["ViT-Pico/2", "ResNet-Pico"])
+def test_the_measurement_leaves_weights_statistics_gradients_and_random_numbers(name):
+    trainer = make_trainer(name)
+    before = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
+    random = torch.get_rng_state()
+    assert re.fullmatch(NOTE + r"(; leave --precision out for float32)?", note_on_bfloat16(trainer))
+    after = trainer.objective.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in trainer.objective.parameters())
+
+
+def test_the_measurement_changes_no_bit_and_resuming_is_exact(few, tmp_path, monkeypatch, capsys):  # noqa: F811
+    def fail(step):
+        if step.step == 4:
+            raise LookupError
+
+    trained(few, tmp_path / "whole", options=Options(workers=0, amp=True))
+    with pytest.raises(LookupError):
+        trained(few, tmp_path / "cut", callback=fail)
+    trained(few, tmp_path / "cut", resumes=True)
+    assert events(tmp_path / "cut", "resume")[0]["exact"] is True
+    assert load_newest(tmp_path / "cut" / "checkpoints")[0].state["amp"] is True
+    monkeypatch.setattr(running, "note_on_bfloat16", lambda trainer: "not measured")
+    trained(few, tmp_path / "unmeasured")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "cut") == weights(tmp_path / "unmeasured")
+    trained(few, tmp_path / "plain", options=Options(workers=0))
+    assert weights(tmp_path / "plain") != weights(tmp_path / "whole")
+
+
+def test_the_first_losses_are_those_of_float32_but_for_rounding():
+    """Some steps of a tiny model; what bfloat16 does to accuracy at length takes hardware that has it."""
+    plain, lower = make_trainer(), make_trainer()
+    lower.options = Options(workers=0, precision="bfloat16")
+    expected, found = (torch.tensor(curve(trainer, 8)) for trainer in (plain, lower))
+    assert expected.std() > 0.01
+    assert 0 < (found - expected).abs().max() < 0.003
+
+
+def test_the_run_says_what_it_gains_or_costs_once(tmp_path, capsys):
+    vitrail.train("digits", "ViT-Pico/2", steps=1, amp=True, workers=0, quiet=False, output=tmp_path / "run")
+    assert len(re.findall(f"note: {NOTE}", capsys.readouterr().err)) == 1

@@ -1,0 +1,772 @@
+"""Training that nothing can kill: the numbered proofs R1 to R11 on real runs (R2 and R4 in test_checkpoint.py)."""
+
+import hashlib
+import html.parser
+import json
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitrail
+from tests.test_cli import run
+from tests.training.test_loop import EYE, STATE, curve, make_trainer
+from vitrail.cli import main
+from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.data.sources.registry import open_data
+from vitrail.reports.run_report import read_events
+from vitrail.training.checkpoint import load_newest, steps_of
+from vitrail.training.loop import Trainer
+from vitrail.training.options import Options
+from vitrail.training.ranks import Ranks, join
+from vitrail.training.recipe import Recipe, find_recipe
+from vitrail.training.resume import resume
+from vitrail.training.run import train
+from vitrail.training.run_log import RunLog
+from vitrail.training.stop import Stop
+
+QUICK = (
+    "digits",
+    "--model",
+    "ViT-Pico/2",
+    "--steps",
+    "120",
+    "--checkpoint-seconds",
+    "0.2",
+    "--set",
+    "batch=64",
+    "augment.padding=1",
+    "augment.mixup=0.2",
+    "model.dropout=0.1",
+    "average=0.99",
+)
+
+
+def command(output, *more, ranks=1, settings=()):
+    start = [sys.executable, "-m", "vitrail"]
+    if ranks > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
+        start = [*torchrun, str(random.randrange(20_000, 60_000)), "-m", "vitrail"]
+    given = {word.partition("=")[0] for word in settings}  # a setting may be given once
+    usual = [word for word in QUICK if word.partition("=")[0] not in given]
+    return [*start, "train", *usual, *settings, "--output", str(output), *more]
+
+
+def start(output, *more, **options):
+    return subprocess.Popen(
+        command(output, *more, **options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def fingerprint(output):
+    return hashlib.sha256((Path(output) / "bundle" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def events(output, kind=None):
+    lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [event for event in found if kind is None or event["event"] == kind]
+
+
+def wait_for_step(process, output, step):
+    """Until the run has written a step, or has ended."""
+    while process.poll() is None:
+        path = Path(output) / "metrics.jsonl"
+        if path.exists() and any(event["step"] >= step for event in events(output, "step")):
+            return
+        time.sleep(0.01)
+
+
+def wait_for_more_steps(process, output, lines, before):
+    """Until the process itself has written some lines about steps, or has ended."""
+    path = Path(output) / "metrics.jsonl"
+    while process.poll() is None:
+        if path.exists() and path.read_bytes()[before:].count(b'"event": "step"') >= lines:
+            return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The run that nobody killed."""
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    process = start(output)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "test accuracy" in out
+    assert sorted(path.name for path in output.iterdir() if "tfevents" not in path.name) == [
+        ".lock",
+        "answers.npz",
+        "bundle",
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "report.html",
+    ]
+    return output
+
+
+# R1
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(2, id="2 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
+)
+def test_r1_killed_at_random_moments_and_resumed_ends_with_the_same_bits(undisturbed, tmp_path, kills):
+    output = tmp_path / "run"
+    path = output / "metrics.jsonl"
+    chance = random.Random(kills)
+    done = resumed = 0
+    while True:
+        before = path.stat().st_size if path.exists() else 0
+        process = start(output, "--resume", "auto")
+        if done < kills:
+            # After 30 steps at least, so that each process has trained and saved before it is killed.
+            wait_for_more_steps(process, output, 3 + chance.randrange(3), before)
+            time.sleep(chance.random() * 0.2)
+            process.kill()
+        _, err = process.communicate()
+        done += process.returncode == -signal.SIGKILL
+        resumed += "going on after step" in err
+        if process.returncode == 0:
+            assert fingerprint(output) == fingerprint(undisturbed)
+            assert all(event["step"] > 0 and event["exact"] for event in events(output, "resume"))
+            if done >= kills:
+                break
+            shutil.rmtree(output)  # it was done before it could be killed: once more
+        else:
+            assert process.returncode == -signal.SIGKILL, err
+    assert resumed >= kills // 2
+
+
+# R3
+
+
+def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
+    trainer = make_trainer(total=30)
+    output = tmp_path / "run"
+    (output / "checkpoints").mkdir(parents=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with RunLog(output, 30, writes=True) as log:
+            curve(trainer, 5)
+            trainer.save(output / "checkpoints", STATE, log)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+            curve(trainer, 5)
+            trainer.save(output / "checkpoints", STATE, log)
+            with pytest.raises(VitrailError, match=r"step-000000010.* of \d+,\d+.* bytes cannot be written"):
+                trainer.save(output / "checkpoints", STATE, log, must=True)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            newest, complaints = load_newest(output / "checkpoints")
+            assert (newest.step, complaints) == (5, {})
+            trainer.save(output / "checkpoints", STATE, log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert steps_of(output / "checkpoints") == [5, 10]
+    (failed,) = events(output, "checkpoint-failed")
+    assert failed["step"] == 10
+    assert "Training goes on; the last intact checkpoint is of step 5." in capsys.readouterr().err
+
+
+def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with RunLog(tmp_path, 3, writes=True) as log:
+        log.write("step", step=1, loss=1.0)
+        log.write("step", step=2, loss=1.0)
+    words = capsys.readouterr().err.splitlines()
+    assert words[0].startswith("warning: metrics.jsonl cannot be written (No space left on device)")
+    assert words[1:] == ["warning: 2 lines of metrics.jsonl could not be written"]
+
+
+def test_a_torn_line_stays_alone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    step = {"event": "step", "step": 1, "loss": 2.0, "learning_rate": 1e-3, "images_per_second": 9.5}
+    path.write_bytes(json.dumps(step).encode() + b'\n5\n\xff\n{"event": "st')
+    with RunLog(tmp_path, 3, writes=True) as log:
+        log.write("resume", step=1, exact=True)
+    assert [event["event"] for event in read_events(path)] == ["step", "resume"]
+
+
+def test_events_that_no_run_writes_are_left_out_of_the_report(tmp_path):
+    events = [
+        {"event": "step", "step": 1, "loss": None, "learning_rate": 1e-3, "images_per_second": 9.5},
+        {"event": "evaluate", "step": 1, "loss": 1.0, "accuracy": 0.5, "count": 3},
+        {"event": "probe", "step": 0, "accuracy": 0.5, "count": 3},
+        {"event": "resume"},
+    ]
+    hostile = (None, "x", True, [], {}, 10**400, float("nan"))
+    shown = {
+        "step": ("step", "learning_rate", "images_per_second", "loss"),
+        "evaluate": ("step", "count", "loss"),
+        "probe": ("accuracy", "count"),
+    }
+    path = tmp_path / "metrics.jsonl"
+    for event in events[:3]:
+        for name in shown[event["event"]]:
+            forged = [{**event, name: value} for value in hostile if value is not None or name in ("step", "count")]
+            forged.append({other: event[other] for other in event if other != name})
+            path.write_text("".join(json.dumps(line) + "\n" for line in (*events, *forged, {"event": []}, [], None)))
+            assert read_events(path) == events
+
+
+# R4
+
+
+def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
+    trainer = make_trainer(total=30)
+    folder = tmp_path / "checkpoints"
+    with RunLog(tmp_path, 30, writes=False) as log:
+        for _ in range(3):
+            curve(trainer, 5)
+            trainer.save(folder, STATE, log)
+        trainer.options = Options(keep=1)
+        assert steps_of(folder) == [10, 15]
+        (folder / "step-000000015" / "tensors.safetensors").write_bytes(b"")
+        again = make_trainer(total=30)
+        checkpoint, notes = resume(again, tmp_path, {})
+        assert (checkpoint.step, len(notes)) == (10, 1)
+        again.options = Options(keep=1)
+        curve(again, 2)
+        again.save(folder, STATE, log)
+    newest, complaints = load_newest(folder)
+    assert (newest.step, complaints) == (12, {})
+    assert (folder / "damaged-step-000000015").is_dir()
+
+
+def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(undisturbed, output)
+    steps = steps_of(output / "checkpoints")
+    path = output / "checkpoints" / f"step-{steps[-1]:09d}" / "tensors.safetensors"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    process = start(output, "--resume", "auto")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"note: {str(path)!r} is damaged" in err
+    assert f"going on after step {steps[-2]}" in err
+    assert fingerprint(output) == fingerprint(undisturbed)
+    for step in steps_of(output / "checkpoints"):
+        shutil.copy(__file__, output / "checkpoints" / f"step-{step:09d}" / "tensors.safetensors")
+    done = call("train", *QUICK, "--output", output, "--resume", "auto")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "No checkpoint" in done.stderr
+
+
+# R5
+
+
+def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.txt").write_text("x")
+    (tmp_path / "foreign" / "config.toml").write_text("title = 'mine'")
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "away")
+    for output, more in (
+        (tmp_path / "file", ()),
+        (tmp_path / "file" / "run", ()),
+        ("/proc/run", ()),
+        (tmp_path / "foreign", ()),
+        (tmp_path / "foreign", ("--force",)),
+        (tmp_path / "foreign", ("--resume", "auto")),
+    ):
+        with pytest.raises(SystemExit) as leaving:
+            main(["train", *QUICK, "--output", str(output), *more])
+        words = capsys.readouterr().err
+        assert leaving.value.code == 2, (output, words)
+        assert len(words.strip().splitlines()) == 1
+    assert (tmp_path / "foreign" / "thesis.txt").read_text() == "x"
+
+
+def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(call, undisturbed, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(undisturbed, output)
+    assert call("train", *QUICK, "--output", output).returncode == 2
+    done = call("train", *QUICK, "--output", output, "--resume", "auto", "--seed", "1")
+    assert done.returncode == 2
+    assert "seed it began with, got 1 after 0" in done.stderr
+    before = fingerprint(output)
+    process = start(output, "--resume", "auto")  # a run that is done stays as it is
+    process.communicate()
+    assert (process.returncode, fingerprint(output)) == (0, before)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(undisturbed, tmp_path):
+    output = tmp_path / "run"
+    for leaves in (".config.toml.writing", "config.toml"):
+        output.mkdir(exist_ok=True)
+        if leaves == "config.toml":
+            shutil.copy(undisturbed / "config.toml", output)
+        else:
+            (output / leaves).write_text("# vit")
+        recipe = Recipe(steps=2, batch=32, learning_rate=0.004)
+        train("digits", "ViT-Pico/2", output, recipe, Options(seed=7), resumes=True)
+        written = tomllib.loads((output / "config.toml").read_text())
+        assert (written["seed"], written["steps"], written["learning_rate"]) == (7, 2, 0.004)
+        shutil.rmtree(output)
+
+
+def test_ranks_that_see_different_folders_are_refused(undisturbed):
+    class Apart(Ranks):
+        def gather(self, thing):
+            return [thing, 0]
+
+    recipe = find_recipe("small").with_length(epochs=None, steps=120, minutes=None)
+    trainer = make_trainer(recipe=recipe.replace(average=0.99))
+    trainer.ranks = Apart()
+    with pytest.raises(UsageError, match="one folder that all ranks see, got checkpoints of steps 120, 0"):
+        resume(trainer, undisturbed, {})
+
+
+def test_what_changes_the_last_bits_is_said(undisturbed, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(undisturbed, output)
+    shutil.rmtree(output / "checkpoints" / f"step-{steps_of(output / 'checkpoints')[-1]:09d}")
+    process = start(output, "--resume", "auto", "--threads", "2", "--amp")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "note: threads is 2 after 1: the last bits" in err
+    assert "note: amp is True after False" in err
+    assert events(output, "resume")[-1]["exact"] is False
+    assert "under other circumstances" in (output / "report.html").read_text()
+
+
+def test_a_signal_after_the_last_step_ends_the_run(tmp_path, monkeypatch, capsys):
+    def answer(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr("vitrail.training.objectives.judgement.answer", answer)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as leaving:
+            main(["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", str(tmp_path / "run")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert leaving.value.code == 143
+
+
+@pytest.mark.parametrize(("ignored", "code", "steps"), [(False, 129, 2), (True, 0, 4)])
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(
+    call, tmp_path, monkeypatch, ignored, code, steps
+):
+    def update(trainer, *arguments):
+        if trainer.step == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return taken(trainer, *arguments)
+
+    taken = Trainer.update
+    monkeypatch.setattr(Trainer, "update", update)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
+    try:
+        done = call("train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert done.returncode == code, done.stderr
+    assert steps_of(tmp_path / "run" / "checkpoints")[-1] == steps
+
+
+# R6, R7, R8
+
+
+def workers_of(process):
+    """Ids of the processes that torchrun has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"vitrail" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_r6_a_signal_ends_after_a_complete_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
+    output = tmp_path / "run"
+    process = start(output, ranks=ranks)
+    wait_for_step(process, output, 30)
+    sent = time.monotonic()
+    # One of the ranks hears it, and all of them stop.
+    os.kill(process.pid if ranks == 1 else workers_of(process)[-1], number)
+    _, err = process.communicate()
+    assert time.monotonic() - sent < 10
+    if ranks == 2:
+        assert re.search(rf"exitcode\W+{128 + number}\b", err), err
+    else:
+        assert process.returncode == 128 + number
+        assert err.strip().splitlines()[-1].startswith(f"vitrail: stopped by {signal.Signals(number).name} after step")
+    (stopped,) = events(output, "stop")
+    assert steps_of(output / "checkpoints")[-1] == stopped["step"]
+    process = start(output, "--resume", "auto", ranks=ranks)
+    process.communicate()
+    assert process.returncode == 0
+    assert events(output, "resume")[0]["step"] == stopped["step"]
+    if ranks == 1:
+        assert fingerprint(output) == fingerprint(undisturbed)
+
+
+ALONE = """
+import sys
+import threading
+from vitrail.cli import main
+from vitrail.training import ranks
+ranks._LEAVING = float(sys.argv[1])
+print("ready", flush=True)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("patience", [1.0, pytest.param(25.0, marks=pytest.mark.slow)])
+def test_a_rank_that_waits_for_others_ends_soon_after_sigterm(tmp_path, patience):
+    """In `init_process_group`, where no signal handler of Python runs."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-c", ALONE, str(patience), "train", *QUICK, "--output", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **place}
+    )
+    process.stdout.readline()
+    time.sleep(2)
+    sent = time.monotonic()
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err.splitlines()[-1] == ("vitrail: stopped by SIGTERM while waiting for other ranks; --resume auto goes on")
+    assert patience <= time.monotonic() - sent < min(patience + 5, 30)
+
+
+def test_threads_of_a_collective_have_time_to_let_go_before_the_process_ends(monkeypatch):
+    """gloo's own need Python's lock once more after the last collective; a Python that ends meanwhile aborts."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("vitrail.training.ranks._connect", lambda backend: None)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    late = threading.Thread(target=time.sleep, args=(0.3,))
+    with join("cpu"):
+        late.start()
+    assert not late.is_alive()
+
+
+def free_port():
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_rank_inside_a_collective_ends_soon_after_sigterm(tmp_path):
+    """The other one is stopped, and neither answers nor closes its connection."""
+    process = start(tmp_path / "run", ranks=2)
+    wait_for_step(process, tmp_path / "run", 10)
+    first, second = workers_of(process)
+    os.kill(second, signal.SIGSTOP)
+    time.sleep(1)
+    sent = time.monotonic()
+    os.kill(first, signal.SIGTERM)
+    while is_alive(first):
+        time.sleep(0.05)
+    assert 20 < time.monotonic() - sent < 30
+    os.kill(second, signal.SIGKILL)
+    _, err = process.communicate()
+    assert re.search(r"exitcode\W+143\b", err), err
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def quiet_pair(tmp_path_factory):
+    """The run of two ranks that nobody killed."""
+    output = tmp_path_factory.mktemp("quiet") / "run"
+    process = start(output, ranks=2)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(20))
+def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(quiet_pair, tmp_path, trial):
+    """Either rank, at any moment: every fourth one while the ranks are still connecting."""
+    output, chance = tmp_path / "run", random.Random(trial)
+    words = command(output, "--resume", "auto", ranks=2)
+    words.insert(words.index("--nproc-per-node"), "--max-restarts=3")
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if is_early := trial % 4 == 3:
+        while len(workers_of(process)) < 2:
+            time.sleep(0.05)
+        time.sleep(2 + 3 * chance.random())
+    else:
+        wait_for_step(process, output, 10 + chance.randrange(60))
+        time.sleep(chance.random() * 0.2)
+    killed, survivor = chance.sample(workers_of(process), 2)
+    os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
+    while is_alive(survivor):
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert is_early or len(events(output, "resume")) == 1
+    assert fingerprint(output) == fingerprint(quiet_pair)
+
+
+@pytest.mark.slow
+def test_r8_from_one_rank_to_two_and_back(tmp_path, capsys):
+    """Sample ids and pixels of every step are equal (tests/data/test_loader.py); weights differ by the order of sums.
+    Dropout is drawn for each rank, so there is none here; AdamW and Muon divide by the size of gradients and so make
+    rounding as large as any step, so the optimiser is SGD."""
+    output, alone = tmp_path / "run", tmp_path / "alone"
+    plain = ("model.dropout=0", "optimiser=sgd", "learning_rate=0.1")
+    for folder, ranks, stop_at in ((alone, 1, None), (output, 1, 30), (output, 2, 70), (output, 1, None)):
+        process = start(folder, "--resume", "auto", ranks=ranks, settings=plain)
+        if stop_at:
+            wait_for_step(process, folder, stop_at)
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+        assert stop_at or process.returncode == 0, err
+    assert "ranks is 1 after 2" in err
+    ours, theirs = (load_file(path / "bundle" / "model.safetensors") for path in (output, alone))
+    gap = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    with capsys.disabled():
+        print(f" [largest difference of a weight: {gap:.1e}]", end="")  # noqa: T201
+    assert 0 < gap < 1e-5
+
+
+# R9
+
+
+def photos(folder, count=24):
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        path = folder / "ab"[index % 2] / f"{index:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(call, tmp_path, monkeypatch):
+    folder = photos(tmp_path / "data")
+    for index in (4, 11):
+        (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
+    recipe = Recipe(epochs=1, batch=8, holdout=0.0, preprocess={"crop_fraction": 1.0})
+    settings = {"options": Options(workers=1), "model": "ViT-Pico/2"}
+    with pytest.raises(DamagedError, match=r"(04|11)\.png. cannot be decoded \([^)]*\)\.$"):
+        train(str(folder), output=tmp_path / "error", recipe=recipe, **settings)
+    done = call("train", folder, "--model", "ViT-Pico/2", "--epochs", "1", "--output", tmp_path / "command")
+    assert (done.returncode, "`--set on_damage=skip` trains without them." in done.stderr) == (1, True)
+    for policy in ("skip", "substitute"):
+        output = tmp_path / policy
+        train(str(folder), output=output, recipe=recipe.replace(on_damage=policy), **settings)
+        provenance = json.loads((output / "bundle" / "provenance.json").read_text())
+        named = {Path(path).name for path in provenance["damaged"]["files"]}
+        assert named == {Path(event["file"]).name for event in events(output, "damaged")} == {"04.png", "11.png"}
+        assert provenance["damaged"]["policy"] == policy
+        assert "04.png" in (output / "report.html").read_text()
+
+
+def test_r9_damage_is_remembered_by_checkpoints_within_an_epoch(tmp_path):
+    folder = photos(tmp_path / "data")
+    for index in range(24):
+        if index not in (3, 6, 9, 12):
+            (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
+    recipe = Recipe(epochs=2, batch=4, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
+    output = tmp_path / "run"
+
+    class Impatient(Stop):
+        """As if a signal came during each step of the first three."""
+
+        steps = 0
+
+        def __init__(self):
+            self._signal = 0
+
+        @property
+        def signal(self):
+            type(self).steps += 1
+            return signal.SIGTERM if type(self).steps == 3 else 0
+
+        @signal.setter
+        def signal(self, value):
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.training.run.Stop", Impatient)
+        with pytest.raises(VitrailError, match="stopped by SIGTERM after step 3"):
+            train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0))
+    state = load_newest(output / "checkpoints")[0].state
+    assert len(state["damaged"]) >= 8
+    train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0), resumes=True)
+    provenance = json.loads((output / "bundle" / "provenance.json").read_text())
+    assert len(provenance["damaged"]["files"]) == 20
+
+
+def test_r9_evaluation_leaves_damaged_images_out_and_counts_no_neighbour_twice(tmp_path):
+    folder = tmp_path / "data"
+    photos(folder / "train")
+    photos(folder / "test", count=8)
+    for index in (2, 5):
+        (folder / "test" / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
+    recipe = Recipe(epochs=1, batch=8, holdout=0.0, on_damage="substitute", preprocess={"crop_fraction": 1.0})
+    train(str(folder), "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
+    assert events(tmp_path / "run", "final")[0]["count"] == 6
+
+
+def test_r9_nothing_readable_is_an_error(tmp_path):
+    folder = photos(tmp_path / "data")
+    for path in folder.glob("*/*.png"):
+        path.write_bytes(b"not a picture")
+    recipe = Recipe(epochs=1, batch=8, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
+    with pytest.raises(DamagedError, match="No image of train can be read"):
+        train(str(folder), "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
+
+
+# R10
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_r10_a_loss_that_is_no_number(tmp_path, policy):
+    data = open_data("digits").splits
+    recipe = Recipe(steps=40, batch=64, on_nonfinite=policy)
+    torch.manual_seed(0)
+    trainer = Trainer(
+        vitrail.create("ViT-Pico/2"), EYE, data["train"], data["test"], recipe, Options(workers=0), Ranks()
+    )
+    trainer.total = 40
+    healthy = trainer.objective.forward
+
+    def forward(*arguments):
+        losses = healthy(*arguments)
+        return losses * math.nan if trainer.step == 30 else losses
+
+    trainer.objective.forward = forward
+    with RunLog(tmp_path, 40, writes=True) as log:
+        if policy == "stop":
+            with pytest.raises(VitrailError, match="not finite at step 30"):
+                trainer.run(tmp_path, log, {}, Stop())
+        else:
+            trainer.run(tmp_path, log, {}, Stop())
+    (broken,) = events(tmp_path, "nonfinite")
+    order = trainer.loader.order(30 // trainer.loader.steps)
+    offset = 30 % trainer.loader.steps
+    assert broken["samples"] == order[offset * 64 : (offset + 1) * 64].tolist()
+    newest, _ = load_newest(tmp_path / "checkpoints")
+    assert newest.step == (40 if policy == "skip" else 23)
+    assert all(np.isfinite(array).all() for array in newest.arrays.values())
+    if policy == "skip":
+        assert math.isfinite(trainer.best["loss"])
+
+
+# R11
+
+
+class Elements(html.parser.HTMLParser):
+    """What elements and attributes a page really has."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, {name for name, _ in attributes}))
+
+
+STRANGE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "&lt;b&gt;",
+    "ノード 🐝",
+    "a" * 200,
+    "con",
+]
+
+
+def test_r11_strange_names_stay_names(tmp_path):
+    folder = tmp_path / "data"
+    for number, label in enumerate(STRANGE):
+        for index in range(4):
+            path = folder / label.replace("/", "\u2215") / f"{'<b>' if index else 'x'}{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (30 * number, 60 * index, 0)).save(path)
+    output = tmp_path / "run"
+    recipe = Recipe(epochs=1, batch=8, holdout=0.3, preprocess={"crop_fraction": 1.0})
+    train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
+    labels = json.loads((output / "bundle" / "labels.json").read_text())
+    assert labels == sorted(label.replace("/", "\u2215") for label in STRANGE)
+    page = (output / "report.html").read_text()
+    elements = Elements(page).found
+    assert [tag for tag, _ in elements].count("script") == 1  # the language's
+    assert not any(name.startswith("on") for _, names in elements for name in names)
+    assert sum(tag == "img" for tag, _ in elements) == page.count("data:image/png;base64")
+
+
+def test_names_that_are_no_utf8(call, tmp_path):
+    """Of data, output, cache, bundle and a damaged file: they are escaped where a file must be UTF-8."""
+    strange = tmp_path / os.fsdecode(b"caf\xe9")
+    photos(strange / "data")
+    (strange / "data" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"not a picture")
+    settings = ("--epochs", "2", "--set", "on_damage=skip", "batch=8", "holdout=0.3", "preprocess.crop_fraction=1.0")
+    run, tuned = strange / "run", strange / "tuned"
+    train = ("train", strange / "data", "--model", "ViT-Pico/2", "--output", run, "--cache", strange / "cache")
+    finetune = ("finetune", run / "bundle", strange / "data", "--output", tuned)
+    for words, output in ((train, run), (finetune, tuned)):
+        done = call(*words, *settings)
+        assert done.returncode == 0, done.stderr
+        assert tomllib.loads((output / "config.toml").read_text("utf-8"))["data"] == f"{tmp_path}/caf\\udce9/data"
+        assert "caf\\udce9" in (output / "report.html").read_text("utf-8")
+        provenance = vitrail.load(output / "bundle").provenance
+        assert list(provenance["damaged"]["files"]) == [f"{tmp_path}/caf\\udce9/data/a/\\udcff.png"]
+        (event,) = events(output, "damaged")
+        assert event["file"] == str(strange / "data" / "a" / os.fsdecode(b"\xff.png"))
+        done = call(*words, *settings, "--resume", "auto")
+        assert "going on after step" in done.stderr
+        assert len(events(output, "damaged")) == 1  # the checkpoint knows it by its true name
+    assert provenance["finetuned_from"]["bundle"] == f"{tmp_path}/caf\\udce9/run/bundle"
+    assert "caf\\udce9" in (tuned / "bundle" / "README.md").read_text("utf-8")
+
+
+# What is left of a run
+
+
+def test_the_bundle_of_a_run_answers(undisturbed):
+    done = run("evaluate", undisturbed / "bundle", "digits", "--json")
+    scores = json.loads(done.stdout)
+    assert (scores["count"], scores["split"], scores["labels_matched"]) == (360, "test", "by name")
+    final = events(undisturbed, "final")[0]
+    assert scores["accuracy"] == pytest.approx(final["accuracy"], abs=1e-9)
+    assert np.array(scores["confusion"]).sum() == 360
+    provenance = json.loads((undisturbed / "bundle" / "provenance.json").read_text())
+    assert provenance["weights"] == "running average, decay 0.99"
+    with pytest.raises(UsageError, match="Resumed"):
+        train("digits", "ViT-Pico/2", undisturbed, Recipe(steps=3), Options(), resumes=True)

@@ -1,0 +1,339 @@
+"""Runs that end before their last step: by patience, by the user's callback, by a callback that raises."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitrail
+from tests.paths import ROOT
+from vitrail.core.errors import UsageError
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.run_reader import read_run
+from vitrail.training.checkpoint import load_newest, steps_of
+from vitrail.training.loop import Trainer
+from vitrail.training.options import Options
+from vitrail.training.recipe import Recipe
+from vitrail.training.run import train
+
+# 30 images to train on in batches of 10: three steps an epoch, then an evaluation of 10 others.
+RECIPE = Recipe(epochs=8, batch=10, patience=2, average=0.9, model={"dropout": 0.1})
+OPTIONS = Options(workers=0, keep=99)
+WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Forty digits, ten of them held out."""
+    split = open_data("digits").splits["test"]
+    parts = {"train": split.take(np.arange(30), "train"), "val": split.take(np.arange(30, 40), "val")}
+    return Dataset("some digits", tuple("0123456789"), parts)
+
+
+def run(data, output, recipe=RECIPE, **more):
+    return train(data, "ViT-Pico/2", output, recipe, OPTIONS, quiet=True, **more)
+
+
+def events(output, kind):
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def weights(output):
+    return (output / "bundle" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Held-out scores by epoch, whatever the model answers. Returns the weights that were evaluated, by step."""
+
+    def script(scores):
+        evaluated = {}
+
+        def examine(self):
+            evaluated[self.step] = {name: tensor.clone() for name, tensor in self.kept.state_dict().items()}
+            score = scores[self.step // self.loader.steps - 1]
+            return {"score": score, "loss": 1.0, "accuracy": score, "count": 10}
+
+        monkeypatch.setattr(Trainer, "examine", examine)
+        return evaluated
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "average", "steps", "best"),
+    [
+        ((0.1, 0.5, 0.4, 0.5, 0.9, 0.9, 0.9, 0.9), 2, 0.9, 12, 6),  # a tie is not better
+        ((0.1, 0.5, 0.4, 0.6, 0.3, 0.2, 0.1, 0.9), 3, 0.0, 21, 12),  # a better one starts the count again
+        ((0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0), 7, 0.0, 24, 3),  # over at the last step: nothing was stopped
+        ((0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.7, 0.7), 9, 0.9, 24, 12),  # never over, and still the best is kept
+        ((math.nan,) * 8, 1, 0.0, 3, None),
+    ],
+)
+def test_patience_counts_evaluations_and_keeps_the_best_weights(
+    few, tmp_path, scripted, scores, patience, average, steps, best
+):
+    evaluated = scripted(scores)
+    seen, rates = {}, []
+
+    def remember(step):
+        rates.append(step.learning_rate)
+        seen[step.step] = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+
+    recipe = RECIPE.replace(patience=patience, average=average)
+    result = run(few, tmp_path / "run", recipe, callback=remember)
+    provenance = result.bundle.provenance
+    assert (provenance["steps"], len(seen)) == (steps, steps)
+    expected = (evaluated if average else seen)[steps if best is None else best]
+    for name, tensor in load_file(tmp_path / "run" / "bundle" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+    is_early = steps < 24
+    stops = events(tmp_path / "run", "stop")
+    assert stops == ([{"event": "stop", "step": steps, "reason": "patience", "best": best}] if is_early else [])
+    assert provenance.get("stopped") == ("by patience, of 24 steps" if is_early else None)
+    of_average = " (running average, decay 0.9)" if average else ""
+    kept = "last" if best is None else f"best on the held-out images, of step {best}{of_average}"
+    assert provenance["weights"] == kept
+    # The schedule is that of the whole length: the rate is far from its end.
+    assert (rates[-1] > 0.1 * max(rates)) == (steps < 20)
+
+
+def test_patience_needs_held_out_images(call, few, tmp_path):
+    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+    with pytest.raises(UsageError, match="Patience must have held-out images to watch, got none of 'training images'"):
+        run(alone, tmp_path / "run", RECIPE.replace(holdout=0.0))
+    words = ("digits", "--model", "ViT-Pico/2", "--epochs", 1, "--patience", 2, "--output", tmp_path / "run")
+    done = call("train", *words, "--set", "holdout=0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = call("train", *words[:-4], "--patience", 0, "--output", tmp_path / "run")
+    assert (done.returncode, "Patience must be an integer from 1 to" in done.stderr) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fine_tuning_chooses_between_the_head_by_least_squares_and_the_best_weights(call, tmp_path):
+    words = ("fashion", "digits", "--output", tmp_path / "run", "--recipe", "auto", "--patience", 1, "--lr", 0.05)
+    done = call("finetune", *words, "--epochs", 6, "--per-class", 3, "--batch", 8)
+    assert done.returncode == 0, done.stderr
+    (choice,), seen = events(tmp_path / "run", "choice"), events(tmp_path / "run", "evaluate")
+    assert choice["tuned"] == max(one["accuracy"] for one in seen if one["step"])
+    assert len(seen) < 7
+
+
+def test_the_head_by_least_squares_is_compared_with_the_best_weights_and_not_the_last(few, tmp_path, scripted):
+    scripted((0.6, 0.3, 0.4))  # the last also before the first step
+    vitrail.finetune("fashion", few, recipe="auto", epochs=3, patience=1, output=tmp_path / "run", quiet=True)
+    (choice,) = events(tmp_path / "run", "choice")
+    assert [choice[name] for name in ("kept", "start", "tuned")] == ["tuned", 0.4, 0.6]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.training.test_stop import few, run
+def die(step):
+    if step.step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+run(few.__wrapped__(), Path(sys.argv[1]), callback=die)
+"""
+
+
+def test_killed_and_resumed_it_ends_at_the_same_step_with_the_same_bits(few, tmp_path):
+    """The weights that were best are from before the kill, and the count goes on where it was."""
+    whole = run(few, tmp_path / "whole")
+    assert whole.bundle.provenance["stopped"]
+    (stop,) = events(tmp_path / "whole", "stop")
+    output = tmp_path / "killed"
+    words = [sys.executable, "-c", KILLED, str(output)]
+    done = subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert steps_of(output / "checkpoints") == [3, 6]
+    torch.set_num_threads(2)  # the run takes the number that it began with
+    run(few, output, resumes=True)
+    assert events(output, "stop") == [stop]
+    assert weights(output) == weights(tmp_path / "whole")
+    # Once more: it does not go on, and says so by nothing new but another resume.
+    run(few, output, resumes=True)
+    assert len(events(output, "step")) == len(events(tmp_path / "whole", "step"))
+    assert weights(output) == weights(tmp_path / "whole")
+
+
+RANKS = """
+import os, sys
+from pathlib import Path
+from tests.training.test_stop import few, run
+seen = []
+def watch(step):
+    seen.append(step.loss)
+    if len(seen) == int(sys.argv[2]) and os.environ["RANK"] == "1":
+        raise LookupError("mine")
+result = run(few.__wrapped__(), Path(sys.argv[1]), callback=watch)
+total = sum(float(tensor.double().sum()) for tensor in result.bundle.model.state_dict().values())
+sys.stdout.write(f"{len(seen)} {sum(seen)!r} {total!r}\\n")
+"""
+
+
+@pytest.fixture
+def torchrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RANKS)
+
+    def start(output, failing):
+        port = str(random.randrange(20_000, 60_000))
+        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+        words += [str(script), str(output), str(failing)]
+        return subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
+
+    return start
+
+
+@pytest.mark.slow
+def test_two_ranks_end_at_the_same_step_with_the_same_weights(torchrun, tmp_path):
+    done = torchrun(tmp_path / "run", 0)
+    assert done.returncode == 0, done.stderr
+    one, other = done.stdout.splitlines()
+    assert one == other
+    (stop,) = events(tmp_path / "run", "stop")
+    assert (stop["reason"], stop["step"]) == ("patience", int(one.split()[0]))
+
+
+@pytest.mark.slow
+def test_the_error_of_one_ranks_callback_ends_all_with_a_checkpoint(few, torchrun, tmp_path):
+    done = torchrun(tmp_path / "run", 2)
+    assert done.returncode == 1
+    assert "LookupError: mine" in done.stderr
+    assert steps_of(tmp_path / "run" / "checkpoints") == [2]
+    assert events(tmp_path / "run", "callback-failed")[0]["step"] == 2
+
+
+def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):
+    plain = run(few, tmp_path / "plain")
+    seen = []
+
+    def look(step):
+        torch.manual_seed(len(seen))
+        step.model(torch.randn(2, 1, 8, 8)).sum().backward()  # its own use of the model and of chance
+        assert not step.model.training
+        seen.append(step)
+
+    watched = run(few, tmp_path / "watched", callback=look)
+    assert weights(tmp_path / "plain") == weights(tmp_path / "watched")
+    steps = plain.bundle.provenance["steps"]
+    assert [one.step for one in seen] == [*range(1, steps + 1)] == [*range(1, watched.bundle.provenance["steps"] + 1)]
+    assert [one.epoch for one in seen] == [step // 3 for step in range(steps)]
+    assert {one.total for one in seen} == {24}
+    assert seen[1].held_out is None
+    assert seen[2].held_out["accuracy"] == events(tmp_path / "watched", "evaluate")[0]["accuracy"]
+    logged = events(tmp_path / "watched", "step")[0]
+    assert logged["loss"] == pytest.approx(sum(one.loss for one in seen[:3]) / 3)
+    assert logged["learning_rate"] == seen[2].learning_rate
+    assert "Step(step=1, total=24, epoch=0, loss=" in repr(seen[0])
+    assert "LayerNorm" not in repr(seen[0])
+
+
+@pytest.mark.parametrize("score", [0.5, math.nan])
+def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, score):
+    scripted((score,) * 8)
+    recipe, seen = RECIPE.replace(epochs=2, patience=None), []
+
+    def fail(step):
+        seen.append(step.held_out)
+        if step.step == 4:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(few, tmp_path / "run", recipe, callback=fail)
+    run(few, tmp_path / "run", recipe, resumes=True, callback=lambda step: seen.append(step.held_out))
+    assert len(seen) == 6
+    assert repr(seen[4]) == repr(seen[3]) == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
+
+
+def test_few_images_are_trained_on_longer_and_judged_no_more_often(few, tmp_path):
+    count = len(few.first)
+    recipe = RECIPE.replace(epochs=2, least_images=6 * count - 1, patience=None)
+    run(few, tmp_path / "run", recipe)
+    assert [event["step"] for event in events(tmp_path / "run", "evaluate")] == [9, 18]  # of three steps an epoch
+    run(few, tmp_path / "other", recipe.replace(least_images=2 * count))
+    assert [event["step"] for event in events(tmp_path / "other", "evaluate")] == [3, 6]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_path, monkeypatch):
+    recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
+    monkeypatch.setattr(Trainer, "save", lambda *_, **__: None)
+
+    def fail(step):
+        if step.step == 10:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(few, tmp_path / "run", recipe, callback=fail)
+    monkeypatch.undo()
+    steps = RECIPE.replace(epochs=None, steps=2, patience=None)  # it may be another run now
+    again = run(few, tmp_path / "run", steps, resumes=True)
+    assert [event["step"] for event in events(tmp_path / "run", "step")] == [3, 6, 9, 10, 2]
+    assert [event["step"] for event in again.history if event["event"] == "step"] == [2]
+    assert [event["event"] for event in again.history].count("start") == 1
+    assert "callback-failed" not in (event["event"] for event in again.history)
+    assert read_run(tmp_path / "run").step == 2
+
+
+def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
+    output = tmp_path / "run"
+    recipe = RECIPE.replace(patience=None)
+    result = run(few, output, recipe, callback=lambda step: np.bool_(step.step == 5))
+    assert result.bundle.provenance["stopped"] == "by callback, of 24 steps"
+    assert read_run(output).step == 5
+    assert events(output, "stop") == [{"event": "stop", "step": 5, "reason": "callback", "best": 3}]
+    assert [event["step"] for event in events(output, "evaluate")] == [3, 5]
+    assert steps_of(output / "checkpoints") == [3, 5]
+    assert load_newest(output / "checkpoints")[0].state["stopped"] == "callback"
+    before = weights(output)
+    shutil.rmtree(output / "bundle")  # as if it had been killed before its end
+    again = run(few, output, recipe, resumes=True)
+    assert again.bundle.provenance["steps"] == 5
+    assert weights(output) == before
+    # At the last step there is nothing to end.
+    whole = run(few, tmp_path / "whole", recipe, callback=lambda step: step.step == step.total)
+    assert "stopped" not in whole.bundle.provenance
+
+
+def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path):
+    whole = run(few, tmp_path / "whole")
+    error = KeyError("mine")
+
+    def fail(step):
+        if step.step == 4:
+            raise error
+
+    with pytest.raises(KeyError) as raised:
+        run(few, tmp_path / "run", callback=fail)
+    assert raised.value is error
+    assert steps_of(tmp_path / "run" / "checkpoints") == [3, 4]
+    (event,) = events(tmp_path / "run", "callback-failed")
+    assert event == {"event": "callback-failed", "step": 4, "error": "KeyError: 'mine'"}
+    resumed = run(few, tmp_path / "run", resumes=True)
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert resumed.bundle.provenance["steps"] == whole.bundle.provenance["steps"]
+
+
+@pytest.mark.parametrize("answer", [0.25, "stop", [], torch.tensor(True)])
+def test_a_callback_answers_in_truth_values(few, tmp_path, answer):
+    with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to go on, got"):
+        run(few, tmp_path / "run", callback=lambda _: answer)
+
+
+def test_the_report_says_why_it_ended(few, tmp_path, scripted):
+    scripted((0.5, 0.4, 0.3))
+    run(few, tmp_path / "run")
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "stopped by patience, of 24 steps; weights: best on the held-out images, of step 3" in report
