@@ -33,7 +33,7 @@ from vitrail.models.create import create
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.positions.rules import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
-from vitrail.training.recipe import OBJECTIVES
+from vitrail.training.recipe import OBJECTIVES, OPTIMISERS, Recipe
 
 TOYS = TESTS / "extending"
 TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", "--checkpoint-seconds", "0")
@@ -247,6 +247,15 @@ def test_an_objective(toys, call, tmp_path, images, monkeypatch):
     assert line.endswith("Objective must be one of classify, margin, masked, multilabel, next-pixel, got 'tempered'.")
 
 
+def test_an_optimiser(toys, call, tmp_path):
+    assert Recipe(optimiser="lion").optimiser == "lion"
+    run = train_and_resume(call, tmp_path, "--model", "ViT-Pico/2", "--set", "optimiser=lion")
+    (newest,) = (run / "checkpoints").glob("step-*20")
+    state = load_file(newest / "tensors.safetensors")
+    assert "memory/model.blocks.0.attn.qkv.weight/momentum" in state
+    assert "memory/model.blocks.0.attn.qkv.bias/exp_avg" in state
+
+
 def test_help_lists_the_objectives_of_other_packages(toys):
     words = [sys.executable, "-m", "vitrail", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
@@ -257,7 +266,6 @@ def test_help_lists_the_objectives_of_other_packages(toys):
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):
     registry._entry_points.cache_clear()
     from tests.bundles.test_bundle import FIXTURE
-
     from vitrail.core.files import _write_manifest
 
     for added, wanted in (
@@ -330,6 +338,7 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
         (FORMATS, "Vocabulary"),
         (PANELS, "Panel"),
         (OBJECTIVES, "Objective"),
+        (OPTIMISERS, "Optimiser"),
         (ENGINES, "Engine"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.sort,

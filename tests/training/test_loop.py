@@ -18,8 +18,10 @@ from vitrail.core.errors import DamagedError, UsageError
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
+from vitrail.training.average import Average
 from vitrail.training.loop import Trainer
-from vitrail.training.optimisers import Average, Muon, Optimiser, make_optimisers, orthogonal, schedule
+from vitrail.training.optimisers.base import Optimiser, make_optimisers
+from vitrail.training.optimisers.muon import Muon, orthogonal
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import (
@@ -32,6 +34,7 @@ from vitrail.training.recipe import (
     write_toml,
 )
 from vitrail.training.resume import resume
+from vitrail.training.schedule import schedule
 from vitrail.training.stop import Interrupted, Stop
 
 FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro")
@@ -189,13 +192,18 @@ def test_an_optimiser_is_a_line_of_the_registry(monkeypatch):
     """One of our own for norms and biases, by roles; the rest goes to SGD."""
     made = []
 
-    def make(groups, recipe):
-        made.append(groups)
-        return torch.optim.Adam(groups, betas=recipe.betas)
+    class Vectors(Optimiser):
+        rest = "sgd"
 
-    ours = Optimiser(make, takes=lambda role: not role.decays, rest="sgd")
-    monkeypatch.setattr("vitrail.training.optimisers.VECTORS", ours, raising=False)
-    monkeypatch.setitem(OPTIMISERS._own, "vectors", "vitrail.training.optimisers:VECTORS")
+        def takes(self, role):
+            return not role.decays
+
+        def make(self, groups, recipe):
+            made.append(groups)
+            return torch.optim.Adam(groups, betas=recipe.betas)
+
+    monkeypatch.setattr("vitrail.training.optimisers.base.Vectors", Vectors, raising=False)
+    monkeypatch.setitem(OPTIMISERS._own, "vectors", "vitrail.training.optimisers.base:Vectors")
     trainer = make_trainer(recipe=Recipe(steps=4, batch=32, optimiser="vectors", learning_rate=1e-2))
     assert [type(optimiser).__name__ for optimiser in trainer.optimisers] == ["Adam", "SGD"]
     names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}

@@ -29,15 +29,17 @@ from vitrail.data.dataset import Split
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel
+from vitrail.training.average import Average
 from vitrail.training.callback import Callback, Step, asks_to_stop
 from vitrail.training.checkpoint import Checkpoint, save_checkpoint, steps_of, tidy
 from vitrail.training.objectives.base import Objective, Task, make_objective
-from vitrail.training.optimisers import Average, make_optimisers, schedule, set_learning_rate
+from vitrail.training.optimisers.base import make_optimisers, set_learning_rate
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
 from vitrail.training.run_log import RunLog
 from vitrail.training.run_state import Ending, filled
+from vitrail.training.schedule import schedule
 from vitrail.training.stop import Interrupted, Stop
 
 _LOG_EVERY = 10  # steps; a logged loss is the mean of as many

@@ -138,7 +138,7 @@ def _free(ranks: Ranks) -> float | None:
 def _state_bytes(trainer: Trainer) -> float:
     """Bytes of the optimisers' state, which the first step allocates: found by a step of one small matrix each."""
     roles, recipe = trainer.objective.roles(), trainer.recipe
-    chosen = OPTIMISERS[recipe.optimiser]
+    chosen = OPTIMISERS[recipe.optimiser]()
     factors: dict[str, float] = {}
     total = 0.0
     for name, parameter in trainer.objective.named_parameters():
@@ -155,7 +155,7 @@ def _state_factor(name: str, trainer: Trainer) -> float:
     matrix = torch.nn.Parameter(torch.zeros(4, 4, device=trainer.ranks.device))
     matrix.grad = torch.zeros_like(matrix)
     group = {"params": [matrix], "share": 1.0, "lr": 0.0, "weight_decay": 0.0, "parts": 1}
-    optimiser = OPTIMISERS[name].make([group], trainer.recipe)
+    optimiser = OPTIMISERS[name]().make([group], trainer.recipe)
     optimiser.step()
     values = [value for value in optimiser.state[matrix].values() if isinstance(value, Tensor)]
     return sum(value.numel() for value in values if value.shape == matrix.shape) / matrix.numel()

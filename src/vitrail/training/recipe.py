@@ -38,12 +38,13 @@ OBJECTIVES: Registry[Any] = Registry(
 OPTIMISERS: Registry[Any] = Registry(
     "optimiser",
     {
-        "adamw": "vitrail.training.optimisers:ADAMW",
-        "sgd": "vitrail.training.optimisers:SGD",
-        "muon": "vitrail.training.optimisers:MUON",
+        "adamw": "vitrail.training.optimisers.adamw:AdamW",
+        "sgd": "vitrail.training.optimisers.sgd:SGD",
+        "muon": "vitrail.training.optimisers.muon:ForMatrices",
     },
+    base="vitrail.training.optimisers.base:Optimiser",
 )
-"""Optimisers by name (see `training.optimisers`)."""
+"""Optimisers by name (see `training.optimisers.base`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

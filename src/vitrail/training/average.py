@@ -1,0 +1,24 @@
+"""Running average of the weights."""
+
+import copy
+
+import torch
+from torch import nn
+
+
+class Average:
+    """Exponential moving average of a model's weights, with decay min(d, (1 + t) / (10 + t)) at step t."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        weights = dict(self.model.named_parameters())
+        self._statistics = [name for name in self.model.state_dict() if name not in weights]
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Update the average with the model's weights after `step` updates; running statistics are copied."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
+        for name in self._statistics:
+            self.model.get_buffer(name).copy_(model.get_buffer(name))

@@ -1,0 +1,1 @@
+"""Optimisers: one module each, listed in `training.recipe.OPTIMISERS`; `base` has their interface."""

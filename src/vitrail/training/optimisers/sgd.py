@@ -1,0 +1,13 @@
+"""SGD: stochastic gradient descent with momentum."""
+
+import torch
+
+from vitrail.training.optimisers.base import Groups, Optimiser
+from vitrail.training.recipe import Recipe
+
+
+class SGD(Optimiser):
+    """torch's fused SGD, with the recipe's `momentum`."""
+
+    def make(self, groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, momentum=recipe.momentum, fused=True)
