@@ -26,7 +26,8 @@ from vitrail.analysis.position_structure import filters, position_table, similar
 from vitrail.analysis.receptive_field import reach
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.permute import move, patch_order
-from vitrail.models.base import AnyModel, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify
 from vitrail.models.zoo import find
 from vitrail.reports.colours import heat, sequential, signed
@@ -151,7 +152,7 @@ def clothes() -> tuple[vitrail.Bundle, np.ndarray, torch.Tensor, torch.Tensor]:
 
 
 @cache
-def boot() -> Seen:
+def boot() -> Activations:
     """All steps of the model for the ankle boot."""
     bundle, _, images, _ = clothes()
     return vitrail.look(bundle.model, images[BOOT : BOOT + 1], inside=None)
@@ -401,7 +402,7 @@ def orderless() -> str:
     bundle, pixels, images, _ = clothes()
     changed = shuffled()[1]
     kept = {name: tensor for name, tensor in bundle.model.state_dict().items() if name != "pos_embed"}
-    bare = bundle.model.changed(kept, position="none").eval()
+    bare = bundle.model.clone_with(kept, position="none").eval()
     parts = [tile(8, 26, 112, pixels[BOOT], "x"), tile(136, 26, 112, _grey(changed[BOOT, 0]), "shuffled x")]
     for column, (name, model) in enumerate((("E_pos", bundle.model), ("none", bare))):
         left = 290 + 200 * column
@@ -617,7 +618,7 @@ def _decades(low: int, high: int) -> list[tuple[float, str]]:
 def steps() -> str:
     bundle, _, images, _ = clothes()
     kept = {name: tensor for name, tensor in bundle.model.state_dict().items() if name != "pos_embed"}
-    models = {"none": bundle.model.changed(kept, position="none").eval(), "E_pos": bundle.model}
+    models = {"none": bundle.model.clone_with(kept, position="none").eval(), "E_pos": bundle.model}
     cells = []
     for by in (0, 4, 1):
         moved = images.roll(by, dims=3)

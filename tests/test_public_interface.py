@@ -28,7 +28,8 @@ from tests.peers import import_peer, timm_with_weights
 from vitrail.api.tasks import Evaluation, Prediction
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
-from vitrail.models.base import Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Model
 from vitrail.models.config import FAMILIES
 from vitrail.models.create import build, create
 from vitrail.models.timm_names import TIMM, Alias
@@ -396,14 +397,14 @@ def test_the_reference_lists_the_public_names(page):
 @pytest.mark.parametrize("page", ["docs/api.md", "docs/api.ko.md"])
 def test_the_reference_says_where_the_classes_of_results_are(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    for kind in (Result, Evaluation, Prediction, Seen, Step):
+    for kind in (Result, Evaluation, Prediction, Activations, Step):
         assert f"`{kind.__module__}.{kind.__name__}`" in text
 
 
 @pytest.mark.parametrize("settings", [{"dropout": 0.3}, {"drop_path": 0.5}])
 def test_in_training_the_tokens_are_those_that_the_head_read(settings):
     model = vitrail.create("ViT-Nano/7", pool="cls", **settings).train()
-    seen = model.observe(torch.randn(8, 1, 28, 28), [-1])
+    seen = model.record(torch.randn(8, 1, 28, 28), [-1])
     assert torch.equal(model.norm(seen.steps["blocks.3"][:, 0]), seen.steps["pooled"])
 
 

@@ -97,11 +97,11 @@ def test_entropy_says_how_flat_a_map_is():
 
 
 def test_rollout_rows_sum_to_one_and_one_layer_is_known():
-    seen = vitrail.look(tiny(), torch.rand(2, 1, 28, 28))
-    flow = rollout([seen.attention[layer] for layer in range(6)])
+    activations = vitrail.look(tiny(), torch.rand(2, 1, 28, 28))
+    flow = rollout([activations.attention[layer] for layer in range(6)])
     np.testing.assert_allclose(flow.sum(-1), 1)
-    one = rollout([seen.attention[0]])
-    np.testing.assert_allclose(one, (seen.attention[0].double().mean(1).numpy() + np.eye(50)) / 2, atol=1e-7)
+    one = rollout([activations.attention[0]])
+    np.testing.assert_allclose(one, (activations.attention[0].double().mean(1).numpy() + np.eye(50)) / 2, atol=1e-7)
     with pytest.raises(UsageError, match="at least one layer"):
         rollout([])
 
@@ -127,13 +127,13 @@ def kind(name, changes):
 @pytest.mark.parametrize(("name", "changes"), KINDS)
 def test_attention_beside_the_fused_kernel_reproduces_its_output(name, changes):
     model, images = kind(name, changes)
-    seen = vitrail.look(model, images)
-    assert torch.equal(seen.logits, model(images))
+    activations = vitrail.look(model, images)
+    assert torch.equal(activations.logits, model(images))
     with torch.no_grad(), attention_written_out(model) as kept:
-        torch.testing.assert_close(model(images), seen.logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(kept[1], seen.attention[1], rtol=0, atol=1e-6)
-    if seen.pooling is not None:
-        torch.testing.assert_close(kept[-1], seen.pooling, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model(images), activations.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(kept[1], activations.attention[1], rtol=0, atol=1e-6)
+    if activations.pooling is not None:
+        torch.testing.assert_close(kept[-1], activations.pooling, rtol=0, atol=1e-6)
     elif model.layout().reads == "[CLS]":
         assert kept[-1].shape[2] == 1  # only [CLS] asks in the last layer
     assert not [module for module in model.modules() if "forward" in vars(module)]

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from toy_family import CoarseConfig
 
-from vitrail.models.base import Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Model
 from vitrail.models.initialise import lecun_normal_
 
 
@@ -18,13 +19,13 @@ class Coarse(Model[CoarseConfig]):
         self.head = self.make_head(config.width)
         self.initialise()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
         means_BF = F.adaptive_avg_pool2d(images_BCHW, self.config.cells).flatten(1)
         features_BD = F.gelu(self.hidden(means_BF))
-        if seen is not None:
-            seen.keep(0, features_BD)
-        return self._classify(features_BD, seen)
+        if activations is not None:
+            activations.keep(0, features_BD)
+        return self._classify(features_BD, activations)
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel
 from vitrail.reports.messages import Words
 from vitrail.reports.page import Line, chart, figure
@@ -27,7 +27,7 @@ class Brightness(Panel):
     def why_absent(self) -> str | None:
         return None if self.context.model.config.channels == 1 else "colour"
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         self.greys.append(float(self.context.pixels(number).mean()))
 
     def numbers(self) -> dict[str, Any]:

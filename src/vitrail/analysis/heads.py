@@ -9,7 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.core.settings import Pair
-from vitrail.models.base import Layout, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Layout
 
 
 class Heads(NamedTuple):
@@ -25,12 +26,12 @@ class Heads(NamedTuple):
     """Share of a patch's attention to [CLS] and registers; distances are of the rest."""
 
 
-def reading(seen: Seen, layout: Layout) -> np.ndarray:
+def reading(activations: Activations, layout: Layout) -> np.ndarray:
     """Weights of the last layer's tokens in the input of the head (B, T): 1 for [CLS], equal weights of the patches, or
     the attention of attention pooling, mean over heads."""
-    if seen.pooling is not None:
-        return seen.pooling.float().mean(dim=1)[:, 0].cpu().numpy()
-    shares = np.zeros((len(seen.logits), layout.prefix + layout.grid[0] * layout.grid[1]), np.float32)
+    if activations.pooling is not None:
+        return activations.pooling.float().mean(dim=1)[:, 0].cpu().numpy()
+    shares = np.zeros((len(activations.logits), layout.prefix + layout.grid[0] * layout.grid[1]), np.float32)
     if layout.reads == "[CLS]":
         shares[:, 0] = 1
     else:

@@ -14,23 +14,27 @@ from torch import Tensor
 
 from vitrail.analysis.heads import reading
 from vitrail.core.errors import UsageError
-from vitrail.models.activations import evaluating, look
-from vitrail.models.base import AnyModel, Layout, Seen
+from vitrail.models.activations import Activations, evaluating, look
+from vitrail.models.base import AnyModel, Layout
 from vitrail.models.layers import Attention, AttentionPool, attention_weights
 
 
-def maps(model: AnyModel, images: Tensor, seen: Seen | None = None) -> dict[str, np.ndarray]:
+def maps(model: AnyModel, images: Tensor, activations: Activations | None = None) -> dict[str, np.ndarray]:
     """All maps of the model, (B, h, w) each: rollout, last attention and, if it classifies, relevance.
 
-    `seen` is the result of `look` for these images, if it is available.
+    `activations` is the result of `look` for these images, if it is available.
     """
     layout = _layout(model)
-    seen = look(model, images) if seen is None else seen
-    if len(seen.logits) != len(images):
-        raise UsageError(f"Seen must be the result of look for these {len(images)} images, got {len(seen.logits)}.")
-    shares_BT = reading(seen, layout)
-    last = seen.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
-    flow = rollout([seen.attention[layer] for layer in sorted(seen.attention)], residual=model.has_residuals)
+    activations = look(model, images) if activations is None else activations
+    if len(activations.logits) != len(images):
+        raise UsageError(
+            f"Activations must be the result of look for these {len(images)} images, got {len(activations.logits)}."
+        )
+    shares_BT = reading(activations, layout)
+    last = activations.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
+    flow = rollout(
+        [activations.attention[layer] for layer in sorted(activations.attention)], residual=model.has_residuals
+    )
     found = {
         name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, layout.prefix :].reshape(-1, *layout.grid)
         for name, weights_BTT in (("rollout", flow), ("last attention", last))

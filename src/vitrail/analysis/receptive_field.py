@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import check_integer
-from vitrail.models.activations import evaluating
-from vitrail.models.base import AnyModel, Seen
+from vitrail.models.activations import Activations, evaluating
+from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
 
 
@@ -62,12 +62,12 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     middles = {}
     with torch.enable_grad(), evaluating(model), model.differentiable_input():
         for image in images.split(1):
-            seen = Seen(frozenset(layers), with_attention=False)
+            activations = Activations(frozenset(layers), with_attention=False)
             pixels = image.detach().clone().requires_grad_()
-            model(pixels, seen)
-            source = model.input_of(pixels, seen)
+            model(pixels, activations)
+            source = model.input_of(pixels, activations)
             for layer in layers:
-                output = seen.steps[f"blocks.{layer}"]
+                output = activations.steps[f"blocks.{layer}"]
                 state_1D, middles[layer] = _centre(output, model), _middle(output, config)
                 for _ in range(draws):
                     signs = torch.randint(0, 2, state_1D.shape, generator=generator).to(state_1D) * 2 - 1

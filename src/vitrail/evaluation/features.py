@@ -26,8 +26,8 @@ from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.activations import look
-from vitrail.models.base import AnyModel, count_from
+from vitrail.models.activations import count_from, look
+from vitrail.models.base import AnyModel
 
 _FILES = ("features.safetensors", "key.json")
 
@@ -71,8 +71,8 @@ def extract(
 
 def _compute(model: AnyModel, images: Tensor, layer: int | None) -> Tensor:
     """Features (B, d) of preprocessed images."""
-    seen = look(model, images, [] if layer is None else [layer], attention=False)
-    output = seen.steps["pooled"] if layer is None else model.pool_layer(seen.steps[f"blocks.{layer}"])
+    activations = look(model, images, [] if layer is None else [layer], attention=False)
+    output = activations.steps["pooled"] if layer is None else model.pool_layer(activations.steps[f"blocks.{layer}"])
     # A model that predicts pixels reads every one of them.
     return output.mean(dim=1) if output.ndim == 3 else output
 

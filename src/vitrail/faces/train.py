@@ -154,7 +154,7 @@ def _learn(
 
 def _new_embedding(model: AnyModel, *, reads_patches: bool) -> tuple[AnyModel, str]:
     if model.config.embedding:
-        return model.changed(), f"its embedding of {model.config.embedding} stays"
+        return model.clone_with(), f"its embedding of {model.config.embedding} stays"
     pooled, note = model.reading_patches() if reads_patches else (model, None)
     made, dropped = pooled.with_new_head(0, embedding=EMBEDDING)
     notes = [f"an embedding of {EMBEDDING} in place of the head", *([note] if note else []), *dropped]

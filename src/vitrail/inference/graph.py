@@ -20,7 +20,8 @@ from vitrail.core.errors import UsageError, first_line
 from vitrail.inference.engine import Source, need
 from vitrail.inference.model_files import kept
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
-from vitrail.models.base import AnyModel, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import AnyModel
 from vitrail.models.convolutions import bake_
 from vitrail.models.layers import separate_
 
@@ -37,9 +38,9 @@ class Exported(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """Both outputs for normalised images (B, C, H, W)."""
-        seen = Seen(frozenset())
-        logits = self.model(pixel_values, seen)
-        return logits, seen.steps["pooled"]
+        activations = Activations(frozenset())
+        logits = self.model(pixel_values, activations)
+        return logits, activations.steps["pooled"]
 
 
 def write_onnx(source: Source, folder: Path, precision: str = "float32", batch: int | None = None) -> None:

@@ -35,8 +35,7 @@ class TorchEngine(Engine):
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
         import torch
 
-        from vitrail.models.activations import evaluating
-        from vitrail.models.base import Seen
+        from vitrail.models.activations import Activations, evaluating
 
         before = torch.get_num_threads()
         computing = limit_threads(threads or before)
@@ -49,10 +48,10 @@ class TorchEngine(Engine):
             if torch.get_num_threads() != computing:
                 torch.set_num_threads(computing)
             images = self.parts.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
-            seen = Seen(frozenset())
+            activations = Activations(frozenset())
             with torch.autocast(weight.device.type, torch.bfloat16, enabled=is_reduced):
-                logits = self.model(images.to(weight.dtype), seen)
-            return Outputs(*(output.float().cpu().numpy() for output in (logits, seen.steps["pooled"])))
+                logits = self.model(images.to(weight.dtype), activations)
+            return Outputs(*(output.float().cpu().numpy() for output in (logits, activations.steps["pooled"])))
 
         try:
             with evaluating(self.model):

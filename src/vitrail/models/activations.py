@@ -1,42 +1,104 @@
-"""`look`: recording the intermediate results of a model. The model runs as usual, with fused kernels."""
+"""Recorded activations: the intermediate results of a forward pass, which runs as usual, with fused kernels."""
 
 import contextlib
-from collections.abc import Generator, Iterable
+import dataclasses
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.base import AnyModel, Seen
+from vitrail.core.errors import UsageError
+from vitrail.core.notebook import rows_of
+from vitrail.core.settings import as_integer
+
+if TYPE_CHECKING:
+    from vitrail.models.base import AnyModel
+
+
+@dataclasses.dataclass
+class Activations:
+    """Intermediate results of a forward pass, by name, in the order of computation."""
+
+    layers: frozenset[int]
+    """The recorded layers, from 0."""
+    with_attention: bool = True
+    """Whether the attention weights of these layers are recorded, too."""
+    inside: frozenset[int] = frozenset()
+    """The Transformer layers whose every step is recorded, from 0."""
+    steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Intermediate results. Every family: `blocks.0` and so on, the outputs of the recorded layers, and `pooled`, the
+    input of the head. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
+    Transformers: `tokens`, with positions. Of a layer of `inside`, say 0, in the order of eqs. 2, 3 and 5 to 8 of the
+    paper: `blocks.0.norm1`, `.q`, `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (their softmax),
+    `.heads` (weights times v), `.msa` (heads together, projected), `.middle` (z', after the residual connection),
+    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output). Tokens that the
+    model merges are recorded as equal tokens, each in its place; `blocks.0.merged` is what enters such a layer."""
+    attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
+    pooling: Tensor | None = None
+    """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
+    logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+    """Output of the model, bit for bit the same as without recording."""
+
+    def _repr_html_(self) -> str:
+        rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
+        rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
+        rows.append(("logits", " x ".join(map(str, self.logits.shape))))
+        return rows_of(("step", "shape"), rows)
+
+    def wants(self, layer: int) -> bool:
+        """Whether anything of a layer is recorded."""
+        return layer in self.layers or layer in self.inside
+
+    def wants_attention(self, layer: int) -> bool:
+        """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
+        return self.with_attention and layer in self.layers
+
+    def keep_inside(self, layer: int, steps: Callable[[], dict[str, Tensor]]) -> None:
+        """Record what `steps` computes of the inside of a layer, if that is asked for."""
+        if layer in self.inside:
+            self.steps |= {f"blocks.{layer}.{name}": step for name, step in steps().items()}
+
+    def keep(self, layer: int, output: Tensor) -> None:
+        """Record the output of a layer, if that layer is recorded."""
+        if layer in self.layers:
+            self.steps[f"blocks.{layer}"] = output
+
+    def finish(self, pooled: Tensor, logits: Tensor) -> None:
+        """Record the input and the output of the head."""
+        self.steps["pooled"] = pooled
+        self.logits = logits
 
 
 def look(
-    model: AnyModel,
+    model: "AnyModel",
     images: Tensor,
     layers: Iterable[int] | None = None,
     *,
     attention: bool = True,
     inside: Iterable[int] | None = (),
     gradients: bool = False,
-) -> Seen:
+) -> Activations:
     """Run `model` on a batch of preprocessed `images` and return its intermediate results.
 
     `layers` are the blocks to record, from 0 (negative: from the last); default all. Their attention weights are
     recomputed from the input of the fused kernel, so the kernel stays in use, the logits are bit-identical, and memory
     grows only with the recorded layers; `attention=False` omits them. `inside` are layers of a Transformer whose every
-    step is recorded, from LayerNorm to the MLP (see `Seen.steps`); None means all. The model runs in evaluation mode,
-    and its mode is restored. `gradients=True` keeps what is needed to differentiate any of the results.
+    step is recorded, from LayerNorm to the MLP (see `Activations.steps`); None means all. The model runs in evaluation
+    mode, and its mode is restored. `gradients=True` keeps what is needed to differentiate any of the results.
 
         >>> model = vitrail.create("ViT-Nano/7")
-        >>> seen = vitrail.look(model, torch.zeros(1, 1, 28, 28), layers=[0, -1])
-        >>> list(seen.steps)
+        >>> activations = vitrail.look(model, torch.zeros(1, 1, 28, 28), layers=[0, -1])
+        >>> list(activations.steps)
         ['patches', 'projected', 'tokens', 'blocks.0', 'blocks.3', 'pooled']
-        >>> seen.attention[3].shape
+        >>> activations.attention[3].shape
         torch.Size([1, 4, 17, 17])
         >>> vitrail.look(model, torch.zeros(1, 1, 28, 28), inside=[0]).steps["blocks.0.q"].shape
         torch.Size([1, 4, 17, 16])
     """
     with torch.set_grad_enabled(gradients), evaluating(model):
-        return model.observe(images, layers, attention=attention, inside=inside)
+        return model.record(images, layers, attention=attention, inside=inside)
 
 
 @contextlib.contextmanager
@@ -49,3 +111,20 @@ def evaluating(model: nn.Module) -> Generator[None]:
     finally:
         for module, was_training in modes.items():
             module.training = was_training
+
+
+def count_from(what: str, number: int, count: int) -> int:
+    """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
+    index = as_integer(number)
+    if index is None:
+        raise UsageError(f"{what} must be an integer, got {number!r}.")
+    if not -count <= index < count:
+        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {index}.")
+    return index % count
+
+
+def count_all_from(what: str, numbers: Iterable[int], count: int) -> list[int]:
+    """The same for several."""
+    if not isinstance(numbers, Iterable):
+        raise UsageError(f"{what}s must be a list of integers, got {numbers!r}.")
+    return [count_from(what, number, count) for number in numbers]

@@ -1,7 +1,6 @@
 """The base class of all models: images in, logits out, and the methods that other packages call."""
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
@@ -12,66 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import UsageError
-from vitrail.core.notebook import rows_of
-from vitrail.core.settings import Pair, as_integer, counted
+from vitrail.core.settings import Pair, counted
+from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.config import ModelConfig
 from vitrail.models.walkthrough import Station
-
-
-@dataclasses.dataclass
-class Seen:
-    """Intermediate results of a forward pass, by name, in the order of computation."""
-
-    layers: frozenset[int]
-    """The recorded layers, from 0."""
-    with_attention: bool = True
-    """Whether the attention weights of these layers are recorded, too."""
-    inside: frozenset[int] = frozenset()
-    """The Transformer layers whose every step is recorded, from 0."""
-    steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Intermediate results. Every family: `blocks.0` and so on, the outputs of the recorded layers, and `pooled`, the
-    input of the head. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
-    Transformers: `tokens`, with positions. Of a layer of `inside`, say 0, in the order of eqs. 2, 3 and 5 to 8 of the
-    paper: `blocks.0.norm1`, `.q`, `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (their softmax),
-    `.heads` (weights times v), `.msa` (heads together, projected), `.middle` (z', after the residual connection),
-    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output). Tokens that the
-    model merges are recorded as equal tokens, each in its place; `blocks.0.merged` is what enters such a layer."""
-    attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-    """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
-    pooling: Tensor | None = None
-    """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
-    logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
-    """Output of the model, bit for bit the same as without recording."""
-
-    def _repr_html_(self) -> str:
-        rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
-        rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
-        rows.append(("logits", " x ".join(map(str, self.logits.shape))))
-        return rows_of(("step", "shape"), rows)
-
-    def wants(self, layer: int) -> bool:
-        """Whether anything of a layer is recorded."""
-        return layer in self.layers or layer in self.inside
-
-    def wants_attention(self, layer: int) -> bool:
-        """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
-        return self.with_attention and layer in self.layers
-
-    def keep_inside(self, layer: int, steps: Callable[[], dict[str, Tensor]]) -> None:
-        """Record what `steps` computes of the inside of a layer, if that is asked for."""
-        if layer in self.inside:
-            self.steps |= {f"blocks.{layer}.{name}": step for name, step in steps().items()}
-
-    def keep(self, layer: int, output: Tensor) -> None:
-        """Record the output of a layer, if that layer is recorded."""
-        if layer in self.layers:
-            self.steps[f"blocks.{layer}"] = output
-
-    def finish(self, pooled: Tensor, logits: Tensor) -> None:
-        """Record the input and the output of the head."""
-        self.steps["pooled"] = pooled
-        self.logits = logits
-
 
 Reads = Literal["[CLS]", "mean", "pool"]
 
@@ -105,23 +48,6 @@ class Role(NamedTuple):
     """0 for the embedding, l for block l - 1, depth + 1 for what follows the last block."""
     parts: int
     """Number of matrices stacked in it: 3 for queries, keys and values."""
-
-
-def count_from(what: str, number: int, count: int) -> int:
-    """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
-    index = as_integer(number)
-    if index is None:
-        raise UsageError(f"{what} must be an integer, got {number!r}.")
-    if not -count <= index < count:
-        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {index}.")
-    return index % count
-
-
-def count_all_from(what: str, numbers: Iterable[int], count: int) -> list[int]:
-    """The same for several."""
-    if not isinstance(numbers, Iterable):
-        raise UsageError(f"{what}s must be a list of integers, got {numbers!r}.")
-    return [count_from(what, number, count) for number in numbers]
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -209,9 +135,9 @@ class Model(nn.Module, Generic[Config]):
         if name == "head":
             self._count_classes()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
-        """Logits (B, K), or features (B, D) of a model without a head. `seen` records intermediate results and does not
-        change them."""
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
+        """Logits (B, K), or features (B, D) of a model without a head. `activations` records intermediate results and
+        does not change them."""
         raise NotImplementedError
 
     def init_weights(self) -> None:
@@ -265,11 +191,11 @@ class Model(nn.Module, Generic[Config]):
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
 
-    def _classify(self, pooled: Tensor, seen: Seen | None) -> Tensor:
+    def _classify(self, pooled: Tensor, activations: Activations | None) -> Tensor:
         """Apply the head to its input, and record both."""
         logits = self.head(pooled)
-        if seen is not None:
-            seen.finish(pooled, logits)
+        if activations is not None:
+            activations.finish(pooled, logits)
         return logits
 
     # The head
@@ -314,14 +240,14 @@ class Model(nn.Module, Generic[Config]):
 
     # What a model makes of images, besides logits
 
-    def observe(
+    def record(
         self,
         images: Tensor,
         layers: Iterable[int] | None = (),
         *,
         attention: bool = False,
         inside: Iterable[int] | None = (),
-    ) -> Seen:
+    ) -> Activations:
         """Run the model as it is, in its present mode and with gradients unless they are switched off, and return its
         intermediate results. `layers` are those to record, and `inside` those to record step by step, from 0 (negative:
         from the last); None means all."""
@@ -330,9 +256,9 @@ class Model(nn.Module, Generic[Config]):
             raise UsageError(f"Inside must be of a Transformer's layers, got family {self.config.family}.")
         if opened and self.training:  # computed once more, it would draw another dropout
             raise UsageError("Inside must be of a model in evaluation mode, got one in training mode.")
-        seen = Seen(frozenset(self._pick(layers)), with_attention=attention, inside=opened)
-        self(images, seen)
-        return seen
+        activations = Activations(frozenset(self._pick(layers)), with_attention=attention, inside=opened)
+        self(images, activations)
+        return activations
 
     def features(self, images: Tensor) -> Tensor:
         """What the head reads of each image (B, D): the pooled output of the last layer, without a hidden layer of the
@@ -342,7 +268,7 @@ class Model(nn.Module, Generic[Config]):
             >>> model.features(torch.zeros(2, 1, 28, 28)).shape
             torch.Size([2, 64])
         """
-        return self.observe(images).steps["pooled"]
+        return self.record(images).steps["pooled"]
 
     def layer_tokens(
         self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
@@ -394,7 +320,7 @@ class Model(nn.Module, Generic[Config]):
                 f" {self.config.family}. It has features()."
             )
         chosen = self._pick(layers)
-        steps = self.observe(images_BCHW, chosen).steps
+        steps = self.record(images_BCHW, chosen).steps
         found = {layer: steps[f"blocks.{layer}"] for layer in set(chosen)}
         if normalise:
             found = {layer: self.normalise_layer(output) for layer, output in found.items()}
@@ -418,13 +344,13 @@ class Model(nn.Module, Generic[Config]):
         """Layout of the tokens; None for families without attention between positions."""
         return None
 
-    def stations(self, seen: Seen) -> list[Station]:
-        """The way of the first image in `seen`, the result of `look`, from its pixels to its logits."""
+    def stations(self, activations: Activations) -> list[Station]:
+        """The way of the first image in `activations`, the result of `look`, from its pixels to its logits."""
         layers = [
-            self.layer_station(layer, f"x_{layer + 1} = f_{layer + 1}(x_{layer})", seen, sentence="layer-output")
-            for layer in sorted(seen.layers)
+            self.layer_station(layer, f"x_{layer + 1} = f_{layer + 1}(x_{layer})", activations, sentence="layer-output")
+            for layer in sorted(activations.layers)
         ]
-        return [self.image_station(), *layers, *self.head_stations(seen, "y")]
+        return [self.image_station(), *layers, *self.head_stations(activations, "y")]
 
     def image_station(self) -> Station:
         """The first station: the image, with the places that can be followed."""
@@ -437,9 +363,9 @@ class Model(nn.Module, Generic[Config]):
             "picture", "x in R^(H x W x C)", torch.empty(0), sentence, shape=shape, fields=fields, shows="image"
         )
 
-    def patch_stations(self, seen: Seen) -> list[Station]:
+    def patch_stations(self, activations: Activations) -> list[Station]:
         """The patches, flattened and projected, of families that have them."""
-        grid, patches, projected = self.config.grid, seen.steps["patches"][0], seen.steps["projected"][0]
+        grid, patches, projected = self.config.grid, activations.steps["patches"][0], activations.steps["projected"][0]
         numbers = {"numbers": patches.shape[1]}
         sentence = "features" if self.pixel_kernels() is None else "patches"
         return [
@@ -449,9 +375,9 @@ class Model(nn.Module, Generic[Config]):
             ),
         ]
 
-    def layer_station(self, layer: int, equation: str, seen: Seen, **others: Any) -> Station:
+    def layer_station(self, layer: int, equation: str, activations: Activations, **others: Any) -> Station:
         """The output of a layer: at its places, or of the image as one."""
-        output, shape = seen.steps[f"blocks.{layer}"], tuple(seen.steps[f"blocks.{layer}"].shape[1:])
+        output, shape = activations.steps[f"blocks.{layer}"], tuple(activations.steps[f"blocks.{layer}"].shape[1:])
         grid = None
         if output.ndim == 4:
             grid, values = (output.shape[2], output.shape[3]), output[0].flatten(1).T
@@ -463,21 +389,23 @@ class Model(nn.Module, Generic[Config]):
             values = output[0]
         return Station(f"blocks.{layer}", equation, values, grid=grid, shape=shape, layer=layer, **others)
 
-    def head_stations(self, seen: Seen, pooled: str, logits: str = "y W + b") -> list[Station]:
+    def head_stations(self, activations: Activations, pooled: str, logits: str = "y W + b") -> list[Station]:
         """The input of the head, and the logits or the embedding, if the model has them."""
         c = self.config
         sentence = "pooled" if c.classes else "pooled-embedded" if c.embedding else "pooled-last"
-        found = [Station("pooled", f"y = {pooled}", seen.steps["pooled"][0], sentence)]
+        found = [Station("pooled", f"y = {pooled}", activations.steps["pooled"][0], sentence)]
         if c.classifies:
-            found.append(Station("logits", logits, seen.logits[0], "logits"))
+            found.append(Station("logits", logits, activations.logits[0], "logits"))
         elif c.embedding:
             equation = f"BN({logits.removesuffix(' + b')})"
-            found.append(Station("embedding", equation, seen.logits[0], "embedding", fields={"width": c.embedding}))
+            found.append(
+                Station("embedding", equation, activations.logits[0], "embedding", fields={"width": c.embedding})
+            )
         return found
 
     def layer_equations(self, layer: int) -> dict[str, str]:
-        """The equations of the steps inside a layer, by the names of `Seen.steps`, in the order of computation; for
-        families that `opens_blocks`."""
+        """The equations of the steps inside a layer, by the names of `Activations.steps`, in the order of computation;
+        for families that `opens_blocks`."""
         return {}
 
     def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
@@ -485,11 +413,11 @@ class Model(nn.Module, Generic[Config]):
         or `rms`. Empty where it computes nothing per token, as BatchNorm does."""
         return {}
 
-    def entering(self, layer: int, seen: Seen) -> Tensor:
-        """What enters a layer (B, T, D), for families that `opens_blocks`; `seen` has recorded the layer before."""
-        return seen.steps[f"blocks.{layer - 1}" if layer else "tokens"]
+    def entering(self, layer: int, activations: Activations) -> Tensor:
+        """What enters a layer (B, T, D), for families that `opens_blocks`; the layer before is recorded."""
+        return activations.steps[f"blocks.{layer - 1}" if layer else "tokens"]
 
-    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+    def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Logits from the output of any layer, for families that `reads_layers`."""
         raise NotImplementedError
 
@@ -549,7 +477,7 @@ class Model(nn.Module, Generic[Config]):
         rows, columns = self.config.grid or (1, 1)
         return rows // 2 * columns + columns // 2
 
-    def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
+    def input_of(self, images_BCHW: Tensor, activations: Activations) -> Tensor:
         """The tensor with respect to which gradients are taken: the image, unless the family rounds it."""
         return images_BCHW
 
@@ -594,7 +522,9 @@ class Model(nn.Module, Generic[Config]):
 
     # Copies with something changed
 
-    def changed(self, tensors: dict[str, Tensor] | None = None, *, drop: tuple[str, ...] = (), **settings: Any) -> Self:
+    def clone_with(
+        self, tensors: dict[str, Tensor] | None = None, *, drop: tuple[str, ...] = (), **settings: Any
+    ) -> Self:
         """A copy with some settings changed. It takes over `tensors` (default: its own), except those whose names begin
         with `drop`, which are initialised."""
         made = type(self)(self.config.replace(**settings))
@@ -606,7 +536,7 @@ class Model(nn.Module, Generic[Config]):
     def with_new_head(self, classes: int, *, embedding: int = 0) -> tuple[Self, list[str]]:
         """A copy with a zero head for `classes` classes, or for none with an embedding of this width, and without the
         parts that only pre-training needs; and notes about the changes."""
-        made = self.changed()
+        made = self.clone_with()
         return made, made.replace_head(classes, embedding=embedding)
 
     def reading_patches(self) -> tuple[Self, str | None]:
@@ -637,7 +567,7 @@ class Model(nn.Module, Generic[Config]):
         tensors[name] = tensors[name][:, bands] * (own / channels)
         mean, std = (tuple(values[band] for band in bands) for values in (mean, std))
         note = f"the kernels of {own} bands are repeated for {channels}, times {own}/{channels}"
-        return self.changed(tensors, channels=channels), mean, std, note
+        return self.clone_with(tensors, channels=channels), mean, std, note
 
     def _to_grey(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'."""
@@ -646,7 +576,7 @@ class Model(nn.Module, Generic[Config]):
         kernel, offset = tensors[weight].double(), tensors[bias].double()
         tensors[weight] = (0.5 * kernel / std_C11).sum(dim=1, keepdim=True).float()
         tensors[bias] = (offset + (kernel * (0.5 - mean_C11) / std_C11).sum(dim=(1, 2, 3))).float()
-        return self.changed(tensors, channels=1)
+        return self.clone_with(tensors, channels=1)
 
     # Tables and sizes
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.core.settings import Pair
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations
 
 
 def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:
@@ -60,11 +60,11 @@ class PatchEmbed(nn.Module):
             return patchify(images_BCHW, self.patch)
         return F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride).transpose(1, 2)
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         patches_BNF = self.flatten(images_BCHW)
         x_BND = F.linear(patches_BNF, self.proj.weight.flatten(1), self.proj.bias)
-        if seen is not None:
-            seen.steps["patches"], seen.steps["projected"] = patches_BNF, x_BND
+        if activations is not None:
+            activations.steps["patches"], activations.steps["projected"] = patches_BNF, x_BND
         return x_BND
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ class Station(NamedTuple):
     """
 
     key: str
-    """Its name, that of `Seen.steps` if it is recorded there."""
+    """Its name, that of `Activations.steps` if it is recorded there."""
     equation: str
     values: Tensor
     """(N, D) of the places of `grid`, row by row; or (D) of the image as one. May be empty."""

@@ -136,7 +136,7 @@ def adapt_with(
     model, note = new_head(model)
     notes.append(note)
     if settings:
-        model = model.changed(**settings)
+        model = model.clone_with(**settings)
     changes = {**recipe.preprocess, "resolution": model.config.resolution}
     return model, Preprocess.from_json({**preprocess.to_json(), **changes}), tuple(notes)
 
@@ -153,7 +153,7 @@ def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
 def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
     """If the classes are the bundle's, keep the head, in DATA's order. Otherwise a zero head without hidden layer."""
     if (order := _same_classes(bundle, now)) is not None:
-        kept = model.changed()
+        kept = model.clone_with()
         with torch.no_grad():
             kept.head.weight.copy_(model.head.weight[order])
             kept.head.bias.copy_(model.head.bias[order])

@@ -83,7 +83,7 @@ def test_any_channels_and_classes(name):
 def test_a_model_without_a_head_returns_what_a_head_would_read(name):
     model = redraw(create(name))
     images = random_images(model.config)
-    headless = model.changed(drop=("head.",), classes=0).eval()
+    headless = model.clone_with(drop=("head.",), classes=0).eval()
     seen = look(model, images)
     with torch.no_grad():
         assert torch.equal(headless(images), seen.steps["pooled"])

@@ -29,9 +29,9 @@ class OneConvolution(Model):
         super().__init__(create("ResNet-Nano").config)
         self.convolution = nn.Conv2d(1, 4, 3, padding=1)
 
-    def forward(self, images_BCHW, seen=None):
+    def forward(self, images_BCHW, activations=None):
         features = self.convolution(images_BCHW)
-        seen.keep(0, features)
+        activations.keep(0, features)
         return features.mean((2, 3))
 
 
@@ -106,8 +106,8 @@ def test_attention_figure_shows_each_layer_and_head():
 
 def test_what_the_head_reads():
     model = create("ViT-Nano/7")
-    seen = look(model, torch.rand(2, 1, 28, 28))
-    assert (reading(seen, model.layout()) == np.eye(17)[[0, 0]]).all()
+    activations = look(model, torch.rand(2, 1, 28, 28))
+    assert (reading(activations, model.layout()) == np.eye(17)[[0, 0]]).all()
     model = create("ViT-Nano/7", pool="gap", registers=2)
     assert model.layout().prefix == 2
     shares = reading(look(model, torch.rand(2, 1, 28, 28)), model.layout())

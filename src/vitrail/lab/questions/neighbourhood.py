@@ -20,7 +20,8 @@ from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Cell, Outcome
-from vitrail.models.base import AnyModel, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.reports.families import in_figure
@@ -259,9 +260,9 @@ def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
         permutation(level, config.resolution, patch, 0),
     ):
         pixels = random_images(model, 1).requires_grad_()
-        seen = Seen(frozenset(), with_attention=False)
-        model(move(pixels, order), seen)
-        tokens = seen.steps["projected"][0].sum(-1)
+        activations = Activations(frozenset(), with_attention=False)
+        model(move(pixels, order), activations)
+        tokens = activations.steps["projected"][0].sum(-1)
         gradients = [torch.autograd.grad(token, pixels, retain_graph=True)[0] for token in tokens]
         sets.append({frozenset(one.abs().sum(1).flatten().nonzero().flatten().tolist()) for one in gradients})
     return sets[0] == sets[1]

@@ -122,13 +122,13 @@ def examine(
     opened = frozenset[int]().union(*(panel.opens for panel in present))
     with evaluating(bundle.model), Meter(observed, "images") as meter:
         for number, image in enumerate(context.images[:observed]):
-            seen = look(bundle.model, image[None], inside=opened if number < len(images) else ())
-            if not seen.logits.isfinite().all():
+            activations = look(bundle.model, image[None], inside=opened if number < len(images) else ())
+            if not activations.logits.isfinite().all():
                 raise DamagedError(OVERFLOWS)
             for panel in present:
                 meter(number)
                 if panel.sees_others or number < len(images):
-                    panel.observe(number, image, seen)
+                    panel.record(number, image, activations)
             meter(number + 1)
         for panel in present:
             panel.finish()

@@ -21,7 +21,8 @@ from vitrail.core.settings import Pair
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import data_image
 from vitrail.evaluation.metrics import mean_interval
-from vitrail.models.base import AnyModel, Layout, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import AnyModel, Layout
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.messages import SHARED, SYMBOLS
 from vitrail.reports.messages import Words, word
@@ -177,7 +178,7 @@ class Panel:
         applies."""
         return None
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         """Record what is needed of one image and of the result of `look` for it."""
 
     def finish(self) -> None:

@@ -255,7 +255,7 @@ def test_the_inside_of_the_original_encoder_and_of_a_pixel_transformer():
     with pytest.raises(UsageError, match="got family mixer"):
         look(create("Mixer-Nano/7"), torch.zeros(1, 1, 28, 28), inside=[0])
     with pytest.raises(UsageError, match="evaluation mode"):
-        small().train().observe(random_images(model), inside=[0])
+        small().train().record(random_images(model), inside=[0])
     assert list(look(create("Mixer-Nano/7"), torch.zeros(1, 1, 28, 28)).attention) == []
 
 

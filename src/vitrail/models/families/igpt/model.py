@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from vitrail.core import rng
 from vitrail.core.settings import Pair
-from vitrail.models.base import Layout, Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Layout, Model
 from vitrail.models.families.igpt.config import IGPTConfig
 from vitrail.models.layers import MLP, Attention, drop
 from vitrail.models.positions.modules import resize_grid
@@ -47,7 +48,7 @@ class PixelBlock(nn.Module):
         return z_BND + self.mlp(self.norm2(z_BND))
 
     def steps(self, z_BND: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        """Every step of this layer by its name (see `Seen.steps`)."""
+        """Every step of this layer by its name (see `Activations.steps`)."""
         norm1_BND = self.norm1(z_BND)
         attended = self.attn.steps(norm1_BND, bias=mask)
         middle_BND = z_BND + attended["msa"]
@@ -77,35 +78,35 @@ class IGPT(Model[IGPTConfig]):
         self.initialise()
         self.fill_tables()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
         c = self.config
         colours_BN = self.quantise(images_BCHW)
-        if seen is not None:
-            seen.steps["colours"] = colours_BN
+        if activations is not None:
+            activations.steps["colours"] = colours_BN
         if c.output == "pixels":
             start_B1 = torch.full_like(colours_BN[:, :1], c.palette)
             colours_BN = torch.cat([start_B1, colours_BN[:, :-1]], dim=1)
         z_BND = drop(self.colour_embed(colours_BN) + self.pos_embed, c.dropout, self.training)
-        if seen is not None:
-            seen.steps["tokens"] = z_BND
+        if activations is not None:
+            activations.steps["tokens"] = z_BND
         for layer, block in enumerate(self.blocks):
-            if seen is not None and seen.wants_attention(layer):
-                seen.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
-            if seen is not None:
-                seen.keep_inside(layer, functools.partial(block.steps, z_BND, self.mask))
+            if activations is not None and activations.wants_attention(layer):
+                activations.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
+            if activations is not None:
+                activations.keep_inside(layer, functools.partial(block.steps, z_BND, self.mask))
             z_BND = self.run_block(block, z_BND, self.mask)
-            if seen is not None:
-                seen.keep(layer, z_BND)
-        return self.read(z_BND, seen)
+            if activations is not None:
+                activations.keep(layer, z_BND)
+        return self.read(z_BND, activations)
 
-    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+    def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         y = self.norm(z_BTD)
-        return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), seen)
+        return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), activations)
 
-    def stations(self, seen: Seen) -> list[Station]:
+    def stations(self, activations: Activations) -> list[Station]:
         c = self.config
-        colours_N, tokens, grid = seen.steps["colours"][0], seen.steps["tokens"][0], c.grid
+        colours_N, tokens, grid = activations.steps["colours"][0], activations.steps["tokens"][0], c.grid
         found = [
             self.image_station(),
             Station(
@@ -115,13 +116,13 @@ class IGPT(Model[IGPTConfig]):
             Station("positions", "E_pos", self.pos_embed[0], "positions", grid, space="z"),
             Station("tokens", "z_0 = embed(c) + E_pos", tokens, "tokens", grid, space="z"),
         ]  # fmt: skip
-        for layer in sorted(seen.layers):
+        for layer in sorted(activations.layers):
             equation = f"z_{layer + 1} = MLP(RMS(z')) + z',  z' = MSA(RMS(z_{layer})) + z_{layer}"
-            found.append(self.layer_station(layer, equation, seen, sentence="block"))
+            found.append(self.layer_station(layer, equation, activations, sentence="block"))
         if c.output == "pixels":
-            pooled = seen.steps["pooled"][0]
+            pooled = activations.steps["pooled"][0]
             return [*found, Station("pooled", "y_n = RMS(z_L^n)", pooled, "next-pixels", grid, space="y")]
-        return [*found, *self.head_stations(seen, "mean_n RMS(z_L^n)")]
+        return [*found, *self.head_stations(activations, "mean_n RMS(z_L^n)")]
 
     def layer_equations(self, layer: int) -> dict[str, str]:
         norm, after = (f"gamma * {z} / sqrt(mean({z}^2) + epsilon)" for z in ("z", "z'"))
@@ -177,9 +178,9 @@ class IGPT(Model[IGPTConfig]):
         self.pos_embed.copy_(self.pos_embed[:, order.to(self.pos_embed.device)])
         return True
 
-    def input_of(self, images_BCHW: Tensor, seen: Seen) -> Tensor:
+    def input_of(self, images_BCHW: Tensor, activations: Activations) -> Tensor:
         """The embedded tokens, one for each pixel: rounding colours to the palette has no gradient."""
-        return seen.steps["tokens"]
+        return activations.steps["tokens"]
 
     @contextlib.contextmanager
     def differentiable_input(self) -> Generator[None]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.settings import Pair
-from vitrail.models.base import Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Model
 from vitrail.models.families.lstm.config import LSTMConfig
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import PatchEmbed, drop, split_order
@@ -43,16 +44,16 @@ class LSTM(Model[LSTMConfig]):
         self.initialise()
         self.fill_tables()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
-        x_BND = self.patch_embed(images_BCHW, seen)[:, self.order]
+        x_BND = self.patch_embed(images_BCHW, activations)[:, self.order]
         for layer, recurrent in enumerate(self.layers):
             if layer:
                 x_BND = drop(x_BND, self.config.dropout, self.training)
             x_BND, (last_LBS, _) = recurrent(x_BND)
-            if seen is not None:
-                seen.keep(layer, x_BND)
-        return self._classify(last_LBS.transpose(0, 1).flatten(1), seen)
+            if activations is not None:
+                activations.keep(layer, x_BND)
+        return self._classify(last_LBS.transpose(0, 1).flatten(1), activations)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -75,24 +76,24 @@ class LSTM(Model[LSTMConfig]):
                     gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
         self.zero_head()
 
-    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+    def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Logits from the states of any layer: the last one of each direction."""
         size = self.config.hidden
         last = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
-        return self._classify(torch.cat(last, dim=1), seen)
+        return self._classify(torch.cat(last, dim=1), activations)
 
-    def stations(self, seen: Seen) -> list[Station]:
-        found = [self.image_station(), *self.patch_stations(seen)]
-        for layer in sorted(seen.layers):
-            states_NS = seen.steps[f"blocks.{layer}"][0]
+    def stations(self, activations: Activations) -> list[Station]:
+        found = [self.image_station(), *self.patch_stations(activations)]
+        for layer in sorted(activations.layers):
+            states_NS = activations.steps[f"blocks.{layer}"][0]
             entering = f"h_n^{layer}" if layer else "x_n"
             equation = f"h_n^{layer + 1}, c_n = LSTM({entering}, h_(n-1)^{layer + 1}, c_(n-1))"
             fields = {"width": states_NS.shape[1], "count": len(states_NS), "order": self.config.order}
             others = {"fields": fields, "space": f"states {layer}", "shows": "states", "extra": states_NS}
-            found.append(self.layer_station(layer, equation, seen, sentence="states", **others))
+            found.append(self.layer_station(layer, equation, activations, sentence="states", **others))
         depth = self.config.depth
         pooled = f"[h_N^{depth}; h_1^{depth}]" if self.config.bidirectional else f"h_N^{depth}"
-        return [*found, *self.head_stations(seen, pooled)]
+        return [*found, *self.head_stations(activations, pooled)]
 
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches have their time."""

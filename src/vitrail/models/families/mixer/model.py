@@ -11,7 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.base import Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Model
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import MLP, PatchEmbed, drop_path, split_order
@@ -58,24 +59,24 @@ class Mixer(Model[MixerConfig]):
         self.head = self.make_head(c.width)
         self.initialise()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
-        x_BND = self.stem(images_BCHW, seen)
+        x_BND = self.stem(images_BCHW, activations)
         for layer, block in enumerate(self.blocks):
             x_BND = self.run_block(block, x_BND)
-            if seen is not None:
-                seen.keep(layer, x_BND)
-        return self.read(x_BND, seen)
+            if activations is not None:
+                activations.keep(layer, x_BND)
+        return self.read(x_BND, activations)
 
-    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
-        return self._classify(self.norm(z_BTD).mean(dim=1), seen)
+    def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
+        return self._classify(self.norm(z_BTD).mean(dim=1), activations)
 
     @torch.no_grad()
-    def stations(self, seen: Seen) -> list[Station]:
+    def stations(self, activations: Activations) -> list[Station]:
         c = self.config
-        found = [self.image_station(), *self.patch_stations(seen)]
-        for layer in sorted(seen.layers):
-            block, entering = self.blocks[layer], seen.steps[f"blocks.{layer - 1}" if layer else "projected"]
+        found = [self.image_station(), *self.patch_stations(activations)]
+        for layer in sorted(activations.layers):
+            block, entering = self.blocks[layer], activations.steps[f"blocks.{layer - 1}" if layer else "projected"]
             # What a place reads from each other, were there no non-linearity between the two matrices.
             reads_NN = (block.mlp_tokens.fc2.weight @ block.mlp_tokens.fc1.weight).abs()
             found.append(
@@ -93,8 +94,8 @@ class Mixer(Model[MixerConfig]):
                 )
             )
             equation = f"X_{layer + 1} = U_{layer + 1} + MLP_channels(LN(U_{layer + 1}))"
-            found.append(self.layer_station(layer, equation, seen, sentence="mixed-channels"))
-        return [*found, *self.head_stations(seen, "mean_n LN(X_L^n)")]
+            found.append(self.layer_station(layer, equation, activations, sentence="mixed-channels"))
+        return [*found, *self.head_stations(activations, "mean_n LN(X_L^n)")]
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         return self.norm(output)

@@ -8,7 +8,8 @@ Shapes: B images, D width, K classes.
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.base import Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Model
 from vitrail.models.families.mlp.config import MLPConfig
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import ACTIVATIONS, activate, drop, is_plain
@@ -29,30 +30,30 @@ class PixelMLP(Model[MLPConfig]):
         self.head = self.make_head(config.width)
         self.initialise()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
         x_BD = images_BCHW.flatten(1)
         for layer, linear in enumerate(self.layers):
             x_BD = activate(linear(x_BD), self.config.activation, fresh=is_plain(linear))
             x_BD = drop(x_BD, self.config.dropout, self.training)
-            if seen is not None:
-                seen.keep(layer, x_BD)
-        return self.read(x_BD, seen)
+            if activations is not None:
+                activations.keep(layer, x_BD)
+        return self.read(x_BD, activations)
 
-    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+    def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Logits from the features (B, D) of any layer."""
-        return self._classify(z_BTD, seen)
+        return self._classify(z_BTD, activations)
 
-    def stations(self, seen: Seen) -> list[Station]:
+    def stations(self, activations: Activations) -> list[Station]:
         activation = ACTIVATIONS[self.config.activation]
         found = [self.image_station()]
-        for layer in sorted(seen.layers):
+        for layer in sorted(activations.layers):
             entering = f"h_{layer}" if layer else "flatten(x)"
             equation = f"h_{layer + 1} = {activation}({entering} W_{layer + 1} + b_{layer + 1})"
-            share = float((seen.steps[f"blocks.{layer}"] > 0).float().mean())
+            share = float((activations.steps[f"blocks.{layer}"] > 0).float().mean())
             fields = {"width": self.config.width, "share": f"{share:.0%}"}
-            found.append(self.layer_station(layer, equation, seen, sentence="hidden", space="h", fields=fields))
-        return [*found, *self.head_stations(seen, "h_L")]
+            found.append(self.layer_station(layer, equation, activations, sentence="hidden", space="h", fields=fields))
+        return [*found, *self.head_stations(activations, "h_L")]
 
     @torch.no_grad()
     def reindex(self, order: Tensor) -> bool:

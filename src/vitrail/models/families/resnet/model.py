@@ -13,7 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.base import Model, Seen
+from vitrail.models.activations import Activations
+from vitrail.models.base import Model
 from vitrail.models.convolutions import (
     BasicUnit,
     ConvNormReLU,
@@ -48,25 +49,25 @@ class ResNet(Model[ResNetConfig]):
         self.head = self.make_head(c.width)
         self.initialise()
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
         x_BCHW = self.stem(images_BCHW)
-        if seen is not None:
-            seen.steps["stem"] = x_BCHW
+        if activations is not None:
+            activations.steps["stem"] = x_BCHW
         for layer, unit in enumerate(unit for stage in self.stages for unit in stage.blocks):
             x_BCHW = self.run_block(unit, x_BCHW)
-            if seen is not None:
-                seen.keep(layer, x_BCHW)
+            if activations is not None:
+                activations.keep(layer, x_BCHW)
         x_BCHW = self.norm(x_BCHW)
-        return self._classify(x_BCHW.mean(dim=(2, 3)), seen)
+        return self._classify(x_BCHW.mean(dim=(2, 3)), activations)
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         """Only outputs of the last stage have the channels of the norm."""
         return self.norm(output) if output.shape[1] == self.config.width else output
 
-    def stations(self, seen: Seen) -> list[Station]:
+    def stations(self, activations: Activations) -> list[Station]:
         is_bit = self.config.kind == "bit"
-        stem = seen.steps["stem"][0]
+        stem = activations.steps["stem"][0]
         first = Station(
             "stem",
             "x_0 = maxpool(conv_7x7(x))" if is_bit else "x_0 = ReLU(BN(conv_3x3(x)))",
@@ -80,15 +81,15 @@ class ResNet(Model[ResNetConfig]):
         )
         units = [unit for stage in self.stages for unit in stage.blocks]
         found = [self.image_station(), first]
-        for layer in sorted(seen.layers):
+        for layer in sorted(activations.layers):
             shortcut = f"x_{layer}" if getattr(units[layer], "downsample", None) is None else f"W_s x_{layer}"
             total = f"F_{layer + 1}(x_{layer}) + {shortcut}"
             equation = f"x_{layer + 1} = {total}" if is_bit else f"x_{layer + 1} = ReLU({total})"
-            channels, rows, columns = seen.steps[f"blocks.{layer}"].shape[1:]
+            channels, rows, columns = activations.steps[f"blocks.{layer}"].shape[1:]
             fields = {"channels": channels, "rows": rows, "columns": columns}
-            found.append(self.layer_station(layer, equation, seen, sentence="unit", fields=fields))
+            found.append(self.layer_station(layer, equation, activations, sentence="unit", fields=fields))
         pooled = "mean_n ReLU(GN(x_L^n))" if is_bit else "mean_n x_L^n"
-        return [*found, *self.head_stations(seen, pooled)]
+        return [*found, *self.head_stations(activations, pooled)]
 
     def _plain_stages(self) -> Iterator[Stage]:
         c = self.config

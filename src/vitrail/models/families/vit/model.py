@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from vitrail.core.registry import load_object
 from vitrail.core.settings import Pair
-from vitrail.models.activations import evaluating
-from vitrail.models.base import Layout, Model, Reads, Seen
+from vitrail.models.activations import Activations, evaluating
+from vitrail.models.base import Layout, Model, Reads
 from vitrail.models.families.vit.config import ResizeRule, ViTConfig
 from vitrail.models.families.vit.merging import Groups, chessboard, match, merge, spread
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
@@ -88,8 +88,9 @@ class Block(nn.Module):
         return self.attn.first_weights(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
 
     def steps(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-        """Every step of this layer by its name (see `Seen.steps`), computed separately from the fused kernel. After
-        each part, `norm1` and `norm2` of the original encoder follow the residual connection."""
+        """Every step of this layer by its name (see `Activations.steps`), computed separately from the fused kernel.
+
+        After each part, `norm1` and `norm2` of the original encoder follow the residual connection."""
         if self.pre_norm:
             norm1_BTD = self.norm1(z_BTD)
             attended = self.attn.steps(norm1_BTD, rope, bias)
@@ -159,25 +160,25 @@ class ViT(Model[ViTConfig]):
         c = self.config
         return PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
 
-    def forward(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
-        """Logits (B, K). `seen` records intermediate results and does not change them."""
-        z_BTD = self.embed(images_BCHW, seen)
-        z_BTD = self.encode(z_BTD, seen)
-        return self.read(z_BTD, seen)
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
+        """Logits (B, K). `activations` records intermediate results and does not change them."""
+        z_BTD = self.embed(images_BCHW, activations)
+        z_BTD = self.encode(z_BTD, activations)
+        return self.read(z_BTD, activations)
 
-    def embed(self, images_BCHW: Tensor, seen: Seen | None = None) -> Tensor:
+    def embed(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         """Eq. 1: project the patches, prepend [CLS] and registers, add positions."""
         self._check_images(images_BCHW)
-        return self.assemble(self.patch_embed(images_BCHW, seen), seen)
+        return self.assemble(self.patch_embed(images_BCHW, activations), activations)
 
-    def assemble(self, x_BND: Tensor, seen: Seen | None = None) -> Tensor:
+    def assemble(self, x_BND: Tensor, activations: Activations | None = None) -> Tensor:
         """The rest of eq. 1: the sequence of tokens from projected patches. Training may drop some tokens."""
         prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
         if self.config.placement == "once" and (added_TD := self.position.added(self, 0)) is not None:
             z_BTD = z_BTD + added_TD
-        if seen is not None:
-            seen.steps["tokens"] = z_BTD
+        if activations is not None:
+            activations.steps["tokens"] = z_BTD
         if self.training and self.config.token_drop:
             z_BTD = drop_tokens(z_BTD, self.config.prefix, self.config.token_drop)
         return drop(z_BTD, self.config.dropout, self.training)
@@ -186,7 +187,7 @@ class ViT(Model[ViTConfig]):
     def has_residuals(self) -> bool:
         return self.config.residual
 
-    def encode(self, z_BTD: Tensor, seen: Seen | None = None, all_tokens: bool = False) -> Tensor:
+    def encode(self, z_BTD: Tensor, activations: Activations | None = None, all_tokens: bool = False) -> Tensor:
         """Eqs. 2 and 3, `depth` times.
 
         If the head reads only [CLS], the last block computes only that token: the same logits for less work (7 % of
@@ -195,7 +196,7 @@ class ViT(Model[ViTConfig]):
         last = len(self.blocks) - 1
         # BatchNorm draws its statistics from every token, so there none may be left out.
         trim = self.config.pool == "cls" and self.config.norm == "layer" and not all_tokens
-        if self.training and seen is not None and last in seen.layers:
+        if self.training and activations is not None and last in activations.layers:
             trim = False  # computed once more for all tokens, it would draw another dropout than the head reads
         groups: Groups | None = None
         for layer, block in enumerate(self.blocks):
@@ -206,27 +207,29 @@ class ViT(Model[ViTConfig]):
                 found = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
                 z_BTD, groups = merge(z_BTD, groups, found)
             rope, bias = self.position.rotation(self), self.bias(layer)
-            if seen is not None and seen.wants(layer):
-                self._record_inside(seen, layer, spread(z_BTD, groups), rope, bias)
+            if activations is not None and activations.wants(layer):
+                self._record_inside(activations, layer, spread(z_BTD, groups), rope, bias)
             entering_BTD = z_BTD
             sized = bias if groups is None else groups.bias
             z_BTD = self.run_block(block, entering_BTD, rope, sized, 1 if trim and layer == last else None)
-            if seen is not None and layer in seen.layers:
+            if activations is not None and layer in activations.layers:
                 is_complete = z_BTD.shape[1] == entering_BTD.shape[1]
-                seen.keep(layer, spread(z_BTD if is_complete else block(entering_BTD, rope, sized), groups))
+                activations.keep(layer, spread(z_BTD if is_complete else block(entering_BTD, rope, sized), groups))
         return z_BTD if trim else spread(z_BTD, groups)
 
-    def _record_inside(self, seen: Seen, layer: int, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> None:
+    def _record_inside(
+        self, activations: Activations, layer: int, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None
+    ) -> None:
         """Record attention and steps of a layer that all tokens enter. Merged ones enter as equal tokens: each gets the
         share of the group's attention that log(size) gives it."""
         block = self.blocks[layer]
-        if seen.wants_attention(layer):
-            seen.attention[layer] = block.attention(z_BTD, rope, bias)
-        if layer in seen.inside and self.config.merge:
-            seen.steps[f"blocks.{layer}.merged"] = z_BTD
-        seen.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
+        if activations.wants_attention(layer):
+            activations.attention[layer] = block.attention(z_BTD, rope, bias)
+        if layer in activations.inside and self.config.merge:
+            activations.steps[f"blocks.{layer}.merged"] = z_BTD
+        activations.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
 
-    def read(self, z_BTD: Tensor, seen: Seen | None = None) -> Tensor:
+    def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Eq. 4 and the head: normalise, pool, classify."""
         match self.config.pool:
             case "cls":
@@ -235,14 +238,14 @@ class ViT(Model[ViTConfig]):
                 y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
             case "map":
                 y_BD = self.attn_pool(self.norm(z_BTD))
-                if seen is not None and seen.with_attention:
-                    seen.pooling = self.attn_pool.weights(self.norm(z_BTD))
+                if activations is not None and activations.with_attention:
+                    activations.pooling = self.attn_pool.weights(self.norm(z_BTD))
         pooled_BD = y_BD
         if self.config.representation != "none":
             y_BD = self.pre_logits(y_BD)
         logits_BK = self.head(y_BD)
-        if seen is not None:
-            seen.finish(pooled_BD, logits_BK)
+        if activations is not None:
+            activations.finish(pooled_BD, logits_BK)
         return logits_BK
 
     def bias(self, layer: int) -> Tensor | None:
@@ -310,30 +313,30 @@ class ViT(Model[ViTConfig]):
         allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
         return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge))
 
-    def stations(self, seen: Seen) -> list[Station]:
+    def stations(self, activations: Activations) -> list[Station]:
         c = self.config
         tokens = ["x_class"] * (c.pool == "cls") + ["x_reg"] * bool(c.registers)
         added = self.position_table()
         once = added is not None and c.placement == "once"
         whole = (c.tokens, c.width)
-        found = [self.image_station(), *self.patch_stations(seen)]
+        found = [self.image_station(), *self.patch_stations(activations)]
         if (prefix := self.prefix_tokens()) is not None:
             sequence, fields = f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]", {"count": len(prefix), "tokens": c.tokens}
             found.append(Station("prefix", sequence, prefix[0], "prefix", shape=whole, fields=fields))
         if once and added is not None:
             found.append(Station("positions", "E_pos", added, "positions", c.grid, whole, space="z"))
         embedded = "z_0 = [...] + E_pos" if once else "z_0 = [...]"
-        places = seen.steps["tokens"][0, c.prefix :]
+        places = activations.steps["tokens"][0, c.prefix :]
         found.append(Station("tokens", embedded, places, "tokens", c.grid, whole, space="z"))
         norm = _NORMS[c.norm]
-        for layer in sorted(seen.layers):
+        for layer in sorted(activations.layers):
             equation = self._block_equation(layer, norm, adds=added is not None and not once)
-            found.append(self.layer_station(layer, equation, seen, sentence="block"))
+            found.append(self.layer_station(layer, equation, activations, sentence="block"))
         state = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
         state = f"{norm}({state})" if c.norm_order == "pre" else state
         pooled = {"cls": state, "gap": f"mean_n {state}", "map": f"MAP({state})"}[c.pool]
         hidden = {"none": "y W + b", "tanh": "tanh(y W_0 + b_0) W + b", "gelu": "GELU(y W_0 + b_0) W + b"}
-        return [*found, *self.head_stations(seen, pooled, hidden[c.representation])]
+        return [*found, *self.head_stations(activations, pooled, hidden[c.representation])]
 
     def layer_equations(self, layer: int) -> dict[str, str]:
         c = self.config
@@ -369,10 +372,10 @@ class ViT(Model[ViTConfig]):
             return {}
         return {"mean": z_BTD.mean(dim=-1), "deviation": z_BTD.std(dim=-1, correction=0)}
 
-    def entering(self, layer: int, seen: Seen) -> Tensor:
-        if (merged_BTD := seen.steps.get(f"blocks.{layer}.merged")) is not None:
+    def entering(self, layer: int, activations: Activations) -> Tensor:
+        if (merged_BTD := activations.steps.get(f"blocks.{layer}.merged")) is not None:
             return merged_BTD
-        z_BTD = super().entering(layer, seen)
+        z_BTD = super().entering(layer, activations)
         added_TD = self.position.added(self, layer) if self.config.placement != "once" else None
         return z_BTD if added_TD is None else z_BTD + added_TD
 
@@ -454,7 +457,7 @@ class ViT(Model[ViTConfig]):
             token_11D = token_11D + added_TD[:1]
         registers = [tensors["reg_token"]] if c.registers else []
         tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
-        made = self.changed(tensors, pool="gap", registers=c.registers + 1)
+        made = self.clone_with(tensors, pool="gap", registers=c.registers + 1)
         return made, "the mean of the patches is read in place of [CLS], which stays as a register"
 
     def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.core.html import Html, escape
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rgb
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import figure, table
@@ -31,8 +31,8 @@ class Answers(Panel):
     def why_absent(self) -> str | None:
         return self.context.why_no_prediction()
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
-        best = self.context.bundle.answer.probabilities(seen.logits[0].float()).sort(descending=True)
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
+        best = self.context.bundle.answer.probabilities(activations.logits[0].float()).sort(descending=True)
         labels = self.context.bundle.labels or tuple(map(str, range(len(best.values))))
         top = zip(best.values[:_TOP].tolist(), best.indices[:_TOP].tolist(), strict=True)
         self.predictions[number] = [{"label": labels[index], "score": score} for score, index in top]

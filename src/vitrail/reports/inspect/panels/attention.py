@@ -11,7 +11,8 @@ from torch import Tensor
 from vitrail.analysis.heads import reading
 from vitrail.core.errors import UsageError
 from vitrail.data.thumbnail import data_image
-from vitrail.models.base import Layout, Seen, count_all_from
+from vitrail.models.activations import Activations, count_all_from
+from vitrail.models.base import Layout
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.messages import SHARED
@@ -78,11 +79,11 @@ class Attention(Panel):
     def why_absent(self) -> str | None:
         return self.context.why_no_attention()
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         self.weights[number] = {
-            layer: seen.attention[layer][0, self.heads].float().cpu().numpy() for layer in self.layers
+            layer: activations.attention[layer][0, self.heads].float().cpu().numpy() for layer in self.layers
         }
-        self.reading[number] = reading(seen, self._layout)[0]
+        self.reading[number] = reading(activations, self._layout)[0]
 
     def read(self, number: int, layer: int) -> np.ndarray:
         """Attention of the tokens that the head reads, averaged with their weights (H, T)."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.analysis.heads import Heads, measure_heads
 from vitrail.evaluation.metrics import mean_interval
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel, interval
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
@@ -29,9 +29,9 @@ class Distances(Panel):
     def why_absent(self) -> str | None:
         return self.context.why_no_attention()
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         assert self.context.layout is not None
-        for layer, weights in seen.attention.items():
+        for layer, weights in activations.attention.items():
             self._measured.setdefault(layer, []).append(measure_heads(weights.float().cpu(), self.context.layout))
 
     def finish(self) -> None:

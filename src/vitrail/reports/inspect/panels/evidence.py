@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.analysis.evidence import evidence_grid, faith, occlusion, patch_drop, to_cells
 from vitrail.analysis.maps import maps
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations
 from vitrail.reports.colours import signed
 from vitrail.reports.inspect.panel import Context, Figure, Panel, interval, rounded
 from vitrail.reports.messages import words_beside
@@ -38,14 +38,14 @@ class Evidence(Panel):
     def why_absent(self) -> str | None:
         return self.context.why_no_prediction() or (None if self.context.evidence else "not-asked")
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         model, seed, grid = self.context.model, self.context.seed + number, evidence_grid(self.context.model)
         answer = self.context.bundle.answer
-        shares = answer.probabilities(seen.logits[0].float())
-        label = int(seen.logits[0].argmax())
+        shares = answer.probabilities(activations.logits[0].float())
+        label = int(activations.logits[0].argmax())
         self._probability[number] = float(shares[label])
         worth = occlusion(model, image_CHW, label, grid, answer)
-        of_model = {} if self.context.layout is None else maps(model, image_CHW[None], seen)
+        of_model = {} if self.context.layout is None else maps(model, image_CHW[None], activations)
         judged = {name: to_cells(values[0], grid) for name, values in of_model.items()} | {"occlusion": worth}
         judge = functools.partial(faith, model, image_CHW, label, grid=grid, answer=answer)
         scores = {name: judge(values)._asdict() for name, values in judged.items()}

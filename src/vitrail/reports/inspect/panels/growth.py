@@ -61,8 +61,10 @@ class Growth(Panel):
             tiles = similarity_tiles(similarity(table), model.config.grid)
         if layout is not None:
             crops = [bundle.preprocess.crop(image) for image in self.context.sources[:_IMAGES]]
-            seen = look(model, prepare(bundle, crops))
-            measured = [measure_heads(weights.float().cpu(), layout) for _, weights in sorted(seen.attention.items())]
+            activations = look(model, prepare(bundle, crops))
+            measured = [
+                measure_heads(weights.float().cpu(), layout) for _, weights in sorted(activations.attention.items())
+            ]
             distances = np.stack([one.of_uniform.mean(axis=0) for one in measured])
         return Moment(step, known, tiles, distances)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import UsageError
-from vitrail.models.base import Seen, count_all_from
+from vitrail.models.activations import Activations, count_all_from
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.messages import SHARED
@@ -115,22 +115,22 @@ class Inside(Panel):
     def _reads_class(self) -> bool:
         return self.context.layout is not None and self.context.layout.reads == "[CLS]"
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         tokens = self.context.model.config.tokens or 1
         heads = self.context.model.config.heads or 1
         needed = 4 * len(self.context.shown) * len(self.layers) * heads * tokens**2
         rows = list(range(tokens)) if needed <= _ROOM else self._kept
-        self.inner[number] = {layer: self._open(layer, seen, rows) for layer in self.layers}
+        self.inner[number] = {layer: self._open(layer, activations, rows) for layer in self.layers}
 
-    def _open(self, layer: int, seen: Seen, rows: list[int]) -> Inner:
+    def _open(self, layer: int, activations: Activations, rows: list[int]) -> Inner:
         model = self.context.model
         steps = {
-            name: seen.steps[f"blocks.{layer}.{name}"][0].float().cpu().numpy()
+            name: activations.steps[f"blocks.{layer}.{name}"][0].float().cpu().numpy()
             for name in model.layer_equations(layer)
             if name != "out"
         }
-        steps["entering"] = model.entering(layer, seen)[0].detach().float().cpu().numpy()
-        steps["out"] = seen.steps[f"blocks.{layer}"][0].float().cpu().numpy()
+        steps["entering"] = model.entering(layer, activations)[0].detach().float().cpu().numpy()
+        steps["out"] = activations.steps[f"blocks.{layer}"][0].float().cpu().numpy()
         is_first = next(iter(model.layer_equations(layer))) == "norm1"
         normed = {"norm1": "entering", "norm2": "middle"} if is_first else {"norm1": "middle"}
         vectors = {name: step[rows] for name, step in steps.items() if name not in _OF_HEADS + _OF_PAIRS}

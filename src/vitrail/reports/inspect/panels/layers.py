@@ -8,8 +8,7 @@ from torch import Tensor
 
 from vitrail.analysis.layers import cka_table, layer_grams, outliers, token_norms
 from vitrail.core.html import Html, escape
-from vitrail.models.activations import evaluating
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations, evaluating
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare, rounded
 from vitrail.reports.messages import words_beside
@@ -49,10 +48,10 @@ class Layers(Panel):
     def fields(self) -> dict[str, Any]:
         return {**super().fields(), "few": FEW}
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         prefix = 0 if self.context.layout is None else self.context.layout.prefix
-        for layer in sorted(seen.layers):
-            tokens = seen.steps[f"blocks.{layer}"]
+        for layer in sorted(activations.layers):
+            tokens = activations.steps[f"blocks.{layer}"]
             if tokens.ndim == 3:
                 self._norms.setdefault(layer, []).append(token_norms(tokens[:, prefix:]))
 

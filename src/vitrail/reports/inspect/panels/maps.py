@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.analysis.heads import entropy
 from vitrail.analysis.maps import maps
 from vitrail.core.html import Html
-from vitrail.models.base import Seen
+from vitrail.models.activations import Activations
 from vitrail.reports.colours import heat
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rounded
 from vitrail.reports.messages import words_beside
@@ -29,8 +29,8 @@ class Maps(Panel):
     def why_absent(self) -> str | None:
         return self.context.why_no_attention()
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
-        found = {method: values[0] for method, values in maps(self.context.model, image_CHW[None], seen).items()}
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
+        found = {method: values[0] for method, values in maps(self.context.model, image_CHW[None], activations).items()}
         if self.context.why_no_prediction() is not None:
             found.pop("relevance", None)
         self.maps[number] = found

@@ -15,8 +15,8 @@ from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
 from vitrail.core.settings import Pair
 from vitrail.data.thumbnail import data_image
-from vitrail.models.activations import evaluating
-from vitrail.models.base import AnyModel, Seen
+from vitrail.models.activations import Activations, evaluating
+from vitrail.models.base import AnyModel
 from vitrail.models.walkthrough import Station
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
@@ -99,12 +99,12 @@ class Walk(Panel):
     def why_absent(self) -> str | None:
         return "one-patch" if self.context.model.config.grid == (1, 1) else None
 
-    def observe(self, number: int, image_CHW: Tensor, seen: Seen) -> None:
+    def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         model, answer = self.context.model, self.context.bundle.answer
-        self.steps[number] = walk(model, seen, self.context.followed or 0)
+        self.steps[number] = walk(model, activations, self.context.followed or 0)
         if self.context.why_no_prediction() is not None:
             return
-        logits = seen.logits[0].float()
+        logits = activations.logits[0].float()
         shares = answer.probabilities(logits)
         self.logits[number] = logits.cpu().numpy(), shares.cpu().numpy()
         best = np.sort(self.logits[number][1])[::-1]
@@ -112,7 +112,7 @@ class Walk(Panel):
             Step("probabilities", answer.equation, best.shape, best, sentence=f"probabilities-{answer.kind}")
         )
         if model.reads_layers:
-            self.path[number] = class_path(model, seen, answer, self.context.labels)
+            self.path[number] = class_path(model, activations, answer, self.context.labels)
 
     def numbers(self) -> dict[str, Any]:
         if self.context.followed is None:
@@ -369,9 +369,9 @@ def _name(step: Step) -> Html:
     return typeset(step.equation.partition(" = ")[0].partition(",")[0])
 
 
-def walk(model: AnyModel, seen: Seen, patch: int) -> list[Step]:
-    """The steps of the first image in `seen`; `patch` is the followed one, counted row by row in the model's grid."""
-    stations = model.stations(seen)
+def walk(model: AnyModel, activations: Activations, patch: int) -> list[Step]:
+    """The steps of the first recorded image; `patch` is the followed one, counted row by row in the model's grid."""
+    stations = model.stations(activations)
     grid = model.config.grid or (1, 1)
     if not 0 <= patch < grid[0] * grid[1]:
         raise UsageError(f"Patch must be from 0 to {grid[0] * grid[1] - 1}, got {patch}.")
@@ -447,18 +447,18 @@ def _scale_of(station: Station, stations: Sequence[Station], arrays: Sequence[np
 
 @torch.no_grad()
 def class_path(
-    model: AnyModel, seen: Seen, answer: Answer = ONE_CLASS, labels: Sequence[str] | None = None
+    model: AnyModel, activations: Activations, answer: Answer = ONE_CLASS, labels: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
     """The prediction for the first image if each layer were the last (the "logit lens"): the probability of the final
     prediction, the most probable class, the `top` classes by name, and the cosine similarity of the head's input with
     that of the last layer."""
-    final = seen.steps["pooled"][:1].float()
-    label = int(seen.logits[0].argmax())
+    final = activations.steps["pooled"][:1].float()
+    label = int(activations.logits[0].argmax())
     path = []
     with evaluating(model):
-        for layer in sorted(seen.layers):
-            early = Seen(frozenset(), with_attention=False)
-            shares = answer.probabilities(model.read(seen.steps[f"blocks.{layer}"][:1], early).float())[0]
+        for layer in sorted(activations.layers):
+            early = Activations(frozenset(), with_attention=False)
+            shares = answer.probabilities(model.read(activations.steps[f"blocks.{layer}"][:1], early).float())[0]
             cosine = torch.nn.functional.cosine_similarity(early.steps["pooled"].float(), final)
             best = shares.sort(descending=True, stable=True)
             top = zip(best.indices[:_TOP].tolist(), best.values[:_TOP].tolist(), strict=True)
