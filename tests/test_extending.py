@@ -194,6 +194,32 @@ def test_a_source_of_weights(toys, call, tmp_path, monkeypatch):
     assert call("convert", "attic:none", tmp_path / "no").returncode == 2
 
 
+def test_an_engine(toys, call, images):
+    answers = {}
+    for engine in ("torch", "double"):
+        done = call("predict", "fashion", *images, "--engine", engine, "--json")
+        assert done.returncode == 0, done.stderr
+        answers[engine] = [json.loads(line)["predictions"] for line in done.stdout.splitlines()]
+    labels = {engine: [row[0]["label"] for row in rows] for engine, rows in answers.items()}
+    assert labels["torch"] == labels["double"]
+    scores = [[row[0]["score"] for row in rows] for rows in answers.values()]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert scores[0] != scores[1]  # of other rounding, so the engine did compute in double precision
+
+
+def test_an_export_target(toys, call, tmp_path, images):
+    done = call("export", "fashion", tmp_path / "out", "--to", "ort", "--json")
+    assert done.returncode == 0, done.stderr
+    proof = json.loads(done.stdout)
+    assert (proof["target"], list(proof["files"]), proof["same_answers"]) == ("ort", ["model.ort"], proof["pictures"])
+    program = re.search(r"```python\n(.+?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1]
+    words = [sys.executable, "-I", "-c", program, images[0]]
+    shown = subprocess.run(words, cwd=tmp_path / "out", capture_output=True, text=True, check=True).stdout
+    expected = json.loads(call("predict", "fashion", images[0], "--json").stdout)["predictions"]
+    assert shown.split()[1] == expected[0]["label"].split()[0]
+    assert float(shown.split()[0]) == pytest.approx(expected[0]["score"], abs=1e-4)
+
+
 def test_a_panel(toys, call, tmp_path, images):
     done = call("inspect", "fashion", *images, "--output", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr

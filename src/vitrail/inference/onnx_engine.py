@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class OnnxEngine(FileEngine):
     precisions = ("float32", "int8")
     packages = ("onnxruntime",)
     kinds = {"float32": "onnx", "int8": "onnx-int8"}  # noqa: RUF012 - a constant
+    file: ClassVar[str] = MODEL
+    """Name of the model's file in its folder."""
 
     def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
         super().__init__(folder, parts, precision)
@@ -87,7 +89,7 @@ class OnnxEngine(FileEngine):
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors, which are raised as well
-        path = str(self.folder / MODEL)
+        path = str(self.folder / self.file)
         try:
             session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its own classes, which it does not promise

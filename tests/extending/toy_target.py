@@ -1,0 +1,36 @@
+"""An export target: the ORT format, which builds of ONNX Runtime for phones read."""
+
+import tempfile
+from pathlib import Path
+
+import onnxruntime
+
+from vitrail.inference.graph import write_onnx
+from vitrail.inference.onnx_engine import OnnxEngine
+from vitrail.inference.targets.onnx import OnnxTarget
+
+
+class OrtEngine(OnnxEngine):
+    file = "model.ort"
+
+
+class Ort(OnnxTarget):
+    """model.ort, optimised when it is written."""
+
+    name = "ort"
+    precisions = ("float32",)
+
+    @classmethod
+    def write(cls, source, folder, order):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(folder / OrtEngine.file)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        options.log_severity_level = 3
+        with tempfile.TemporaryDirectory() as graph:
+            write_onnx(source, Path(graph), order.precision, order.batch)
+            onnxruntime.InferenceSession(Path(graph) / OnnxEngine.file, options, providers=["CPUExecutionProvider"])
+        return folder / OrtEngine.file
+
+    @classmethod
+    def opened(cls, model, parts, precision):
+        return OrtEngine(model.parent, parts, precision)
