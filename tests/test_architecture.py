@@ -6,7 +6,8 @@ import pytest
 
 from tests.paths import ROOT
 from vitrail.core.registry import load_object
-from vitrail.models.config import FAMILIES, ModelConfig
+from vitrail.models.config import ModelConfig
+from vitrail.models.families import FAMILIES
 
 SOURCE = ROOT / "src" / "vitrail"
 OWN_PACKAGES = ("models", "bundles")

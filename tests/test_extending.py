@@ -28,8 +28,8 @@ from vitrail.data.sources.registry import open_data
 from vitrail.inference.registry import ENGINES
 from vitrail.lab.exact import redraw
 from vitrail.lab.registry import QUESTIONS
-from vitrail.models.config import FAMILIES
 from vitrail.models.create import create
+from vitrail.models.families import FAMILIES
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.positions.rules import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
@@ -117,10 +117,17 @@ def test_names_of_extensions_are_known_without_importing_them(toys):
 
 
 def test_a_family(toys, call, tmp_path, images):
+    from toy_family.config import CoarseConfig
+
     done = call("info", "coarse", "--json")
     row = json.loads(done.stdout)
     model = create("coarse")
     assert (row["parameters"], row["macs"]) == (sum(one.numel() for one in model.parameters()), 16 * 32 + 32 * 10)
+    row = json.loads(call("info", "coarse-large", "--json").stdout)
+    assert (row["name"], row["family"], row["macs"]) == ("coarse-large", "coarse", 64 * 64 + 64 * 10)
+    assert create("coarse-large").config == CoarseConfig(name="coarse-large", cells=8, width=64)
+    done = call("info", "coarse-huge")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     bundle = go_through(call, tmp_path, images, "--model", "coarse")
     assert json.loads((bundle / "config.json").read_text())["extensions"] == {"family.coarse": "toys 1.0"}
     assert load(bundle).model.config.cells == 4
@@ -346,7 +353,7 @@ def test_an_extension_that_cannot_be_imported_is_one_line(install):
 
 
 def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path):
-    install("misnamed", "family.rough = toy_family:CoarseConfig")
+    install("misnamed", "family.rough = toy_family.config:CoarseConfig")
     done = call(*TRAIN, "--model", "rough", "--output", tmp_path / "run")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -385,7 +392,7 @@ def test_a_built_in_kind_is_used_instead_of_an_extension_of_its_name(install):
 
 
 def test_a_name_that_two_packages_use_is_refused(install):
-    install("doubles", "family.coarse = toy_family:CoarseConfig")
+    install("doubles", "family.coarse = toy_family.config:CoarseConfig")
     assert FAMILIES.added == ["coarse"]  # listed, but nobody can tell which is meant
     with pytest.raises(
         VitrailError, match=r"Extension family.coarse must come from one package, got doubles 2 and toys 1.0. Uninstall"

@@ -21,7 +21,7 @@ from vitrail.faces import gallery
 from vitrail.inference.registry import ENGINES, TARGETS
 from vitrail.lab import trial
 from vitrail.lab.registry import QUESTIONS
-from vitrail.models.config import FAMILIES
+from vitrail.models.families import FAMILIES
 from vitrail.models.positions.rules import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
 from vitrail.training.options import Options

@@ -30,10 +30,10 @@ from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import Activations
 from vitrail.models.base import Model
-from vitrail.models.config import FAMILIES
 from vitrail.models.create import build, create
-from vitrail.models.timm_names import TIMM, Alias
-from vitrail.models.zoo import MODELS, find
+from vitrail.models.families import FAMILIES
+from vitrail.models.sizes import Alias
+from vitrail.models.zoo import MODELS, TIMM, find
 from vitrail.training.callback import Step
 from vitrail.training.run import Result
 

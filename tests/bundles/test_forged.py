@@ -16,8 +16,8 @@ from tests.bundles.test_bundle import remake_manifest
 from vitrail.core.files import MANIFEST
 from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
-from vitrail.models.config import FAMILIES
 from vitrail.models.create import build
+from vitrail.models.families import FAMILIES
 
 INPUT = {"classes": 3, "channels": 1, "resolution": (8, 8)}
 VIT = {"patch": (2, 2), "width": 16, "depth": 2, "heads": 2, "mlp": 16}

@@ -11,7 +11,8 @@ from vitrail.core.errors import DamagedError, MissingError, UsageError, VitrailE
 from vitrail.core.files import MANIFEST, read_json, verify
 from vitrail.core.registry import Registry
 from vitrail.models import zoo
-from vitrail.models.config import FAMILIES, ModelConfig, read_model
+from vitrail.models.config import ModelConfig, read_model
+from vitrail.models.families import FAMILIES
 from vitrail.models.positions.rules import POSITIONS
 
 FORMAT = 2

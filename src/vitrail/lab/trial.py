@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.core.settings import jsonable
-from vitrail.models.config import FAMILIES
+from vitrail.models.families import FAMILIES
 
 VERSION = 2
 """Of what cells compute; results of another version are not mixed in."""

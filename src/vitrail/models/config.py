@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.core.errors import UsageError
-from vitrail.core.registry import Registry
 from vitrail.core.settings import Pair, Settings, jsonable
+from vitrail.models.families import FAMILIES
 
 INFO_KEYS = (
     "name",
@@ -72,6 +72,11 @@ class ModelConfig(Settings):
     family: ClassVar[str]
     model: ClassVar[str]
     """The family's module, as `package.module:Class`."""
+    sizes: ClassVar[str] = ""
+    """The family's named models, as `package.module:SIZES`, a `models.sizes.Sizes`."""
+    weights: ClassVar[str] = ""
+    """The family's state-dict mappings, as `package.module:MAPPINGS`: a `StateDictMapping` for each weight format that
+    has models of the family."""
     scaled_by: ClassVar[str] = "width"
     """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
 
@@ -262,22 +267,6 @@ class ModelConfig(Settings):
     def info(self) -> dict[str, Any]:
         """The row of `vitrail info`; what a family does not have is null."""
         return jsonable({key: getattr(self, key) for key in INFO_KEYS})
-
-
-FAMILIES: Registry[type[ModelConfig]] = Registry(
-    "family",
-    {
-        "vit": "vitrail.models.families.vit.config:ViTConfig",
-        "hybrid": "vitrail.models.families.hybrid.config:HybridConfig",
-        "resnet": "vitrail.models.families.resnet.config:ResNetConfig",
-        "mixer": "vitrail.models.families.mixer.config:MixerConfig",
-        "lstm": "vitrail.models.families.lstm.config:LSTMConfig",
-        "igpt": "vitrail.models.families.igpt.config:IGPTConfig",
-        "mlp": "vitrail.models.families.mlp.config:MLPConfig",
-    },
-    base="vitrail.models.config:ModelConfig",
-    stated="family",
-)
 
 
 def model_settings() -> dict[str, str]:

@@ -26,8 +26,7 @@ from vitrail.models.families.hybrid.config import HybridConfig
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.timm_names import TIMM
-from vitrail.models.zoo import MODELS
+from vitrail.models.zoo import MODELS, TIMM
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 

@@ -1,1 +1,27 @@
-"""One folder for each model family."""
+"""The model families: one folder each, and one line here.
+
+A line names the family's configuration, which names its module (`model`), its sizes (`sizes`) and its tensor names in
+other libraries (`weights`).
+"""
+
+from typing import TYPE_CHECKING
+
+from vitrail.core.registry import Registry
+
+if TYPE_CHECKING:
+    from vitrail.models.config import ModelConfig
+
+FAMILIES: "Registry[type[ModelConfig]]" = Registry(
+    "family",
+    {
+        "vit": "vitrail.models.families.vit.config:ViTConfig",
+        "hybrid": "vitrail.models.families.hybrid.config:HybridConfig",
+        "resnet": "vitrail.models.families.resnet.config:ResNetConfig",
+        "mixer": "vitrail.models.families.mixer.config:MixerConfig",
+        "lstm": "vitrail.models.families.lstm.config:LSTMConfig",
+        "igpt": "vitrail.models.families.igpt.config:IGPTConfig",
+        "mlp": "vitrail.models.families.mlp.config:MLPConfig",
+    },
+    base="vitrail.models.config:ModelConfig",
+    stated="family",
+)

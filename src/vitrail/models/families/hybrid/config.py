@@ -16,6 +16,8 @@ class HybridConfig(ViTConfig):
 
     family: ClassVar[str] = "hybrid"
     model: ClassVar[str] = "vitrail.models.families.hybrid.model:Hybrid"
+    sizes: ClassVar[str] = "vitrail.models.families.hybrid.sizes:SIZES"
+    weights: ClassVar[str] = "vitrail.models.families.hybrid.weights:MAPPINGS"
 
     stem: Literal["resnet", "light"] = "resnet"
     """The ResNet of the paper (weight-standardised convolutions, GroupNorm), or a few 3x3 convolutions with BatchNorm

@@ -15,6 +15,7 @@ class IGPTConfig(ModelConfig):
 
     family: ClassVar[str] = "igpt"
     model: ClassVar[str] = "vitrail.models.families.igpt.model:IGPT"
+    sizes: ClassVar[str] = "vitrail.models.families.igpt.sizes:SIZES"
     scaled_by: ClassVar[str] = "mlp"
 
     palette: int = 512

@@ -13,6 +13,8 @@ class MixerConfig(PatchedConfig):
 
     family: ClassVar[str] = "mixer"
     model: ClassVar[str] = "vitrail.models.families.mixer.model:Mixer"
+    sizes: ClassVar[str] = "vitrail.models.families.mixer.sizes:SIZES"
+    weights: ClassVar[str] = "vitrail.models.families.mixer.weights:MAPPINGS"
     scaled_by: ClassVar[str] = "channel_mlp"
 
     depth: int = 12

@@ -13,6 +13,7 @@ class MLPConfig(ModelConfig):
 
     family: ClassVar[str] = "mlp"
     model: ClassVar[str] = "vitrail.models.families.mlp.model:PixelMLP"
+    sizes: ClassVar[str] = "vitrail.models.families.mlp.sizes:SIZES"
 
     width: int = 1024
     """Width of each hidden layer."""

@@ -15,6 +15,8 @@ class ResNetConfig(ModelConfig):
 
     family: ClassVar[str] = "resnet"
     model: ClassVar[str] = "vitrail.models.families.resnet.model:ResNet"
+    sizes: ClassVar[str] = "vitrail.models.families.resnet.sizes:SIZES"
+    weights: ClassVar[str] = "vitrail.models.families.resnet.weights:MAPPINGS"
     scaled_by: ClassVar[str] = "base"
 
     kind: Literal["bit", "plain"] = "bit"

@@ -23,6 +23,8 @@ class ViTConfig(PatchedConfig):
 
     family: ClassVar[str] = "vit"
     model: ClassVar[str] = "vitrail.models.families.vit.model:ViT"
+    sizes: ClassVar[str] = "vitrail.models.families.vit.sizes:SIZES"
+    weights: ClassVar[str] = "vitrail.models.families.vit.weights:MAPPINGS"
     scaled_by: ClassVar[str] = "mlp"
 
     depth: int = 12

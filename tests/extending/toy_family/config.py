@@ -12,7 +12,8 @@ class CoarseConfig(ModelConfig):
     """An image as the means of `cells` x `cells` parts of it."""
 
     family: ClassVar[str] = "coarse"
-    model: ClassVar[str] = "toy_family_model:Coarse"
+    model: ClassVar[str] = "toy_family.model:Coarse"
+    sizes: ClassVar[str] = "toy_family.sizes:SIZES"
 
     classes: int = 10
     channels: int = 1

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toy_family import CoarseConfig
 
+from toy_family.config import CoarseConfig
 from vitrail.models.activations import Activations
 from vitrail.models.base import Model
 from vitrail.models.initialise import lecun_normal_

@@ -1,0 +1,40 @@
+"""What the `sizes.py` of a family states: its models by name, and the names that timm has for them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from vitrail.models.config import ModelConfig
+
+
+class Alias(NamedTuple):
+    """What another library's name means here."""
+
+    name: str
+    """The model's name in `vitrail models`."""
+    resolution: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The named models of a family, in the order in which `vitrail models` lists them."""
+
+    published: tuple[ModelConfig, ...] = ()
+    """Sizes of papers, with the names that papers have for them."""
+    small: tuple[ModelConfig, ...] = ()
+    """Presets for images of 8 to 32 pixels that train in minutes on two cores.
+
+    All of one size cost the same multiply-accumulates within a few per cent, so that a comparison between families is
+    fair: 1.4 M for Pico (8 px), 2.4 M for Nano (28 px), 2.6 M for Nano/8 (32 px in colour), 11.8 M for Micro (28 px).
+    """
+    faces: tuple[ModelConfig, ...] = ()
+    """Models that make an embedding of a face."""
+    timm: Mapping[str, Alias] = dataclasses.field(default_factory=dict)
+    """timm's names: only of models whose tensors are the same, which a test compares with timm's own."""
+    called_elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Other names that a user may try, with the model to suggest for each."""
+
+    @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """All of them."""
+        return self.published + self.small + self.faces

@@ -1,0 +1,1 @@
+"""The family `coarse`: one folder."""
