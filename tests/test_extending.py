@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,6 +25,9 @@ from vitrail.bundles.convert import Told, read_any
 from vitrail.bundles.formats.registry import FORMATS
 from vitrail.core import registry
 from vitrail.core.errors import MissingError, UsageError, VitrailError
+from vitrail.core.rng import Stream
+from vitrail.data.augment.config import AUGMENTATIONS, Augment
+from vitrail.data.augment.pipeline import augment
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.inference.registry import ENGINES
@@ -33,7 +38,7 @@ from vitrail.models.families import FAMILIES
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.positions.rules import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
-from vitrail.training.recipe import OBJECTIVES, OPTIMISERS, Recipe
+from vitrail.training.recipe import OBJECTIVES, OPTIMISERS, Recipe, find_recipe
 
 TOYS = TESTS / "extending"
 TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", "--checkpoint-seconds", "0")
@@ -289,6 +294,54 @@ def test_an_optimiser(toys, call, tmp_path):
     assert "memory/model.blocks.0.attn.qkv.bias/exp_avg" in state
 
 
+def test_an_augmentation(toys, call, tmp_path):
+    run = train_and_resume(call, tmp_path, "--model", "ViT-Pico/2", "--set", "augment.fog=0.5", "augment.crop=none")
+    augmentation = tomllib.loads((run / "config.toml").read_text())["augment"]
+    assert (augmentation["fog"], augmentation["fog_level"]) == (0.5, 255)
+    plain = call(*TRAIN, "--model", "ViT-Pico/2", "--set", "augment.crop=none", "--output", tmp_path / "plain")
+    assert plain.returncode == 0, plain.stderr
+    assert weights_of(tmp_path / "plain") != weights_of(run)
+    # From a recipe, after the built-in augmentations, with the same pixels for one image as in a batch.
+    (tmp_path / "foggy.toml").write_text("# Foggy.\nsteps = 2\n[augment]\nfog = 1.0\nflip = 'random'\n")
+    settings = find_recipe(str(tmp_path / "foggy.toml")).augment
+    images = np.full((8, 8, 8, 1), 100, np.uint8)
+    preprocess = Preprocess(resolution=8, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    foggy = augment(images, Stream(0, 0, np.arange(8)), settings, preprocess)
+    levels = foggy[:, 0, 0, 0]
+    assert (foggy == levels[:, None, None, None]).all()
+    assert len(set(levels.tolist())) > 4
+    assert (levels >= 100).all()
+    assert (augment(images[3:4], Stream(0, 0, np.array([3])), settings, preprocess) == foggy[3]).all()
+    rows = {row["setting"]: row for row in json.loads(call("recipes", "small", "--json").stdout)["settings"]}
+    assert (rows["augment.fog"]["default"], rows["augment.fog"]["meaning"]) == (0.0, "Largest share of white.")
+    for setting, message in (
+        ("augment.fog=2", "Fog must be a number from 0 to 1, got 2."),
+        ("augment.fog_density=1", "Setting of augmentation must be one of crop, "),
+        ("augment.fob=1", "Setting 'augment.fob' is not one of a recipe's."),
+        ("fog=1", "Setting 'fog' is not one of a recipe's. Did you mean 'augment.fog'?"),
+    ):
+        done = call(*TRAIN, "--model", "ViT-Pico/2", "--set", setting, "--output", tmp_path / "refused")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert message in done.stderr
+
+
+def test_an_augmentation_is_imported_only_where_it_is_used(toys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "toy_augmentation", raising=False)
+    Recipe(augment={"flip": "random"})
+    assert "toy_augmentation" not in sys.modules
+    assert Augment(fog_level=3).fog_level == 3
+    assert "toy_augmentation" in sys.modules
+
+
+def test_settings_of_an_augmentation_must_have_its_name(install):
+    install("misnamed", "augmentation.mist = toy_augmentation:Fog")
+    with pytest.raises(
+        VitrailError,
+        match=r"augmentation.mist of misnamed 2 must be called mist or mist_..., got fog\. Rename the setting",
+    ):
+        Augment(mist=0.5)
+
+
 def test_help_lists_the_objectives_of_other_packages(toys):
     words = [sys.executable, "-m", "vitrail", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
@@ -372,6 +425,7 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
         (PANELS, "Panel"),
         (OBJECTIVES, "Objective"),
         (OPTIMISERS, "Optimiser"),
+        (AUGMENTATIONS, "Augmentation"),
         (ENGINES, "Engine"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.sort,

@@ -15,7 +15,7 @@ from vitrail.bundles.formats.registry import FORMATS
 from vitrail.bundles.remote.registry import REMOTES
 from vitrail.core import rng
 from vitrail.core.registry import GROUP, load_object
-from vitrail.data.augment.config import Augment
+from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.data.preprocess import Preprocess
 from vitrail.faces import gallery
 from vitrail.inference.registry import ENGINES, TARGETS
@@ -28,8 +28,12 @@ from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, OPTIMISERS, Recipe
 
 NAMES = tomllib.loads((TESTS / "frozen_names.toml").read_text(encoding="utf-8"))
-SETTINGS = {settings.__name__: settings for settings in (Augment, Options, Preprocess, Recipe)}
+SETTINGS = {
+    settings.__name__: [field.name for field in dataclasses.fields(settings)]
+    for settings in (Options, Preprocess, Recipe)
+} | {"Augment": Augment.names()}
 PLUGINS = {
+    "augmentation": AUGMENTATIONS,
     "family": FAMILIES,
     "position": POSITIONS,
     "format": FORMATS,
@@ -75,7 +79,7 @@ def test_random_bits_are_those_of_every_earlier_version():
 
 @pytest.mark.parametrize("name", NAMES["settings"])
 def test_settings_of_recipes_and_runs_keep_their_names(name):
-    assert [field.name for field in dataclasses.fields(SETTINGS[name])] == NAMES["settings"][name]
+    assert SETTINGS[name] == NAMES["settings"][name]
 
 
 @pytest.mark.parametrize("family", NAMES["models"])

@@ -1,8 +1,9 @@
 """Registries of kinds by name: built-in ones and those of installed packages.
 
 A package adds a kind through an entry point of the group `vitrail.extensions` called `KIND.NAME`: `family.swin`,
-`position.spiral`, `format.flax`, `remote.s3`, `panel.saliency`, `objective.triplet`, `question.texture`. Names are read
-from the packages' metadata, which imports nothing; the code of a kind is imported when it is first used.
+`position.spiral`, `format.flax`, `remote.s3`, `panel.saliency`, `objective.triplet`, `question.texture`,
+`augmentation.blur`, `source.lmdb`. Names are read from the packages' metadata, which imports nothing; the code of a
+kind is imported when it is first used.
 """
 
 import functools
@@ -73,6 +74,11 @@ class Registry(Generic[Kind]):
                 raise VitrailError(f"{subject} must be a subclass of {base.__name__}, got {found!r}.")
         if self._stated is not None and (stated := getattr(found, self._stated, None)) != name:
             raise VitrailError(f"{subject} must have {self._stated} = {name!r}, got {stated!r}. Rename one of the two.")
+
+    @property
+    def built_in(self) -> list[str]:
+        """The names that come with vitrail, in their order."""
+        return list(self._own)
 
     @property
     def added(self) -> list[str]:

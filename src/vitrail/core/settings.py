@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import operator
@@ -9,21 +10,48 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.core.errors import UsageError, did_you_mean
 
 Pair = tuple[int, int]
 
 
+class Bounds(NamedTuple):
+    """The allowed range of a number, declared on its field: `depth: Annotated[int, Bounds(1, 64)] = 12`. On a tuple it
+    is the range of each number."""
+
+    low: float
+    high: float
+    """The largest allowed number."""
+    or_zero: bool = False
+    """Whether 0 is allowed, too."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an error if a field holds no number within the bounds."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (self.low <= value <= self.high or (self.or_zero and value == 0)):
+            zero = "0 or " if self.or_zero else ""
+            raise UsageError(
+                f"{spoken(name)} must be {zero}a number from {self.low:g} to {self.high:g}, got {value!r}."
+            )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A frozen group of settings. Subclasses list fields with a docstring each and check them in `__post_init__`."""
+    """A frozen group of settings. Subclasses list fields with a docstring each. The type of a field says what it may
+    hold: `Literal[...]`, `bool`, `Annotated[int, Bounds(0, 255)]`, or a tuple or `| None` of these. `__post_init__`
+    checks that; subclasses add the rules about several fields.
+    """
 
     title: ClassVar[str] = "Settings"
     """Name of this group in error messages."""
     called_elsewhere: ClassVar[Mapping[str, str]] = {}
     """Our names for the settings of other libraries, which an error suggests."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _field_types(type(self)).items():
+            object.__setattr__(self, name, _check(name, getattr(self, name), hint))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed and all checked."""
@@ -81,11 +109,7 @@ class Settings:
 
     def _set_pair(self, name: str, *, low: int, high: int) -> None:
         """Check that the field holds two integers; a single one stands for both."""
-        value = getattr(self, name)
-        sides = value if as_integer(value) is None else (value, value)
-        if not isinstance(sides, list | tuple) or len(sides) != 2:
-            raise UsageError(f"{spoken(name)} must be an integer or a pair [height, width], got {value!r}.")
-        object.__setattr__(self, name, tuple(check_integer(name, side, low=low, high=high) for side in sides))
+        object.__setattr__(self, name, check_pair(name, getattr(self, name), low=low, high=high))
 
     def _set_integer(self, name: str, *, low: int, high: int) -> None:
         """Check that the field holds an integer, and hold it as Python's own."""
@@ -95,18 +119,67 @@ class Settings:
         """Check that the named fields hold a value of their `Literal` type."""
         hints = typing.get_type_hints(type(self))
         for name in names:
-            words = _literal_words(hints[name])
-            value = getattr(self, name)
-            if value not in words:
-                suggestion = did_you_mean(value, filter(None, words)) if isinstance(value, str) else ""
-                listed = ", ".join(map(str, words))
-                raise UsageError(f"{spoken(name)} must be one of {listed}, got {value!r}.{suggestion}")
+            _check_choice(name, getattr(self, name), _literal_words(hints[name]))
 
     def _check_flags(self, names: Iterable[str]) -> None:
         """Check that the named fields are booleans."""
         for name in names:
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{spoken(name)} must be true or false, got {getattr(self, name)!r}.")
+            _check_flag(name, getattr(self, name))
+
+
+@functools.cache
+def _field_types(kind: type[Settings]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> Any:
+    """Check that `value` is of the type `hint`. Returns it with Python's own integers, and tuples in place of lists.
+    Types that say nothing about a value (`str`, tables, other settings) are not checked."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _check(name, value, parts[0], next((part for part in parts[1:] if isinstance(part, Bounds)), bounds))
+    if origin in (types.UnionType, typing.Union):
+        inner = [part for part in parts if part is not type(None)]
+        return value if value is None or len(inner) > 1 else _check(name, value, inner[0], bounds)
+    if origin is Literal:
+        _check_choice(name, value, parts)
+    elif hint is bool:
+        _check_flag(name, value)
+    elif hint is int and bounds is not None:
+        return check_integer(name, value, low=int(bounds.low), high=int(bounds.high))
+    elif hint is float and bounds is not None:
+        bounds.check(name, value)
+    elif hint == Pair and bounds is not None:
+        return check_pair(name, value, low=int(bounds.low), high=int(bounds.high))
+    elif origin is tuple:
+        hints = [parts[0]] * len(value) if parts[1:] == (...,) and isinstance(value, list | tuple) else parts
+        if not isinstance(value, list | tuple) or len(value) != len(hints) or not value:
+            count = "a list of" if parts[1:] == (...,) else f"{len(parts)}"
+            raise UsageError(f"{spoken(name)} must be {count} numbers, got {value!r}.")
+        return tuple(_check(name, number, part, bounds) for number, part in zip(value, hints, strict=True))
+    return value
+
+
+def _check_choice(name: str, value: Any, words: tuple[Any, ...]) -> None:
+    if value not in words:
+        suggestion = did_you_mean(value, filter(None, words)) if isinstance(value, str) else ""
+        listed = ", ".join(map(str, words))
+        raise UsageError(f"{spoken(name)} must be one of {listed}, got {value!r}.{suggestion}")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{spoken(name)} must be true or false, got {value!r}.")
+
+
+def check_pair(name: str, value: Any, *, low: int, high: int) -> Pair:
+    """Check that `value` is a pair of integers between `low` and `high`; a single integer stands for both."""
+    sides = value if as_integer(value) is None else (value, value)
+    if not isinstance(sides, list | tuple) or len(sides) != 2:
+        raise UsageError(f"{spoken(name)} must be an integer or a pair [height, width], got {value!r}.")
+    first, second = (check_integer(name, side, low=low, high=high) for side in sides)
+    return first, second
 
 
 def check_integer(name: str, value: Any, *, low: int, high: int) -> int:

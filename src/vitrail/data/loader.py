@@ -23,7 +23,8 @@ from vitrail.core.rng import Stream
 from vitrail.core.settings import check_integer
 from vitrail.core.watchdog import Step
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.pipeline import Mixture, augment, check_channels, sample_mixture
+from vitrail.data.augment.mixing import Mixture
+from vitrail.data.augment.pipeline import augment
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.prefetch import prefetch
@@ -98,7 +99,7 @@ class Loader:
         self.workers, self.rank, self.ranks, self.cache, self.on_damage = workers, rank, ranks, cache, on_damage
         self.damaged: dict[str, str] = {}
         """Images that could not be read so far, and why."""
-        check_channels(self.settings, preprocess.channels)
+        self.settings.check_channels(preprocess.channels)
         if preprocess.channels not in (1, 3) and split.in_memory is None:
             raise UsageError(f"Image files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
 
@@ -181,15 +182,12 @@ class Loader:
         pixels = done[0][0] if len(done) == 1 else np.concatenate([part for part, _ in done])
         owners = np.concatenate([part for _, part in done])
         is_skipped = owners < 0
-        mixture = None
-        if self.settings.mixes:
-            stream = Stream(self.seed, epoch, indices)
-            mixture = sample_mixture(stream, self.settings, self.preprocess.resolution, is_skipped)
+        stream = Stream(self.seed, epoch, indices)
         return Batch(
             pixels=torch.from_numpy(pixels),
             labels=torch.from_numpy(self.split.labels[np.where(is_skipped, indices, owners)]),
             indices=indices,
             weights=torch.from_numpy((~is_skipped).astype(np.float32)),
-            mixture=mixture,
+            mixture=self.settings.mixture(stream, self.preprocess.resolution, is_skipped),
             global_size=global_size,
         )

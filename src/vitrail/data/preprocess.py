@@ -6,13 +6,13 @@ It equals timm's evaluation transform bit for bit, because published scores depe
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from PIL import Image
 
 from vitrail.core.errors import DamagedError, UsageError
-from vitrail.core.settings import Pair, Settings, check_integer, check_number
+from vitrail.core.settings import Bounds, Pair, Settings
 from vitrail.data.decode import open_image, to_channels
 
 if TYPE_CHECKING:
@@ -42,45 +42,35 @@ class Preprocess(Settings):
 
     title: ClassVar[str] = "Preprocessing"
 
-    resolution: Pair = (224, 224)
+    resolution: Annotated[Pair, Bounds(1, 65_536)] = (224, 224)
     """Input height and width of the model."""
     resize: Literal["shorter", "squash", "pad"] = "shorter"
     """shorter: keep the aspect ratio, fit the shorter side, crop the rest. squash: stretch both sides. pad: keep the
     aspect ratio, fit the longer side, fill the rest with the background."""
-    crop_fraction: float = 0.9
+    crop_fraction: Annotated[float, Bounds(0.01, 1)] = 0.9
     """Share of the resized image that the crop keeps."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """Pillow's filter for the resize, with antialiasing."""
-    background: tuple[int, int, int] = (255, 255, 255)
+    background: Annotated[tuple[int, int, int], Bounds(0, 255)] = (255, 255, 255)
     """Colour (red, green, blue) under transparent pixels and around padded images."""
     jpeg: Literal["exact", "double"] = "exact"
     """Decode JPEG files exactly, or (double) at the smallest scale of at least twice the needed size, which is
     faster."""
-    mean: tuple[float, ...] = IMAGENET_MEAN
+    mean: Annotated[tuple[float, ...], Bounds(-1e6, 1e6)] = IMAGENET_MEAN
     """Subtracted from each channel; its length is the number of channels."""
-    std: tuple[float, ...] = IMAGENET_STD
+    std: Annotated[tuple[float, ...], Bounds(0, 1e6)] = IMAGENET_STD
     """Divides each channel."""
 
     def __post_init__(self) -> None:
-        self._set_pair("resolution", low=1, high=65_536)
-        self._check_choices(("resize", "interpolation", "jpeg"))
-        if not isinstance(self.crop_fraction, float | int) or not 0.01 <= self.crop_fraction <= 1:
-            raise UsageError(f"Crop fraction must be from 0.01 to 1, got {self.crop_fraction!r}.")
-        for name in ("mean", "std", "background"):
+        for name in ("mean", "std"):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or not numbers:
                 raise UsageError(f"{name.capitalize()} must be a number for each channel, got {numbers!r}.")
-            object.__setattr__(self, name, tuple(numbers))
-            for number in numbers:
-                check_number(name, number, low=-1e6, below=1e6)
+        super().__post_init__()
         if len(self.std) != len(self.mean):
             raise UsageError(f"Mean and std must have equally many numbers, got {self.mean!r} and {self.std!r}.")
         if min(self.std) <= 0:
             raise UsageError(f"Std must be above 0 in each channel, got {self.std!r}.")
-        if len(self.background) != 3:
-            raise UsageError(f"Background must be red, green and blue, got {self.background!r}.")
-        for level in self.background:
-            check_integer("background", level, low=0, high=255)
 
     @property
     def ground(self) -> tuple[int, int, int] | int:

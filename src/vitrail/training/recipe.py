@@ -18,7 +18,7 @@ from vitrail.core.files import read_document, writable
 from vitrail.core.other_tools import same_word
 from vitrail.core.registry import Registry
 from vitrail.core.settings import Settings, as_integer, check_number, spoken
-from vitrail.data.augment.config import Augment
+from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.models.config import model_settings
 from vitrail.training.margin_settings import Margin
 
@@ -263,7 +263,8 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
             raise UsageError(f"Setting {key!r} must be given once, got it twice.")
         changed.add(key)
         known = fields[table] if table else fields
-        if table != "model" and table != "preprocess" and name not in known:
+        is_known = name in known or (table == "augment" and Augment.has(name))
+        if table != "model" and table != "preprocess" and not is_known:
             keys = setting_keys()
             keys |= {theirs: keys[ours] for theirs, ours in same_word(name, keys).items()}
             raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), keys)}")
@@ -301,6 +302,7 @@ def setting_keys() -> dict[str, str]:
     fields = Recipe().to_json()
     in_model = {name: f"model.{name}" for name in model_settings()}
     in_tables = {name: f"{table}.{name}" for table in ("augment", "margin") for name in fields[table]}
+    in_tables |= {name: f"augment.{name}" for name in AUGMENTATIONS.added}
     return in_model | in_tables | {name: name for name, value in fields.items() if not isinstance(value, dict)}
 
 

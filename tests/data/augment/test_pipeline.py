@@ -16,8 +16,10 @@ from vitrail.core.errors import UsageError
 from vitrail.core.rng import Stream
 from vitrail.data.augment import operations
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.pipeline import JITTERS, augment, check_channels, crop_boxes, mix, sample_mixture
-from vitrail.data.augment.randaugment import GOOGLE, TABLES, TORCHVISION, Operation, apply
+from vitrail.data.augment.crop import Crop
+from vitrail.data.augment.jitter import JITTERS
+from vitrail.data.augment.pipeline import augment, mix
+from vitrail.data.augment.randaugment import GOOGLE, TABLES, TORCHVISION, Operation, RandAugment
 from vitrail.data.preprocess import Preprocess
 
 EYE = Preprocess(resolution=(24, 20), crop_fraction=1.0)
@@ -132,7 +134,7 @@ def test_a_resized_crop_equals_torchvisions_for_the_same_box():
     torchvision = import_peer("torchvision.transforms")
     settings = Augment(crop="resized", scale=(0.2, 0.9))
     images = noise(8, 60, 45, 3)
-    boxes = crop_boxes(np.full(8, 60), np.full(8, 45), stream(8), settings)
+    boxes = Crop(crop="resized", scale=(0.2, 0.9)).boxes(np.full(8, 60), np.full(8, 45), stream(8))
     found = augment(images, stream(8), settings, EYE)
     for image, box, ours in zip(images, boxes.tolist(), found, strict=True):
         expected = functional.resized_crop(
@@ -147,7 +149,7 @@ def test_crop_boxes_are_distributed_as_torchvisions():
     for height, width in ((100, 80), (30, 200)):
         image = Image.new("L", (width, height))
         theirs = np.array([torchvision.RandomResizedCrop.get_params(image, scale, ratio) for _ in range(4000)])
-        ours = crop_boxes(np.full(4000, height), np.full(4000, width), stream(4000), Augment(crop="resized"))
+        ours = Crop(crop="resized").boxes(np.full(4000, height), np.full(4000, width), stream(4000))
         assert (ours[:, :2] >= 0).all()
         assert (ours[:, 0] + ours[:, 2] <= height).all()
         assert (ours[:, 1] + ours[:, 3] <= width).all()
@@ -158,10 +160,9 @@ def test_crop_boxes_are_distributed_as_torchvisions():
 
 @given(height=st.integers(1, 300), width=st.integers(1, 300), seed=st.integers(0, 99))
 def test_crop_boxes_lie_inside_any_image(height, width, seed):
-    for settings in (Augment(crop="resized"), Augment(crop="resized", scale=(0.01, 0.02), ratio=(0.05, 20))):
-        top, left, tall, wide = crop_boxes(
-            np.full(20, height), np.full(20, width), Stream(seed, 0, np.arange(20)), settings
-        ).T
+    for crop in (Crop(crop="resized"), Crop(crop="resized", scale=(0.01, 0.02), ratio=(0.05, 20))):
+        boxes = crop.boxes(np.full(20, height), np.full(20, width), Stream(seed, 0, np.arange(20)))
+        top, left, tall, wide = boxes.T
         assert (top >= 0).all()
         assert (left >= 0).all()
         assert (tall >= 1).all()
@@ -254,7 +255,7 @@ def test_impossible_settings_are_refused(wrong):
 def test_mixup_and_cutmix_mix_neighbours_and_say_how_much():
     images = torch.arange(9.0)[:, None, None, None].expand(9, 2, 10, 10).clone()
     for settings in (Augment(mixup=0.8), Augment(cutmix=1.0), Augment(mixup=0.2, cutmix=1.0)):
-        mixture = sample_mixture(stream(9), settings, (10, 10))
+        mixture = settings.mixture(stream(9), (10, 10))
         mixed = mix(images, mixture)
         assert mixture.partner.tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 8]
         expected = mixture.share * np.arange(9) + (1 - mixture.share) * mixture.partner
@@ -268,15 +269,15 @@ def test_mixup_and_cutmix_mix_neighbours_and_say_how_much():
 
 def test_a_damaged_sample_is_mixed_with_nobody():
     alone = np.array([False, True, False, False])
-    mixture = sample_mixture(stream(4), Augment(mixup=1.0), (4, 4), alone)
+    mixture = Augment(mixup=1.0).mixture(stream(4), (4, 4), alone)
     assert mixture.share[:2].tolist() == [1.0, 1.0]
     assert (mixture.share[2:] < 1).all()
 
 
 def test_mixture_of_a_pair_does_not_depend_on_the_batch():
     settings = Augment(mixup=0.5, cutmix=0.5)
-    whole = sample_mixture(stream(8), settings, (28, 28))
-    part = sample_mixture(Stream(0, 0, np.arange(4, 8)), settings, (28, 28))
+    whole = settings.mixture(stream(8), (28, 28))
+    part = settings.mixture(Stream(0, 0, np.arange(4, 8)), (28, 28))
     np.testing.assert_array_equal(part.share, whole.share[4:])
     np.testing.assert_array_equal(part.boxes, whole.boxes[4:])
 
@@ -318,8 +319,8 @@ def test_googles_strengths_are_those_of_big_vision():
     signs = np.array([1.0, -1.0, 1.0])
 
     def changed(name, magnitude):
-        settings = Augment(randaugment=1, operations="google", magnitude=magnitude, fill=128)
-        return apply({row.name: row for row in GOOGLE}[name], images, signs, stream(3), settings)
+        step = RandAugment(randaugment=1, operations="google", magnitude=magnitude, fill=128)
+        return step.apply_row({row.name: row for row in GOOGLE}[name], images, signs, stream(3))
 
     assert (changed("Invert", 10) == 255 - images).all()
     assert (changed("Solarize", 10) == images).all()  # a threshold of 256 is above every level
@@ -369,11 +370,47 @@ def test_pixels_of_a_seed_never_change():
     assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == "56f58e31e3ef5d12"
 
 
+@pytest.mark.parametrize(
+    ("settings", "digest"),
+    [
+        ({"crop": "pad", "padding": 3, "fill": 7}, "c607545e9de2"),
+        ({"crop": "resized", "scale": (0.2, 0.9)}, "5781293baadc"),
+        ({"flip": "random"}, "1af0bebcde85"),
+        ({"flip": "alternate"}, "20e8a01bd679"),
+        ({"brightness": 0.4, "contrast": 0.3, "saturation": 0.5, "hue": 0.2}, "c14dd93acf3b"),
+        ({"erasing": 0.5}, "524ec73ecaec"),
+        ({"randaugment": 3, "operations": "google", "magnitude": 12, "fill": 9}, "af4087bb531f"),
+        ({"randaugment": 2}, "8024e83b258a"),
+    ],
+    ids=str,
+)
+def test_pixels_of_an_augmentation_never_change(settings, digest):
+    """Golden: a change here changes every training run."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 31, 47, 3)).astype(np.uint8)
+    pixels = augment(images, stream(40, seed=3, epoch=2), Augment(**settings), EYE.replace(crop_fraction=0.9))
+    assert hashlib.sha256(pixels.tobytes()).hexdigest()[:12] == digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "digest"),
+    [
+        ({"mixup": 0.8}, "982479fef5e1"),
+        ({"cutmix": 1.0}, "0dc1de53f1f5"),
+        ({"mixup": 0.2, "cutmix": 1.0}, "962583189589"),
+    ],
+    ids=str,
+)
+def test_mixtures_never_change(settings, digest):
+    """Golden: a change here changes every training run."""
+    mixture = Augment(**settings).mixture(stream(9, seed=3, epoch=2), (10, 10))
+    assert hashlib.sha256(b"".join(np.round(part, 9).tobytes() for part in mixture)).hexdigest()[:12] == digest
+
+
 @pytest.mark.parametrize("row", [*TORCHVISION, *GOOGLE], ids=lambda row: row.name)
 def test_an_operation_works_on_the_channels_that_its_row_names(row):
     for channels in (1, 3) if row.channels else (1, 2, 3, 5):
         images = noise(4, 8, 6, channels)
-        changed = apply(row, images, np.array([1.0, -1.0, 1.0, -1.0]), stream(4), Augment())
+        changed = RandAugment().apply_row(row, images, np.array([1.0, -1.0, 1.0, -1.0]), stream(4))
         assert (changed.shape, changed.dtype) == (images.shape, np.uint8)
 
 
@@ -387,17 +424,17 @@ def test_an_operation_is_one_row(monkeypatch):
     )
     assert set(np.unique(changed)) == {0, 30}
     assert 150 < (changed[:, 0, 0, 0] == 30).sum() < 250
-    check_channels(settings, 5)
+    settings.check_channels(5)
     with pytest.raises(
         UsageError, match=r"by Set must have images of 1 or 5 channels, got 3\. Set augment.randaugment"
     ):
-        check_channels(settings, 3)
+        settings.check_channels(3)
 
 
 def test_jitter_asks_for_the_channels_of_its_rows():
-    check_channels(Augment(brightness=0.5, crop="resized", flip="random", erasing=0.5, mixup=0.2), 5)
+    Augment(brightness=0.5, crop="resized", flip="random", erasing=0.5, mixup=0.2).check_channels(5)
     for name in ("contrast", "saturation", "hue"):
         with pytest.raises(
             UsageError, match=f"by {name} must have images of 1 or 3 channels, got 5. Set augment.{name}"
         ):
-            check_channels(Augment(**{name: 0.1}), 5)
+            Augment(**{name: 0.1}).check_channels(5)

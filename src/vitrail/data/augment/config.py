@@ -1,74 +1,152 @@
 """Settings of augmentation; `data.augment.pipeline` applies them."""
 
 import dataclasses
-from typing import ClassVar, Literal
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vitrail.core.errors import UsageError
-from vitrail.core.settings import Settings, check_share
+from vitrail.core.errors import UsageError, VitrailError, did_you_mean
+from vitrail.core.registry import Registry
+from vitrail.data.augment.base import Augmentation
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vitrail.core.rng import Stream
+    from vitrail.data.augment.mixing import Mixture
+
+AUGMENTATIONS: Registry[type[Augmentation]] = Registry(
+    "augmentation",
+    {
+        "crop": "vitrail.data.augment.crop:Crop",
+        "flip": "vitrail.data.augment.flip:Flip",
+        "randaugment": "vitrail.data.augment.randaugment:RandAugment",
+        "jitter": "vitrail.data.augment.jitter:ColourJitter",
+        "erasing": "vitrail.data.augment.erasing:Erasing",
+        "mixing": "vitrail.data.augment.mixing:Mixing",
+    },
+    base="vitrail.data.augment.base:Augmentation",
+)
+"""Augmentations by name (see `data.augment.base`), in the order in which they are applied."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Augment(Settings):
-    """Crop, flip, RandAugment, colour jitter, erasing; then Mixup or CutMix. The defaults change nothing."""
+@dataclasses.dataclass(frozen=True, init=False)
+class Augment:
+    """Settings of all augmentations in one table, such as `Augment(crop="pad", padding=1, mixup=0.2)`. The defaults
+    change nothing.
+
+    The settings of an augmentation NAME of another package are called `NAME` or `NAME_...`. Such a package is imported
+    when one of these is set. A setting that several augmentations have, such as `fill`, is one setting of them all.
+    """
 
     title: ClassVar[str] = "Augmentation"
 
-    crop: Literal["none", "pad", "resized"] = "none"
-    """none: as in evaluation. pad: pad the image, then crop a random window. resized: RandomResizedCrop."""
-    padding: int = 4
-    """Padding of crop = pad, in pixels."""
-    scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest share of the area that crop = resized keeps."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Smallest and largest width over height of crop = resized."""
-    flip: Literal["none", "random", "alternate"] = "none"
-    """Flip left-right at random, or each image in every other epoch (starting at random)."""
-    randaugment: int = 0
-    """Number of random operations (RandAugment, arXiv 1909.13719)."""
-    operations: Literal["torchvision", "google"] = "torchvision"
-    """Operations and strengths: those of torchvision, or of Google's code (used by AugReg), where some operations get
-    weaker with a higher magnitude."""
-    magnitude: int = 9
-    """Strength of RandAugment, up to 30 on torchvision's scale; 10 is usual on Google's."""
-    brightness: float = 0.0
-    """Colour jitter: factors from 1 - x to 1 + x."""
-    contrast: float = 0.0
-    """Colour jitter: factors from 1 - x to 1 + x."""
-    saturation: float = 0.0
-    """Colour jitter: factors from 1 - x to 1 + x."""
-    hue: float = 0.0
-    """Colour jitter: rotation of the hue from -x to x, where 0.5 is half a circle."""
-    erasing: float = 0.0
-    """Probability of erasing a random box with the mean colour (arXiv 1708.04896)."""
-    mixup: float = 0.0
-    """Alpha of Mixup (arXiv 1710.09412), up to 1; 0 is off."""
-    cutmix: float = 0.0
-    """Alpha of CutMix (arXiv 1905.04899), up to 1; with Mixup, each image gets one of the two at random."""
-    fill: int = 0
-    """Value of padded pixels and of those that rotation and shear uncover."""
+    augmentations: tuple[Augmentation, ...]
+    """All built-in ones and those of other packages that have a setting, in the order in which they are applied."""
 
-    def __post_init__(self) -> None:
-        self._check_choices(("crop", "flip", "operations"))
-        self._set_integer("padding", low=0, high=1024)
-        self._set_integer("randaugment", low=0, high=16)
-        self._set_integer("magnitude", low=0, high=30)
-        self._set_integer("fill", low=0, high=255)
-        for name, high in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5), ("erasing", 1)):
-            check_share(name, getattr(self, name), high)
-        for name in ("mixup", "cutmix"):
-            check_share(name, getattr(self, name), 1)
-            if 0 < getattr(self, name) < 0.01:
-                raise UsageError(f"{name.capitalize()} must be 0 or from 0.01 to 1, got {getattr(self, name)!r}.")
-        for name, high in (("scale", 1.0), ("ratio", 100.0)):
-            ends = getattr(self, name)
-            is_pair = (
-                isinstance(ends, list | tuple) and len(ends) == 2 and all(isinstance(e, int | float) for e in ends)
-            )
-            if not is_pair or not 0 < ends[0] <= ends[1] <= high:
-                raise UsageError(f"{name.capitalize()} must be two rising numbers above 0, to {high:g}, got {ends!r}.")
-            object.__setattr__(self, name, tuple(ends))
+    def __init__(self, **settings: Any) -> None:
+        classes = [*_built_in(), *_added(name for name in settings if name not in Augment.names())]
+        if unknown := [name for name in settings if name not in _names(classes)]:
+            names = [*Augment.names(), *AUGMENTATIONS.added]
+            near = did_you_mean(unknown[0], names)
+            raise UsageError(f"Setting of augmentation must be one of {', '.join(names)}, got {unknown[0]!r}.{near}")
+        parts = (kind(**{name: settings[name] for name in _names([kind]) if name in settings}) for kind in classes)
+        object.__setattr__(self, "augmentations", tuple(parts))
+
+    def __getattr__(self, name: str) -> Any:
+        for augmentation in self.__dict__.get("augmentations", ()):
+            if name in _names([type(augmentation)]):
+                return getattr(augmentation, name)
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    @staticmethod
+    def names() -> list[str]:
+        """Names of the settings of built-in augmentations."""
+        return _names(_built_in())
+
+    @staticmethod
+    def has(name: str) -> bool:
+        """Whether a setting is that of a built-in augmentation, or may be that of another package's."""
+        return name in Augment.names() or any(_is_called(name, added) for added in AUGMENTATIONS.added)
+
+    @property
+    def active(self) -> list[Augmentation]:
+        """The augmentations that change anything."""
+        return [augmentation for augmentation in self.augmentations if augmentation.is_active]
 
     @property
     def mixes(self) -> bool:
         """Whether images are mixed in pairs."""
-        return self.mixup > 0 or self.cutmix > 0
+        return any(augmentation.mixes for augmentation in self.augmentations)
+
+    def mixture(self, stream: "Stream", size: tuple[int, int], alone: "np.ndarray | None" = None) -> "Mixture | None":
+        """How the images of a batch are mixed in pairs: by the first augmentation that mixes."""
+        mixing = next((augmentation for augmentation in self.augmentations if augmentation.mixes), None)
+        return None if mixing is None else mixing.mixture(stream, size, alone)
+
+    def check_channels(self, channels: int) -> None:
+        """Raise an error if an augmentation does not support images of this number of channels."""
+        for augmentation in self.active:
+            augmentation.check_channels(channels)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed and all checked."""
+        return type(self)(**{**self.to_json(), **changes})
+
+    def to_json(self) -> dict[str, Any]:
+        """All settings, in JSON types."""
+        values = {name: value for part in self.augmentations for name, value in part.to_json().items()}
+        return {name: values[name] for name in _names(type(part) for part in self.augmentations)}
+
+    @classmethod
+    def from_json(cls, fields: object) -> Self:
+        """The inverse of `to_json`. Missing settings take their defaults."""
+        if not isinstance(fields, dict):
+            raise UsageError(f"{cls.title} must be a JSON object, got {type(fields).__name__}.")
+        return cls(**fields)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Name, value, default and meaning of each setting, as JSON; also of those that other packages add."""
+        used = [type(augmentation) for augmentation in self.augmentations]
+        others = [kind for name in AUGMENTATIONS.added if (kind := AUGMENTATIONS[name]) not in used]
+        parts = [*self.augmentations, *(kind() for kind in others)]
+        rows = {row["setting"]: row for part in parts for row in part.describe()}
+        return [rows[name] for name in _names(type(part) for part in parts)]
+
+
+@functools.cache
+def _built_in() -> list[type[Augmentation]]:
+    return [AUGMENTATIONS[name] for name in AUGMENTATIONS.built_in]
+
+
+def _added(settings: Iterable[str]) -> list[type[Augmentation]]:
+    """The augmentations of other packages that have one of these settings."""
+    settings = list(settings)
+    classes = []
+    for name in AUGMENTATIONS.added:
+        if any(_is_called(setting, name) for setting in settings):
+            classes.append(AUGMENTATIONS[name])
+            for setting in _names(classes[-1:]):
+                if not _is_called(setting, name) and setting not in Augment.names():
+                    raise VitrailError(
+                        f"Settings of extension augmentation.{name} of {AUGMENTATIONS.provider(name)} must be called"
+                        f" {name} or {name}_..., got {setting}. Rename the setting."
+                    )
+    return classes
+
+
+def _is_called(setting: str, augmentation: str) -> bool:
+    return setting == augmentation or setting.startswith(f"{augmentation}_")
+
+
+def _names(classes: Iterable[type[Augmentation]]) -> list[str]:
+    """The settings of several augmentations; those that they share come last."""
+    count = Counter(itertools.chain.from_iterable(map(_fields, classes)))
+    return sorted(count, key=lambda name: count[name] > 1)
+
+
+@functools.cache
+def _fields(kind: type[Augmentation]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]

@@ -4,16 +4,18 @@ A row has the name of an operation, its function, its arguments as a function of
 of channels. New operations are added at the end.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from vitrail.core.rng import Stream
+from vitrail.core.settings import Bounds
 from vitrail.data.augment import operations
-from vitrail.data.augment.config import Augment
+from vitrail.data.augment.base import FillingAugmentation, require_channels
 from vitrail.data.augment.operations import GREY_OR_COLOUR, Images
+from vitrail.data.preprocess import Preprocess
 
 
 class Context(NamedTuple):
@@ -30,11 +32,11 @@ class Context(NamedTuple):
 
     def rising(self, end: float) -> float:
         """From 0 to `end` over torchvision's 31 magnitudes, in its single precision."""
-        return float(torch.linspace(0.0, end, 31)[self.magnitude])
+        return _linspace(0.0, end)[self.magnitude]
 
     def falling(self, start: float) -> float:
         """From `start` to 0 over torchvision's 31 magnitudes, in its single precision."""
-        return float(torch.linspace(start, 0.0, 31)[self.magnitude])
+        return _linspace(start, 0.0)[self.magnitude]
 
     @property
     def tenths(self) -> float:
@@ -128,20 +130,46 @@ GOOGLE = (
 TABLES = {"torchvision": TORCHVISION, "google": GOOGLE}
 
 
-def apply_random(images: Images, stream: Stream, turn: int, settings: Augment) -> Images:
-    """Apply one random operation to each image; `turn` is the number of earlier ones."""
-    table = TABLES[settings.operations]
-    kind = stream.integers(len(table), f"operation {turn}")
-    sign = np.where(stream.uniform(f"sign {turn}") < 0.5, -1.0, 1.0)
-    images = images.copy()
-    for number in np.unique(kind):
-        chosen = kind == number
-        images[chosen] = apply(table[number], images[chosen], sign[chosen], stream.take(chosen), settings)
-    return images
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandAugment(FillingAugmentation):
+    """Random operations of a table."""
+
+    randaugment: Annotated[int, Bounds(0, 16)] = 0
+    """Number of random operations (RandAugment, arXiv 1909.13719)."""
+    operations: Literal["torchvision", "google"] = "torchvision"
+    """Operations and strengths: those of torchvision, or of Google's code (used by AugReg), where some operations get
+    weaker with a higher magnitude."""
+    magnitude: Annotated[int, Bounds(0, 30)] = 9
+    """Strength of RandAugment, up to 30 on torchvision's scale; 10 is usual on Google's."""
+
+    @property
+    def is_active(self) -> bool:
+        return self.randaugment > 0
+
+    def check_channels(self, channels: int) -> None:
+        for row in TABLES[self.operations]:
+            require_channels("randaugment", row.name, row.channels, channels)
+
+    def apply(self, images: Images, stream: Stream, preprocess: Preprocess) -> Images:
+        table = TABLES[self.operations]
+        for turn in range(self.randaugment):
+            kind = stream.integers(len(table), f"operation {turn}")
+            sign = np.where(stream.uniform(f"sign {turn}") < 0.5, -1.0, 1.0)
+            images = images.copy()
+            for number in np.unique(kind):
+                chosen = kind == number
+                images[chosen] = self.apply_row(table[number], images[chosen], sign[chosen], stream.take(chosen))
+        return images
+
+    def apply_row(self, row: Operation, images: Images, sign: np.ndarray, stream: Stream) -> Images:
+        """Apply one operation to images (B, H, W, C)."""
+        height, width = images.shape[1:3]
+        context = Context(self.magnitude, self.fill, height, width, sign, stream)
+        return row.apply(images, *row.arguments(context))
 
 
-def apply(row: Operation, images: Images, sign: np.ndarray, stream: Stream, settings: Augment) -> Images:
-    """Apply one operation to images (B, H, W, C)."""
-    height, width = images.shape[1:3]
-    context = Context(settings.magnitude, settings.fill, height, width, sign, stream)
-    return row.apply(images, *row.arguments(context))
+def _linspace(start: float, end: float) -> list[float]:
+    """The strengths of torchvision's 31 magnitudes."""
+    import torch  # settings must be readable without it
+
+    return torch.linspace(start, end, 31).tolist()
