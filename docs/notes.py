@@ -324,7 +324,7 @@ def mlp() -> str:
 def commuting() -> str:
     model = vitrail.load("fashion").model.double()
     z = model.patch_embed(clothes()[2].double())
-    block, numbers, table = model.blocks[0], shuffled()[0], model.position_table()
+    block, numbers, table = model.blocks[0], shuffled()[0], model.pos_embed[0, 1:]
     pairs = {
         name: (layer(z)[:, numbers], layer(z[:, numbers]))
         for name, layer in (("LN", block.norm1), ("MLP", block.mlp), ("MSA", block.attn))

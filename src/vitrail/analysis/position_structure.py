@@ -8,6 +8,7 @@ import torch
 from vitrail.core.least_squares import Ridge
 from vitrail.core.settings import Pair
 from vitrail.models.base import AnyModel
+from vitrail.models.walkthrough import walkthrough_of
 
 
 class Structure(NamedTuple):
@@ -26,7 +27,7 @@ class Structure(NamedTuple):
 def position_table(model: AnyModel) -> np.ndarray | None:
     """The position embedding that is added to each patch or pixel (N, D); None for kinds that act inside attention, and
     for other families."""
-    table = model.position_table()
+    table = walkthrough_of(model).position_table()
     return None if table is None else table.detach().cpu().double().numpy()
 
 

@@ -26,6 +26,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
+from vitrail.models.walkthrough import walkthrough_of
 from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
@@ -192,7 +193,7 @@ def read_config(settings: dict[str, Any]) -> ModelConfig:
 def _places(model: AnyModel, step: int) -> list[float] | None:
     """What learned positions know of rows and columns after a step: [step, additive, row, column]."""
     table = position_table(model)
-    if table is None or model.position_origin == "fixed" or model.config.grid is None:
+    if table is None or walkthrough_of(model).position_origin == "fixed" or model.config.grid is None:
         return None
     found = structure(table, model.config.grid)
     return [step, found.additive, found.row, found.column]

@@ -14,7 +14,6 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair, counted
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.config import ModelConfig
-from vitrail.models.walkthrough import Station
 
 Reads = Literal["[CLS]", "mean", "pool"]
 
@@ -117,8 +116,6 @@ class Model(nn.Module, Generic[Config]):
     """Whether activation checkpointing is on."""
     projection: ClassVar[str] = ""
     """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
-    has_patches: ClassVar[bool] = True
-    """Whether the places of `config.grid` are patches (or pixels) of the image, not cells of a feature map."""
     reads_layers: ClassVar[bool] = False
     """Whether `read` makes logits of the output of any layer."""
     opens_blocks: ClassVar[bool] = False
@@ -344,79 +341,6 @@ class Model(nn.Module, Generic[Config]):
         """Layout of the tokens; None for families without attention between positions."""
         return None
 
-    def stations(self, activations: Activations) -> list[Station]:
-        """The way of the first image in `activations`, the result of `look`, from its pixels to its logits."""
-        layers = [
-            self.layer_station(layer, f"x_{layer + 1} = f_{layer + 1}(x_{layer})", activations, sentence="layer-output")
-            for layer in sorted(activations.layers)
-        ]
-        return [self.image_station(), *layers, *self.head_stations(activations, "y")]
-
-    def image_station(self) -> Station:
-        """The first station: the image, with the places that can be followed."""
-        c = self.config
-        rows, columns = c.grid or (1, 1)
-        sentence = "picture-whole" if c.grid is None else "picture" if self.has_patches else "picture-map"
-        fields = {"rows": rows, "columns": columns, "count": rows * columns}
-        shape = (*c.resolution, c.channels)
-        return Station(
-            "picture", "x in R^(H x W x C)", torch.empty(0), sentence, shape=shape, fields=fields, shows="image"
-        )
-
-    def patch_stations(self, activations: Activations) -> list[Station]:
-        """The patches, flattened and projected, of families that have them."""
-        grid, patches, projected = self.config.grid, activations.steps["patches"][0], activations.steps["projected"][0]
-        numbers = {"numbers": patches.shape[1]}
-        sentence = "features" if self.pixel_kernels() is None else "patches"
-        return [
-            Station("patches", "x_p in R^(N x P^2 C)", patches, sentence, grid, fields=numbers, shows="patch"),
-            Station(
-                "projected", "x_p E", projected, "projected", grid, space="z", fields={"width": projected.shape[1]}
-            ),
-        ]
-
-    def layer_station(self, layer: int, equation: str, activations: Activations, **others: Any) -> Station:
-        """The output of a layer: at its places, or of the image as one."""
-        output, shape = activations.steps[f"blocks.{layer}"], tuple(activations.steps[f"blocks.{layer}"].shape[1:])
-        grid = None
-        if output.ndim == 4:
-            grid, values = (output.shape[2], output.shape[3]), output[0].flatten(1).T
-            others = {"space": f"{shape[0]} channels", "shows": "maps", **others}
-        elif output.ndim == 3:
-            grid, values = self.config.grid, self.in_raster_order(output[:, self.config.prefix :])[0]
-            others = {"space": "z", **others}
-        else:
-            values = output[0]
-        return Station(f"blocks.{layer}", equation, values, grid=grid, shape=shape, layer=layer, **others)
-
-    def head_stations(self, activations: Activations, pooled: str, logits: str = "y W + b") -> list[Station]:
-        """The input of the head, and the logits or the embedding, if the model has them."""
-        c = self.config
-        sentence = "pooled" if c.classes else "pooled-embedded" if c.embedding else "pooled-last"
-        found = [Station("pooled", f"y = {pooled}", activations.steps["pooled"][0], sentence)]
-        if c.classifies:
-            found.append(Station("logits", logits, activations.logits[0], "logits"))
-        elif c.embedding:
-            equation = f"BN({logits.removesuffix(' + b')})"
-            found.append(
-                Station("embedding", equation, activations.logits[0], "embedding", fields={"width": c.embedding})
-            )
-        return found
-
-    def layer_equations(self, layer: int) -> dict[str, str]:
-        """The equations of the steps inside a layer, by the names of `Activations.steps`, in the order of computation;
-        for families that `opens_blocks`."""
-        return {}
-
-    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
-        """What the norm of a layer computes of each token that enters it, by name, each (B, T): `mean` and `deviation`,
-        or `rms`. Empty where it computes nothing per token, as BatchNorm does."""
-        return {}
-
-    def entering(self, layer: int, activations: Activations) -> Tensor:
-        """What enters a layer (B, T, D), for families that `opens_blocks`; the layer before is recorded."""
-        return activations.steps[f"blocks.{layer - 1}" if layer else "tokens"]
-
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Logits from the output of any layer, for families that `reads_layers`."""
         raise NotImplementedError
@@ -433,24 +357,6 @@ class Model(nn.Module, Generic[Config]):
     def dequantise(self, colours_BN: Tensor) -> Tensor:
         """The inverse of `quantise`: preprocessed images (B, C, H, W) from palette indices."""
         raise NotImplementedError
-
-    def prefix_tokens(self) -> Tensor | None:
-        """The learned tokens before the patches (prefix, D); None if there are none."""
-        return None
-
-    def position_table(self) -> Tensor | None:
-        """The position embedding that is added to each patch (N, D); None if nothing is added."""
-        return None
-
-    @property
-    def position_origin(self) -> Literal["learned", "factored", "fixed"]:
-        """Origin of the position table: learned, learned as a row part and a column part, or fixed."""
-        return "fixed"
-
-    @property
-    def position_tables(self) -> int:
-        """Number of position tables: one, or one for each layer."""
-        return 1
 
     @property
     def resize_note(self) -> str:
@@ -485,10 +391,6 @@ class Model(nn.Module, Generic[Config]):
     def differentiable_input(self) -> Generator[None]:
         """Context in which `input_of` has a gradient."""
         yield
-
-    def page_tensors(self) -> dict[str, Tensor]:
-        """What `vitrail explain` puts into a page, by the names of the state dict."""
-        return self.state_dict()
 
     def reindex(self, order: Tensor) -> bool:
         """Change weights so that the model answers to images whose pixels stand in this order (H * W) what it answered

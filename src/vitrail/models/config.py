@@ -77,6 +77,8 @@ class ModelConfig(Settings):
     weights: ClassVar[str] = ""
     """The family's state-dict mappings, as `package.module:MAPPINGS`: a `StateDictMapping` for each weight format that
     has models of the family."""
+    walkthrough: ClassVar[str] = "vitrail.models.walkthrough:Walkthrough"
+    """The steps and equations that pages show of the family, as `package.module:Class`."""
     scaled_by: ClassVar[str] = "width"
     """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
 

@@ -356,10 +356,6 @@ def _has_hooks(part: nn.Module) -> bool:
     return bool(part._forward_pre_hooks or part._forward_hooks or part._backward_pre_hooks or part._backward_hooks)
 
 
-ACTIVATIONS = {"gelu": "GELU", "gelu-tanh": "GELU", "quick-gelu": "GELU", "relu": "ReLU", "tanh": "tanh"}
-"""The non-linearities of `activate`, as equations name them."""
-
-
 def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:
     """The non-linearity `kind` of `x`.
 

@@ -1,15 +1,36 @@
-"""The way from an image to its logits, station by station, as `inspect` shows it. Every family names its own."""
+"""Walkthroughs: the steps from an image to its logits, with equations, as `vitrail inspect` and `explain` show them.
 
+The walkthrough of a family is a subclass in `families/<name>/walkthrough.py`, which its configuration names. Messages
+that only this family shows are in `walkthrough.toml` beside it, those of several families in the one beside this file.
+"""
+
+import tomllib
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
+from vitrail.core.registry import load_object
 from vitrail.core.settings import Pair
+from vitrail.models.activations import Activations
+from vitrail.models.base import AnyModel
+
+Messages = dict[str, dict[str, str]]
+"""Sentences by name and language (en, ko); {fields} in them are filled in."""
+
+ACTIVATION_SYMBOLS = {"gelu": "GELU", "gelu-tanh": "GELU", "quick-gelu": "GELU", "relu": "ReLU", "tanh": "tanh"}
+"""The activation functions of `layers.activate` in equations."""
 
 
-class Station(NamedTuple):
-    """One station: what is computed, by which equation, and its values for one image.
+def messages_beside(file: str) -> Messages:
+    """The messages in the TOML file with the name of a Python file."""
+    return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+class WalkthroughStep(NamedTuple):
+    """One step: what is computed, by which equation, and its values for one image.
 
     Equations are plain text, which `reports.equations` typesets: `z_1 = MLP(LN(z')) + z'`.
     """
@@ -18,23 +39,161 @@ class Station(NamedTuple):
     """Its name, that of `Activations.steps` if it is recorded there."""
     equation: str
     values: Tensor
-    """(N, D) of the places of `grid`, row by row; or (D) of the image as one. May be empty."""
+    """(N, D) of the positions of `grid`, row by row; or (D) of the whole image. May be empty."""
     sentence: str
-    """Name of the sentence about it in `inspection/panels/walk.toml`."""
+    """Name of its message."""
     grid: Pair | None = None
-    """Rows and columns of the places."""
+    """Rows and columns of the positions."""
     shape: tuple[int, ...] = ()
     """Shape of the whole result, if it is more than `values`, as with [CLS]."""
     space: str = ""
-    """Stations of one space have features of the same meaning, so that colours can be compared between them; empty
-    for one that stands alone."""
+    """Steps of one space have features of the same meaning, so that colours can be compared between them; empty for a
+    step that stands alone."""
     fields: Mapping[str, Any] = {}
-    """What the placeholders of its sentence stand for."""
+    """Values for the placeholders of its message."""
     shows: Literal["", "image", "patch", "colours", "maps", "states", "reads"] = ""
     """What else its figure has: the image with its grid, the pixels of the followed patch, `values` as colours from -1
-    to 1, channels as feature maps, states in the order of reading (`extra`), or what each place reads from the others
-    (`extra`)."""
+    to 1, channels as feature maps, states in the order of reading (`extra`), or what each position reads from the
+    others (`extra`)."""
     extra: Tensor | None = None
-    """(N, S) states in the order of reading; or (N, N), what each place reads from each."""
+    """(N, S) states in the order of reading; or (N, N), what each position reads from each."""
     layer: int | None = None
     """Number of the layer whose output this is."""
+
+
+class ExplainStep(NamedTuple):
+    """One step of the page of `vitrail explain`. Its messages are `NAME-title`, `-says`, `-asks` and `-answer`."""
+
+    name: str
+    equation: str
+    shape: str
+    """Shape of its result, with the placeholders of `Explanation.fields`."""
+
+
+class Explanation(NamedTuple):
+    """What the page of `vitrail explain` needs to know about a model."""
+
+    parts: Mapping[str, tuple[ExplainStep, ...]]
+    """The steps, by the name of the message that is the title of their part."""
+    fields: Mapping[str, Any]
+    """Values for the placeholders of messages and shapes."""
+    variants: Mapping[str, str]
+    """For a message with several versions, the one that applies: `cls-says` -> `gap` means `cls-says.gap`."""
+    tensors: Mapping[str, Tensor]
+    """The tensors that `forward.js` reads, by name."""
+
+
+M = TypeVar("M", bound=AnyModel)
+
+
+class Walkthrough(Generic[M]):
+    """The walkthrough of a model. The default has one step per layer."""
+
+    messages: ClassVar[Messages] = messages_beside(__file__)
+    """The messages that its steps name."""
+    has_patches: ClassVar[bool] = True
+    """Whether the positions of `config.grid` are patches (or pixels) of the image, not cells of a feature map."""
+
+    def __init__(self, model: M) -> None:
+        self.model = model
+
+    def steps(self, activations: Activations) -> list[WalkthroughStep]:
+        """The steps of the first image in `activations`, from its pixels to its logits."""
+        layers = [
+            self.layer_step(layer, f"x_{layer + 1} = f_{layer + 1}(x_{layer})", activations, sentence="layer-output")
+            for layer in sorted(activations.layers)
+        ]
+        return [self.image_step(), *layers, *self.head_steps(activations, "y")]
+
+    # Steps that most families have
+
+    def image_step(self) -> WalkthroughStep:
+        """The first step: the image, with the positions that can be followed."""
+        c = self.model.config
+        rows, columns = c.grid or (1, 1)
+        sentence = "picture-whole" if c.grid is None else "picture" if self.has_patches else "picture-map"
+        fields = {"rows": rows, "columns": columns, "count": rows * columns}
+        shape = (*c.resolution, c.channels)
+        return WalkthroughStep(
+            "picture", "x in R^(H x W x C)", torch.empty(0), sentence, shape=shape, fields=fields, shows="image"
+        )
+
+    def patch_steps(self, activations: Activations, sentence: str = "patches") -> list[WalkthroughStep]:
+        """The patches, flattened and projected."""
+        grid, patches = self.model.config.grid, activations.steps["patches"][0]
+        projected = activations.steps["projected"][0]
+        numbers, width = {"numbers": patches.shape[1]}, {"width": projected.shape[1]}
+        return [
+            WalkthroughStep("patches", "x_p in R^(N x P^2 C)", patches, sentence, grid, fields=numbers, shows="patch"),
+            WalkthroughStep("projected", "x_p E", projected, "projected", grid, space="z", fields=width),
+        ]
+
+    def layer_step(self, layer: int, equation: str, activations: Activations, **others: Any) -> WalkthroughStep:
+        """The output of a layer: at its positions, or of the whole image."""
+        output, model = activations.steps[f"blocks.{layer}"], self.model
+        shape, grid = tuple(output.shape[1:]), None
+        if output.ndim == 4:
+            grid, values = (output.shape[2], output.shape[3]), output[0].flatten(1).T
+            others = {"space": f"{shape[0]} channels", "shows": "maps", **others}
+        elif output.ndim == 3:
+            grid, values = model.config.grid, model.in_raster_order(output[:, model.config.prefix :])[0]
+            others = {"space": "z", **others}
+        else:
+            values = output[0]
+        return WalkthroughStep(f"blocks.{layer}", equation, values, grid=grid, shape=shape, layer=layer, **others)
+
+    def head_steps(self, activations: Activations, pooled: str, logits: str = "y W + b") -> list[WalkthroughStep]:
+        """The input of the head, and the logits or the embedding, if the model has them."""
+        c = self.model.config
+        sentence = "pooled" if c.classes else "pooled-embedded" if c.embedding else "pooled-last"
+        steps = [WalkthroughStep("pooled", f"y = {pooled}", activations.steps["pooled"][0], sentence)]
+        if c.classifies:
+            steps.append(WalkthroughStep("logits", logits, activations.logits[0], "logits"))
+        elif c.embedding:
+            equation, fields = f"BN({logits.removesuffix(' + b')})", {"width": c.embedding}
+            steps.append(WalkthroughStep("embedding", equation, activations.logits[0], "embedding", fields=fields))
+        return steps
+
+    # The inside of a layer, for models that `opens_blocks`
+
+    def layer_equations(self, layer: int) -> dict[str, str]:
+        """The equations of the steps inside a layer, by the names of `Activations.steps`, in the order of computation.
+        The message of a step is `step-NAME`."""
+        return {}
+
+    def layer_input(self, layer: int, activations: Activations) -> Tensor:
+        """The input of a layer (B, T, D); `activations` has recorded the layer before."""
+        return activations.steps[f"blocks.{layer - 1}" if layer else "tokens"]
+
+    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
+        """The statistics by which the norm of a layer divides each token, by name, each (B, T): `mean` and
+        `deviation`, or `rms`. Empty for a norm without statistics per token, such as BatchNorm."""
+        return {}
+
+    # Position embeddings
+
+    def position_table(self) -> Tensor | None:
+        """The position embedding that is added to each patch (N, D); None if nothing is added."""
+        return None
+
+    @property
+    def position_origin(self) -> Literal["learned", "factored", "fixed"]:
+        """Origin of the position table: learned, learned as a row part and a column part, or fixed. Its message is
+        `position-ORIGIN`."""
+        return "fixed"
+
+    @property
+    def position_tables(self) -> int:
+        """Number of position tables: one, or one for each layer."""
+        return 1
+
+    # The page that runs the model
+
+    def explanation(self) -> Explanation:
+        """What `vitrail explain` shows, for models that run in a page (`config.check_in_page`)."""
+        raise NotImplementedError
+
+
+def walkthrough_of(model: AnyModel) -> Walkthrough[Any]:
+    """The walkthrough that the model's configuration names."""
+    return load_object(model.config.walkthrough)(model)

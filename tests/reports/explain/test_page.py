@@ -12,8 +12,11 @@ from vitrail.bundles.decision import SeveralLabels
 from vitrail.core.errors import UsageError
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.reports.explain.page import STATIONS, TOLD, WORDS, Shown, embedded_images, explain, make_page
+from vitrail.models.families.vit.walkthrough import ViTWalkthrough
+from vitrail.models.walkthrough import walkthrough_of
+from vitrail.reports.explain.page import WORDS, Shown, embedded_images, explain, make_page
 
+TOLD = ViTWalkthrough.messages
 GREY = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
 
 # What a beginner asks about ViT, and the station whose sentence or answer says it, with words that must stand there.
@@ -35,7 +38,7 @@ def fields_of(text):
     return sorted(set(re.findall(r"\{(\w+)\}", text)))
 
 
-@pytest.mark.parametrize("words", [WORDS, TOLD], ids=["words", "stations"])
+@pytest.mark.parametrize("words", [WORDS, TOLD], ids=["words", "walkthrough"])
 def test_english_and_korean_say_the_same(words):
     for name, sentence in words.items():
         assert sentence.keys() == {"en", "ko"}, name
@@ -56,10 +59,12 @@ def _sources():
     return [page._HERE, *page._SCRIPTS]
 
 
-def test_every_station_says_asks_and_answers():
-    for station in STATIONS:
-        for part in ("title", "says", "asks", "answer"):
-            assert any(name.partition(".")[0] == f"{station.name}-{part}" for name in TOLD), (station.name, part)
+def test_every_station_says_asks_and_answers(fashion):
+    for title, steps in walkthrough_of(fashion.model).explanation().parts.items():
+        assert title in TOLD
+        for step in steps:
+            for part in ("title", "says", "asks", "answer"):
+                assert any(name.partition(".")[0] == f"{step.name}-{part}" for name in TOLD), (step.name, part)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

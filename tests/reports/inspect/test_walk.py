@@ -18,6 +18,7 @@ from vitrail.core.errors import UsageError
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import TokenBatchNorm
+from vitrail.models.walkthrough import walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.compute import examine
 from vitrail.reports.inspect.messages import SYMBOLS
@@ -71,9 +72,9 @@ def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
 
 def test_colours_of_next_pixels_are_those_of_their_own_places():
     model, image = kind("iGPT-Micro", {"output": "pixels", "causal": True, "classes": 16})
-    stations = {station.key: station for station in model.stations(vitrail.look(model, image))}
+    steps = {step.key: step for step in walkthrough_of(model).steps(vitrail.look(model, image))}
     distances = (image.flatten(1).T - model.palette.T).abs()
-    torch.testing.assert_close((image.flatten(1).T - stations["colours"].values).abs()[:, 0], distances.amin(dim=1))
+    torch.testing.assert_close((image.flatten(1).T - steps["colours"].values).abs()[:, 0], distances.amin(dim=1))
 
 
 def test_a_walk_without_classes_ends_with_what_the_model_returns():
@@ -139,8 +140,9 @@ def test_the_last_layer_of_the_lens_is_the_answer(name, changes):
 @pytest.mark.parametrize(("name", "changes"), KINDS)
 def test_every_equation_is_typeset_and_its_symbols_are_explained(name, changes):
     model, image = kind(name, changes)
-    stations = model.stations(vitrail.look(model, image))
-    equations = [station.equation for station in stations] + list(model.layer_equations(0).values())
+    walkthrough = walkthrough_of(model)
+    equations = [step.equation for step in walkthrough.steps(vitrail.look(model, image))]
+    equations += walkthrough.layer_equations(0).values()
     for equation in equations:
         markup = typeset(equation)
         assert ElementTree.fromstring(markup.replace("&times;", "x").replace("&prime;", "'")).tag == "div"
@@ -248,8 +250,9 @@ def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
         length = seen.steps[f"blocks.1.{step}"][0, token].norm()
         assert inside["lengths"][step] == pytest.approx(float(length), rel=1e-4)
     assert inside["lengths"]["out"] == pytest.approx(float(seen.steps["blocks.1"][0, token].norm()), rel=1e-4)
-    is_pre, norm1 = next(iter(model.layer_equations(1))) == "norm1", model.blocks[1].norm1
-    entering = (model.entering(1, seen) if is_pre else seen.steps["blocks.1.middle"]).detach()
+    walkthrough, norm1 = walkthrough_of(model), model.blocks[1].norm1
+    is_pre = next(iter(walkthrough.layer_equations(1))) == "norm1"
+    entering = (walkthrough.layer_input(1, seen) if is_pre else seen.steps["blocks.1.middle"]).detach()
     torch.testing.assert_close(norm1(entering), seen.steps["blocks.1.norm1"])
     numbers = entering[0, token]
     used = {
@@ -264,7 +267,7 @@ def test_equations_have_the_offsets_of_the_model():
     for name, setting in (("ViT-Nano/7", "qkv_bias"), ("iGPT-Micro", "bias")):
         for has in (True, False):
             model, _ = kind(name, {setting: has})
-            equations, attention = model.layer_equations(0), model.blocks[0].attn
+            equations, attention = walkthrough_of(model).layer_equations(0), model.blocks[0].attn
             for part, linear in {**dict.fromkeys("qkv", attention.qkv), "msa": attention.proj}.items():
                 assert (" + b_" in equations[part]) == (linear.bias is not None)
 

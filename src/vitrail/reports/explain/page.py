@@ -4,6 +4,7 @@ DIR/index.html      the page; opens from disk, fetches nothing
 """
 
 import base64
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,8 +21,10 @@ from vitrail.data.preprocess import ImageLike
 from vitrail.data.sources.registry import open_data
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
+from vitrail.models.walkthrough import ExplainStep, Explanation, Messages, walkthrough_of
 from vitrail.reports.equations import typeset
 from vitrail.reports.messages import LANGUAGE_BUTTON, LANGUAGES, speak_from, words_beside
+from vitrail.reports.messages import word as message
 from vitrail.reports.page import in_language, page
 
 MOST_IMAGES = 40
@@ -34,7 +37,6 @@ _SCRIPTS = (
     *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk", "stations")),
 )
 WORDS = words_beside(str(_HERE.with_name("words.py")))
-TOLD = words_beside(str(_HERE.with_name("stations.py")))
 word = speak_from(WORDS)
 
 
@@ -44,45 +46,6 @@ class Shown(NamedTuple):
     pixels: np.ndarray
     name: str
     truth: str | None = None
-
-
-class Station(NamedTuple):
-    """A step of the walk: its equation, as `reports.equations` reads it, and the shape of its result."""
-
-    name: str
-    equation: str
-    shape: str
-
-
-PARTS = {
-    "part-embed": (
-        Station("image", "x in R^(H x W x C)", "{high} x {wide} x {channels}"),
-        Station("patches", "N = H W / P^2", "{count} x {tall} x {broad} x {channels}"),
-        Station("flatten", "x_p in R^(N x (P^2 C))", "{count} x {flat}"),
-        Station("project", "x_p^i E + b,  E in R^((P^2 C) x D)", "{count} x {width}"),
-        Station("cls", "[{first}x_p^1 E; x_p^2 E; ...; x_p^N E]", "{tokens} x {width}"),
-        Station("positions", "z_0 = [...]{added}", "{tokens} x {width}"),
-    ),
-    "part-layer": (
-        Station("norm", "LN(z) = (z - mu) / sqrt(sigma^2 + epsilon) * gamma + beta", "{tokens} x {width}"),
-        Station("qkv", "[q, k, v] = LN(z_l) U_qkv", "3 x {heads} x {tokens} x {narrow}"),
-        Station("scores", "s_(i j) = q_i k_j^T / sqrt(D_h)", "{heads} x {tokens} x {tokens}"),
-        Station("softmax", "A_(i j) = exp(s_(i j)) / (sum_m exp(s_(i m)))", "{heads} x {tokens} x {tokens}"),
-        Station("mix", "SA_i = sum_j A_(i j) v_j", "{heads} x {tokens} x {narrow}"),
-        Station("heads", "MSA = [SA^1; ...; SA^k] U_msa", "{tokens} x {width}"),
-        Station("attended", "z' = MSA(LN(z_l)) + z_l", "{tokens} x {width}"),
-        Station("mlp", "z1 = LN(z') W_1 + b_1,  z2 = GELU(z1) W_2 + b_2", "{tokens} x {hidden} → {tokens} x {width}"),
-        Station("added", "z_(l+1) = MLP(LN(z')) + z'", "{tokens} x {width}"),
-    ),
-    "part-answer": (
-        Station("layers", "z_0 → z_1 → ... → z_L", "{depth} x {tokens} x {width}"),
-        Station("lens", "softmax({mean}LN({state_l}) W + b)", "{after} x {classes}"),
-        Station("read", "y = {mean}LN({state})", "{width}"),
-        Station("logits", "logit_c = {hidden_y} W_c + b_c", "{classes}"),
-        Station("answer", "p_c = exp(logit_c) / (sum_m exp(logit_m))", "{classes}"),
-    ),
-}
-STATIONS = tuple(station for part in PARTS.values() for station in part)
 
 
 def explain(
@@ -137,21 +100,23 @@ def pack_tensors(model: AnyModel) -> dict[str, np.ndarray]:
     """The tensors that `forward.js` reads, float32, by name."""
     return {
         name: np.ascontiguousarray(tensor.detach().cpu().float().numpy())
-        for name, tensor in model.page_tensors().items()
+        for name, tensor in walkthrough_of(model).explanation().tensors.items()
     }
 
 
 def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
     """The document."""
     config = bundle.model.config
-    fields, kinds = _numbers(config), _kinds(bundle.model)
+    walkthrough = walkthrough_of(bundle.model)
+    explanation, messages = walkthrough.explanation(), walkthrough.messages
+    steps = [step for part in explanation.parts.values() for step in part]
     title = word("heading", model=config.name or config.family)
     tensors = pack_tensors(bundle.model)
     data = {
         "config": page_config(config),
         "rules": bundle.preprocess.to_json(),
         "labels": bundle.labels or [f"class {number}" for number in range(config.classes)],
-        "stations": [station.name for station in STATIONS],
+        "stations": [step.name for step in steps],
         "tensors": [[name, tensor.size] for name, tensor in tensors.items()],
         "images": [{"pixels": _text(one.pixels.tobytes()), "name": one.name, "truth": one.truth} for one in shown],
         "start": {"patch": (patch := _first_patch(config, shown[0].pixels)), "key": config.prefix + max(patch - 1, 0)},
@@ -160,17 +125,18 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
     }
     weights = _text(b"".join(tensor.astype("<f4").tobytes() for tensor in tensors.values()))
     warning = "" if bundle.is_trained else f'<div class="warn">{word("untrained", "p")}</div>'
-    numbers = iter(range(1, len(STATIONS) + 1))
+    numbers = itertools.count(1)
     parts = "".join(
-        f"<h2>{word(part)}</h2>" + "".join(_station(one, next(numbers), fields, kinds) for one in stations)
-        for part, stations in PARTS.items()
+        f"<h2>{message(part, words=messages)}</h2>"
+        + "".join(_step(step, next(numbers), explanation, messages) for step in part_steps)
+        for part, part_steps in explanation.parts.items()
     )
     body = (
         f'<noscript><div class="warn">{word("no-script", "p")}</div></noscript>{warning}'
         f"{_symbols()}"
         '<div id="told" hidden><p id="told-words" role="status"></p>'
         f'<button type="button" id="told-close">{word("close")}</button></div>'
-        f'<div class="walk">{_pane()}<div>{parts}</div></div>'
+        f'<div class="walk">{_pane(steps, messages)}<div>{parts}</div></div>'
         # Inside a script element, only this one character could end it.
         f'<script type="application/json" id="data">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>'
         f'<script type="text/plain" id="weights">{weights}</script>'
@@ -187,28 +153,28 @@ def _symbols() -> str:
     return f'<details class="legend"><summary>{word("symbols")}</summary><dl>{rows}</dl></details>'
 
 
-def _station(station: Station, number: int, fields: dict[str, Any], kinds: dict[str, str]) -> str:
-    name = station.name
+def _step(step: ExplainStep, number: int, explanation: Explanation, messages: Messages) -> str:
+    name = step.name
 
     def told(part: str, tag: str = "span") -> Html:
         key = f"{name}-{part}"
-        return speak_from(TOLD)(f"{key}.{kinds[key]}" if key in kinds else key, tag, **fields)
+        variant = explanation.variants.get(key)
+        return message(f"{key}.{variant}" if variant else key, tag, words=messages, **explanation.fields)
 
-    equation = typeset(station.equation.format(**kinds))
-    shape = station.shape.format(**fields).replace(" x ", " &times; ")
+    shape = step.shape.format(**explanation.fields).replace(" x ", " &times; ")
     return (
         f'<section class="station" id="s-{name}" tabindex="-1" aria-labelledby="{name}-title">'
         f'<h3 id="{name}-title"><span class="stop">{number}</span> {told("title")}</h3>{told("says", "p")}'
-        f'<div class="formula">{equation}<div class="live" id="{name}-live"></div>'
+        f'<div class="formula">{typeset(step.equation)}<div class="live" id="{name}-live"></div>'
         f'<p class="shape">{word("shape")} <b>{shape}</b></p></div>'
         f'<div class="show" id="{name}-show"></div><div class="control" id="{name}-control"></div>'
         f"<details><summary>{told('asks')}</summary>{told('answer', 'p')}</details></section>"
     )
 
 
-def _pane() -> str:
-    """What stays in sight: the image, the answer, what is changed, and the way through the stations."""
-    titles = {station.name: TOLD[f"{station.name}-title"] for station in STATIONS}
+def _pane(steps: Sequence[ExplainStep], messages: Messages) -> str:
+    """The part that stays in sight: the image, the prediction, the changes, and the list of steps."""
+    titles = {step.name: messages[f"{step.name}-title"] for step in steps}
     options = "".join(
         f'<option value="{name}" data-en="{number}. {escape(title["en"])}" data-ko="{number}. {escape(title["ko"])}">'
         f"{number}. {escape(title['en'])}</option>"
@@ -229,42 +195,6 @@ def _pane() -> str:
         f'<div class="way">{button("back", "previous", "&lsaquo;")}<label><span class="unseen">{word("station")}</span>'
         f'<select id="where">{options}</select></label>{button("forth", "next", "&rsaquo;")}</div></aside>'
     )
-
-
-def _numbers(config: ModelConfig) -> dict[str, Any]:
-    """The numbers that sentences and shapes name."""
-    settings = page_config(config)
-    (high, wide), (rows, columns), (tall, broad) = settings["resolution"], settings["grid"], settings["patch"]
-    count, pixels = rows * columns, high * wide
-    plain = {name: settings[name] for name in ("channels", "width", "heads", "depth", "classes", "tokens", "prefix")}
-    return plain | {
-        "high": high, "wide": wide, "rows": rows, "columns": columns, "tall": tall, "broad": broad, "count": count,
-        "flat": settings["channels"] * tall * broad, "hidden": settings["mlp"], "after": settings["depth"] + 1,
-        "narrow": settings["width"] // settings["heads"], "pixels": f"{pixels:,}",
-        "pixel_pairs": f"{pixels**2:,}", "patch_pairs": f"{count**2:,}",
-    }  # fmt: skip
-
-
-def _kinds(model: AnyModel) -> dict[str, str]:
-    """Which of several sentences or symbols belongs to this model."""
-    settings = page_config(model.config)
-    reads, hides = settings["pool"], settings["representation"] != "none"
-    origin = "none" if model.position_table() is None else "fixed" if model.position_origin == "fixed" else "learned"
-    of_class = {"state_l": "z_l^0", "state": "z_L^0", "mean": ""}
-    of_mean = {"state_l": "z_l", "state": "z_L^n", "mean": "mean_n "}
-    return (of_class if reads == "cls" else of_mean) | {
-        "image-says": "grey" if settings["channels"] == 1 else "colour",
-        "cls-says": reads,
-        "cls-answer": reads,
-        "read-says": reads,
-        "read-answer": reads,
-        "positions-says": origin,
-        "logits-says": "hidden" if hides else "none",
-        "logits-answer": "hidden" if hides else "none",
-        "added": "" if origin == "none" else " + E_pos",
-        "first": "x_class; " if reads == "cls" else "",
-        "hidden_y": f"{settings['representation']}(y W_0 + b_0)" if hides else "y",
-    }
 
 
 def _first_patch(config: ModelConfig, pixels: np.ndarray) -> int:

@@ -23,6 +23,7 @@ from vitrail.data.thumbnail import data_image
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel, Layout
+from vitrail.models.walkthrough import Walkthrough, walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.messages import SHARED, SYMBOLS
 from vitrail.reports.messages import Words, word
@@ -91,6 +92,11 @@ class Context:
     def model(self) -> AnyModel:
         """The model of the bundle."""
         return self.bundle.model
+
+    @functools.cached_property
+    def walkthrough(self) -> Walkthrough[Any]:
+        """The steps of the model, with their equations and messages."""
+        return walkthrough_of(self.model)
 
     @functools.cached_property
     def layout(self) -> Layout | None:
@@ -233,8 +239,8 @@ class Panel:
     # What panels build their sections from.
 
     def word(self, name: str, tag: str = "span", **fields: Any) -> Html:
-        """One of its sentences, in both languages."""
-        return word(name, tag, words={**SHARED, **self.words}, **fields)
+        """One of its sentences, or of those of the family's walkthrough, in both languages."""
+        return word(name, tag, words={**SHARED, **self.context.walkthrough.messages, **self.words}, **fields)
 
     def say(self, name: str, **fields: Any) -> Html:
         """The same as a paragraph."""

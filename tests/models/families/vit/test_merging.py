@@ -21,6 +21,7 @@ from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.families.vit.merging import chessboard, match, merge, spread
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
+from vitrail.models.walkthrough import walkthrough_of
 from vitrail.models.zoo import find
 
 CONFIG = ViTConfig(resolution=(16, 24), patch=(4, 4), width=16, heads=2, mlp=32, depth=3, classes=5, channels=2)
@@ -182,7 +183,7 @@ def test_merging_twice_equals_the_mean_of_equal_tokens_in_every_layer():
     model = small(merge=[5, 0, 4], pool="gap", registers=1)
     seen = vitrail.look(model, images(), inside=None)
     for layer, block in enumerate(model.blocks):
-        entered = model.entering(layer, seen)
+        entered = walkthrough_of(model).layer_input(layer, seen)
         torch.testing.assert_close(block(entered), seen.steps[f"blocks.{layer}"])
         torch.testing.assert_close(seen.attention[layer].sum(-1), torch.ones(3, 2, 25, dtype=torch.float64))
         torch.testing.assert_close(seen.attention[layer], seen.steps[f"blocks.{layer}.weights"])

@@ -18,6 +18,7 @@ class HybridConfig(ViTConfig):
     model: ClassVar[str] = "vitrail.models.families.hybrid.model:Hybrid"
     sizes: ClassVar[str] = "vitrail.models.families.hybrid.sizes:SIZES"
     weights: ClassVar[str] = "vitrail.models.families.hybrid.weights:MAPPINGS"
+    walkthrough: ClassVar[str] = "vitrail.models.families.hybrid.walkthrough:HybridWalkthrough"
 
     stem: Literal["resnet", "light"] = "resnet"
     """The ResNet of the paper (weight-standardised convolutions, GroupNorm), or a few 3x3 convolutions with BatchNorm

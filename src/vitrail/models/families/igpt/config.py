@@ -16,6 +16,7 @@ class IGPTConfig(ModelConfig):
     family: ClassVar[str] = "igpt"
     model: ClassVar[str] = "vitrail.models.families.igpt.model:IGPT"
     sizes: ClassVar[str] = "vitrail.models.families.igpt.sizes:SIZES"
+    walkthrough: ClassVar[str] = "vitrail.models.families.igpt.walkthrough:IGPTWalkthrough"
     scaled_by: ClassVar[str] = "mlp"
 
     palette: int = 512

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Generator
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from vitrail.models.base import Layout, Model
 from vitrail.models.families.igpt.config import IGPTConfig
 from vitrail.models.layers import MLP, Attention, drop
 from vitrail.models.positions.modules import resize_grid
-from vitrail.models.walkthrough import Station
 
 # How the palette is made: images, pixels of them, and rounds of k-means.
 _IMAGES, _PIXELS, _ROUNDS = 512, 65_536, 25
@@ -104,48 +103,6 @@ class IGPT(Model[IGPTConfig]):
         y = self.norm(z_BTD)
         return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), activations)
 
-    def stations(self, activations: Activations) -> list[Station]:
-        c = self.config
-        colours_N, tokens, grid = activations.steps["colours"][0], activations.steps["tokens"][0], c.grid
-        found = [
-            self.image_station(),
-            Station(
-                "colours", "c_n = argmin_k |x_n - p_k|", self.palette[colours_N], "palette", grid,
-                fields={"count": c.palette}, shows="colours",
-            ),
-            Station("positions", "E_pos", self.pos_embed[0], "positions", grid, space="z"),
-            Station("tokens", "z_0 = embed(c) + E_pos", tokens, "tokens", grid, space="z"),
-        ]  # fmt: skip
-        for layer in sorted(activations.layers):
-            equation = f"z_{layer + 1} = MLP(RMS(z')) + z',  z' = MSA(RMS(z_{layer})) + z_{layer}"
-            found.append(self.layer_station(layer, equation, activations, sentence="block"))
-        if c.output == "pixels":
-            pooled = activations.steps["pooled"][0]
-            return [*found, Station("pooled", "y_n = RMS(z_L^n)", pooled, "next-pixels", grid, space="y")]
-        return [*found, *self.head_stations(activations, "mean_n RMS(z_L^n)")]
-
-    def layer_equations(self, layer: int) -> dict[str, str]:
-        norm, after = (f"gamma * {z} / sqrt(mean({z}^2) + epsilon)" for z in ("z", "z'"))
-        offset = " + b_{}" if self.config.bias else ""
-        mask = " + B" if self.config.causal else ""
-        return {
-            "norm1": f"n = {norm}",
-            **{part: f"{part} = n W_{part}{offset.format(part)}" for part in "qkv"},
-            "scores": f"s = q k^T / sqrt(d){mask}",
-            "weights": "a = softmax(s)",
-            "heads": "h = a v",
-            "msa": f"m = [h_1; ...; h_k] W_o{offset.format('o')}",
-            "middle": "z' = m + z",
-            "norm2": f"n' = {after}",
-            "z1": f"z1 = n' W_1{offset.format(1)}",
-            "activated": "GELU(z1)",
-            "z2": f"z2 = GELU(z1) W_2{offset.format(2)}",
-            "out": "z'' = z2 + z'",
-        }
-
-    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
-        return {"rms": z_BTD.square().mean(dim=-1).sqrt()}
-
     def quantise(self, images_BCHW: Tensor) -> Tensor:
         """Index of the nearest palette colour of every pixel (B, N)."""
         pixels_BNC = images_BCHW.flatten(2).transpose(1, 2).float()
@@ -162,13 +119,6 @@ class IGPT(Model[IGPTConfig]):
     def layout(self) -> Layout:
         allowed = None if self.mask is None else self.mask.cpu().numpy()
         return Layout(self.config.grid, (1, 1), 0, "mean", allowed)
-
-    def position_table(self) -> Tensor:
-        return self.pos_embed[0]
-
-    @property
-    def position_origin(self) -> Literal["learned"]:
-        return "learned"
 
     @torch.no_grad()
     def reindex(self, order: Tensor) -> bool:

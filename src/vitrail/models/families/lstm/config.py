@@ -15,6 +15,7 @@ class LSTMConfig(PatchedConfig):
     family: ClassVar[str] = "lstm"
     model: ClassVar[str] = "vitrail.models.families.lstm.model:LSTM"
     sizes: ClassVar[str] = "vitrail.models.families.lstm.sizes:SIZES"
+    walkthrough: ClassVar[str] = "vitrail.models.families.lstm.walkthrough:LSTMWalkthrough"
     scaled_by: ClassVar[str] = "hidden"
 
     hidden: int = 512

@@ -19,7 +19,6 @@ from vitrail.models.base import Model
 from vitrail.models.families.lstm.config import LSTMConfig
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import PatchEmbed, drop, split_order
-from vitrail.models.walkthrough import Station
 
 
 class LSTM(Model[LSTMConfig]):
@@ -81,19 +80,6 @@ class LSTM(Model[LSTMConfig]):
         size = self.config.hidden
         last = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
         return self._classify(torch.cat(last, dim=1), activations)
-
-    def stations(self, activations: Activations) -> list[Station]:
-        found = [self.image_station(), *self.patch_stations(activations)]
-        for layer in sorted(activations.layers):
-            states_NS = activations.steps[f"blocks.{layer}"][0]
-            entering = f"h_n^{layer}" if layer else "x_n"
-            equation = f"h_n^{layer + 1}, c_n = LSTM({entering}, h_(n-1)^{layer + 1}, c_(n-1))"
-            fields = {"width": states_NS.shape[1], "count": len(states_NS), "order": self.config.order}
-            others = {"fields": fields, "space": f"states {layer}", "shows": "states", "extra": states_NS}
-            found.append(self.layer_station(layer, equation, activations, sentence="states", **others))
-        depth = self.config.depth
-        pooled = f"[h_N^{depth}; h_1^{depth}]" if self.config.bidirectional else f"h_N^{depth}"
-        return [*found, *self.head_stations(activations, pooled)]
 
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches have their time."""

@@ -15,6 +15,7 @@ class MixerConfig(PatchedConfig):
     model: ClassVar[str] = "vitrail.models.families.mixer.model:Mixer"
     sizes: ClassVar[str] = "vitrail.models.families.mixer.sizes:SIZES"
     weights: ClassVar[str] = "vitrail.models.families.mixer.weights:MAPPINGS"
+    walkthrough: ClassVar[str] = "vitrail.models.families.mixer.walkthrough:MixerWalkthrough"
     scaled_by: ClassVar[str] = "channel_mlp"
 
     depth: int = 12

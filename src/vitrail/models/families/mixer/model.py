@@ -16,7 +16,6 @@ from vitrail.models.base import Model
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.layers import MLP, PatchEmbed, drop_path, split_order
-from vitrail.models.walkthrough import Station
 
 
 class MixerBlock(nn.Module):
@@ -70,32 +69,6 @@ class Mixer(Model[MixerConfig]):
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         return self._classify(self.norm(z_BTD).mean(dim=1), activations)
-
-    @torch.no_grad()
-    def stations(self, activations: Activations) -> list[Station]:
-        c = self.config
-        found = [self.image_station(), *self.patch_stations(activations)]
-        for layer in sorted(activations.layers):
-            block, entering = self.blocks[layer], activations.steps[f"blocks.{layer - 1}" if layer else "projected"]
-            # What a place reads from each other, were there no non-linearity between the two matrices.
-            reads_NN = (block.mlp_tokens.fc2.weight @ block.mlp_tokens.fc1.weight).abs()
-            found.append(
-                Station(
-                    f"blocks.{layer}.tokens",
-                    f"U_{layer + 1} = X_{layer} + MLP_tokens(LN(X_{layer})^T)^T",
-                    block.mix_tokens(entering[:1])[0],
-                    "mixed-tokens",
-                    c.grid,
-                    space="z",
-                    fields={"layer": layer},
-                    shows="reads",
-                    extra=reads_NN,
-                    layer=layer,
-                )
-            )
-            equation = f"X_{layer + 1} = U_{layer + 1} + MLP_channels(LN(U_{layer + 1}))"
-            found.append(self.layer_station(layer, equation, activations, sentence="mixed-channels"))
-        return [*found, *self.head_stations(activations, "mean_n LN(X_L^n)")]
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         return self.norm(output)

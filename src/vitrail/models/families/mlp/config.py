@@ -14,6 +14,7 @@ class MLPConfig(ModelConfig):
     family: ClassVar[str] = "mlp"
     model: ClassVar[str] = "vitrail.models.families.mlp.model:PixelMLP"
     sizes: ClassVar[str] = "vitrail.models.families.mlp.sizes:SIZES"
+    walkthrough: ClassVar[str] = "vitrail.models.families.mlp.walkthrough:MLPWalkthrough"
 
     width: int = 1024
     """Width of each hidden layer."""

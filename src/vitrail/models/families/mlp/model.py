@@ -12,8 +12,7 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import Model
 from vitrail.models.families.mlp.config import MLPConfig
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import ACTIVATIONS, activate, drop, is_plain
-from vitrail.models.walkthrough import Station
+from vitrail.models.layers import activate, drop, is_plain
 
 
 class PixelMLP(Model[MLPConfig]):
@@ -43,17 +42,6 @@ class PixelMLP(Model[MLPConfig]):
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Logits from the features (B, D) of any layer."""
         return self._classify(z_BTD, activations)
-
-    def stations(self, activations: Activations) -> list[Station]:
-        activation = ACTIVATIONS[self.config.activation]
-        found = [self.image_station()]
-        for layer in sorted(activations.layers):
-            entering = f"h_{layer}" if layer else "flatten(x)"
-            equation = f"h_{layer + 1} = {activation}({entering} W_{layer + 1} + b_{layer + 1})"
-            share = float((activations.steps[f"blocks.{layer}"] > 0).float().mean())
-            fields = {"width": self.config.width, "share": f"{share:.0%}"}
-            found.append(self.layer_station(layer, equation, activations, sentence="hidden", space="h", fields=fields))
-        return [*found, *self.head_stations(activations, "h_L")]
 
     @torch.no_grad()
     def reindex(self, order: Tensor) -> bool:

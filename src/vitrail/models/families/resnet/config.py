@@ -17,6 +17,7 @@ class ResNetConfig(ModelConfig):
     model: ClassVar[str] = "vitrail.models.families.resnet.model:ResNet"
     sizes: ClassVar[str] = "vitrail.models.families.resnet.sizes:SIZES"
     weights: ClassVar[str] = "vitrail.models.families.resnet.weights:MAPPINGS"
+    walkthrough: ClassVar[str] = "vitrail.models.families.resnet.walkthrough:ResNetWalkthrough"
     scaled_by: ClassVar[str] = "base"
 
     kind: Literal["bit", "plain"] = "bit"

@@ -26,14 +26,12 @@ from vitrail.models.convolutions import (
 )
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.walkthrough import Station
 
 
 class ResNet(Model[ResNetConfig]):
     """BiT (arXiv 1912.11370), or a plain network of basic units for small images."""
 
     stages: list[Stage]  # a ModuleList, which cannot say what it holds
-    has_patches = False
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
@@ -64,32 +62,6 @@ class ResNet(Model[ResNetConfig]):
     def normalise_layer(self, output: Tensor) -> Tensor:
         """Only outputs of the last stage have the channels of the norm."""
         return self.norm(output) if output.shape[1] == self.config.width else output
-
-    def stations(self, activations: Activations) -> list[Station]:
-        is_bit = self.config.kind == "bit"
-        stem = activations.steps["stem"][0]
-        first = Station(
-            "stem",
-            "x_0 = maxpool(conv_7x7(x))" if is_bit else "x_0 = ReLU(BN(conv_3x3(x)))",
-            stem.flatten(1).T,
-            "stem",
-            (stem.shape[1], stem.shape[2]),
-            tuple(stem.shape),
-            space=f"{len(stem)} channels",
-            fields={"channels": len(stem)},
-            shows="maps",
-        )
-        units = [unit for stage in self.stages for unit in stage.blocks]
-        found = [self.image_station(), first]
-        for layer in sorted(activations.layers):
-            shortcut = f"x_{layer}" if getattr(units[layer], "downsample", None) is None else f"W_s x_{layer}"
-            total = f"F_{layer + 1}(x_{layer}) + {shortcut}"
-            equation = f"x_{layer + 1} = {total}" if is_bit else f"x_{layer + 1} = ReLU({total})"
-            channels, rows, columns = activations.steps[f"blocks.{layer}"].shape[1:]
-            fields = {"channels": channels, "rows": rows, "columns": columns}
-            found.append(self.layer_station(layer, equation, activations, sentence="unit", fields=fields))
-        pooled = "mean_n ReLU(GN(x_L^n))" if is_bit else "mean_n x_L^n"
-        return [*found, *self.head_stations(activations, pooled)]
 
     def _plain_stages(self) -> Iterator[Stage]:
         c = self.config

@@ -25,6 +25,7 @@ class ViTConfig(PatchedConfig):
     model: ClassVar[str] = "vitrail.models.families.vit.model:ViT"
     sizes: ClassVar[str] = "vitrail.models.families.vit.sizes:SIZES"
     weights: ClassVar[str] = "vitrail.models.families.vit.weights:MAPPINGS"
+    walkthrough: ClassVar[str] = "vitrail.models.families.vit.walkthrough:ViTWalkthrough"
     scaled_by: ClassVar[str] = "mlp"
 
     depth: int = 12

@@ -10,7 +10,7 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from vitrail.models.families.vit.config import ResizeRule, ViTConfig
 from vitrail.models.families.vit.merging import Groups, chessboard, match, merge, spread
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
 from vitrail.models.layers import (
-    ACTIVATIONS,
     MLP,
     Attention,
     AttentionPool,
@@ -38,9 +37,6 @@ from vitrail.models.layers import (
     split_order,
 )
 from vitrail.models.positions.modules import Position, attention_mask
-from vitrail.models.walkthrough import Station
-
-_NORMS = {"layer": "LN", "batch": "BN"}
 
 
 class Block(nn.Module):
@@ -313,100 +309,9 @@ class ViT(Model[ViTConfig]):
         allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
         return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge))
 
-    def stations(self, activations: Activations) -> list[Station]:
-        c = self.config
-        tokens = ["x_class"] * (c.pool == "cls") + ["x_reg"] * bool(c.registers)
-        added = self.position_table()
-        once = added is not None and c.placement == "once"
-        whole = (c.tokens, c.width)
-        found = [self.image_station(), *self.patch_stations(activations)]
-        if (prefix := self.prefix_tokens()) is not None:
-            sequence, fields = f"[{'; '.join(tokens)}; x_1 E; ...; x_N E]", {"count": len(prefix), "tokens": c.tokens}
-            found.append(Station("prefix", sequence, prefix[0], "prefix", shape=whole, fields=fields))
-        if once and added is not None:
-            found.append(Station("positions", "E_pos", added, "positions", c.grid, whole, space="z"))
-        embedded = "z_0 = [...] + E_pos" if once else "z_0 = [...]"
-        places = activations.steps["tokens"][0, c.prefix :]
-        found.append(Station("tokens", embedded, places, "tokens", c.grid, whole, space="z"))
-        norm = _NORMS[c.norm]
-        for layer in sorted(activations.layers):
-            equation = self._block_equation(layer, norm, adds=added is not None and not once)
-            found.append(self.layer_station(layer, equation, activations, sentence="block"))
-        state = {"cls": "z_L^0", "gap": "z_L^n", "map": "z_L"}[c.pool]
-        state = f"{norm}({state})" if c.norm_order == "pre" else state
-        pooled = {"cls": state, "gap": f"mean_n {state}", "map": f"MAP({state})"}[c.pool]
-        hidden = {"none": "y W + b", "tanh": "tanh(y W_0 + b_0) W + b", "gelu": "GELU(y W_0 + b_0) W + b"}
-        return [*found, *self.head_stations(activations, pooled, hidden[c.representation])]
-
-    def layer_equations(self, layer: int) -> dict[str, str]:
-        c = self.config
-        norms = {
-            "layer": "gamma * (z - mu) / sqrt(sigma^2 + epsilon) + beta",
-            "batch": "gamma * (z - mu_B) / sqrt(sigma_B^2 + epsilon) + beta",
-        }
-        norm, scale = norms[c.norm], "g * " if c.layer_scale is not None else ""
-        is_pre = c.norm_order == "pre"
-        entering, middle = (" + z", " + z'") if c.residual else ("", "")
-        inner = "n" if is_pre else "z"
-        bias = " + B" if self.bias(layer) is not None else ""
-        score = "q k^T / sqrt(d)" if c.attention_scale is None else f"{c.attention_scale:g} * q k^T"
-        attended = {
-            **{part: f"{part} = {inner} W_{part}{f' + b_{part}' if c.qkv_bias else ''}" for part in "qkv"},
-            "scores": f"s = {score}{bias}",
-            "weights": "a = softmax(s)",
-            "heads": "h = a v",
-            "msa": "m = [h_1; ...; h_k] W_o + b_o",
-            "middle": f"z' = {scale}m{entering}",
-        }
-        before, after = {"norm1": f"n = {norm}"}, norm.replace("z", "z'")
-        state = "n'" if is_pre else "n"
-        activated = f"{ACTIVATIONS[c.activation]}(z1)"
-        mlp = {"z1": f"z1 = {state} W_1 + b_1", "activated": activated, "z2": f"z2 = {activated} W_2 + b_2"}
-        if is_pre:
-            return {**before, **attended, "norm2": f"n' = {after}", **mlp, "out": f"z'' = {scale}z2{middle}"}
-        final = norm.replace("z", f"({scale}z2{' + n' if c.residual else ''})")
-        return {**attended, "norm1": f"n = {after}", **mlp, "norm2": f"z'' = {final}"}
-
-    def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
-        if self.config.norm == "batch":
-            return {}
-        return {"mean": z_BTD.mean(dim=-1), "deviation": z_BTD.std(dim=-1, correction=0)}
-
-    def entering(self, layer: int, activations: Activations) -> Tensor:
-        if (merged_BTD := activations.steps.get(f"blocks.{layer}.merged")) is not None:
-            return merged_BTD
-        z_BTD = super().entering(layer, activations)
-        added_TD = self.position.added(self, layer) if self.config.placement != "once" else None
-        return z_BTD if added_TD is None else z_BTD + added_TD
-
-    def _block_equation(self, layer: int, norm: str, *, adds: bool) -> str:
-        scale = "g * " if self.config.layer_scale is not None else ""
-        inner = f"z_{layer} + E_pos" if adds else f"z_{layer}"
-        entering = f" + ({inner})" if adds else f" + {inner}"
-        middle = " + z'"
-        if not self.config.residual:
-            entering = middle = ""
-        if self.config.norm_order == "pre":
-            return f"z_{layer + 1} = {scale}MLP({norm}(z')){middle},  z' = {scale}MSA({norm}({inner})){entering}"
-        return f"z_{layer + 1} = {norm}({scale}MLP(z'){middle}),  z' = {norm}({scale}MSA({inner}){entering})"
-
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), all_tokens=True)
         return self.norm(z_BTD)[:, self.config.prefix :]
-
-    def prefix_tokens(self) -> Tensor | None:
-        tokens = [getattr(self, name)[0] for name in ("cls_token", "reg_token") if hasattr(self, name)]
-        return torch.cat(tokens) if tokens else None
-
-    def position_table(self) -> Tensor | None:
-        added_TD = self.position.added(self, 0)
-        return None if added_TD is None else added_TD[self.config.prefix :]
-
-    def page_tensors(self) -> dict[str, Tensor]:
-        """Positions as one table for all tokens (T, D), `positions`, of whatever kind they are."""
-        found = {name: tensor for name, tensor in self.state_dict().items() if name not in self.position.learned}
-        added_TD = self.position.added(self, 0)
-        return found if added_TD is None else found | {"positions": added_TD}
 
     def reindex(self, order: Tensor) -> bool:
         """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
@@ -421,14 +326,6 @@ class ViT(Model[ViTConfig]):
             return False
         self.patch_embed.reindex(inside)
         return True
-
-    @property
-    def position_origin(self) -> Literal["learned", "factored", "fixed"]:
-        return self.position.origin
-
-    @property
-    def position_tables(self) -> int:
-        return self.config.position_rules.tables
 
     @property
     def resize_note(self) -> str:

@@ -123,15 +123,16 @@ class Inside(Panel):
         self.inner[number] = {layer: self._open(layer, activations, rows) for layer in self.layers}
 
     def _open(self, layer: int, activations: Activations, rows: list[int]) -> Inner:
-        model = self.context.model
+        walkthrough = self.context.walkthrough
+        equations = walkthrough.layer_equations(layer)
         steps = {
             name: activations.steps[f"blocks.{layer}.{name}"][0].float().cpu().numpy()
-            for name in model.layer_equations(layer)
+            for name in equations
             if name != "out"
         }
-        steps["entering"] = model.entering(layer, activations)[0].detach().float().cpu().numpy()
+        steps["entering"] = walkthrough.layer_input(layer, activations)[0].detach().float().cpu().numpy()
         steps["out"] = activations.steps[f"blocks.{layer}"][0].float().cpu().numpy()
-        is_first = next(iter(model.layer_equations(layer))) == "norm1"
+        is_first = next(iter(equations)) == "norm1"
         normed = {"norm1": "entering", "norm2": "middle"} if is_first else {"norm1": "middle"}
         vectors = {name: step[rows] for name, step in steps.items() if name not in _OF_HEADS + _OF_PAIRS}
         return Inner(
@@ -145,7 +146,7 @@ class Inside(Panel):
         )
 
     def _statistics(self, entering_RD: np.ndarray) -> dict[str, np.ndarray]:
-        found = self.context.model.norm_statistics(torch.from_numpy(entering_RD)[None])
+        found = self.context.walkthrough.norm_statistics(torch.from_numpy(entering_RD)[None])
         return {name: values[0].numpy() for name, values in found.items()}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class Inside(Panel):
     def html(self, figures: Mapping[str, Figure]) -> str:
         if not self.inner:
             return ""
-        equations = self.context.model.layer_equations(self.layers[0])
+        equations = self.context.walkthrough.layer_equations(self.layers[0])
         layers = "".join(f'<option value="{layer}">{layer}</option>' for layer in self.layers)
         heads = "".join(
             f'<option value="{head}">{head}</option>' for head in range(self.context.model.config.heads or 1)

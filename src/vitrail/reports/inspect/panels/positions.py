@@ -53,9 +53,9 @@ class Positions(Panel):
             (self.word("row-r2"), f"{known.row:.2f}"),
             (self.word("column-r2"), f"{known.column:.2f}"),
         ]
-        model = self.context.model
-        intro = self.say("tiles") + self.say(model.position_origin)
-        if model.position_tables > 1:
+        walkthrough = self.context.walkthrough
+        intro = self.say("tiles") + self.say(f"position-{walkthrough.position_origin}")
+        if walkthrough.position_tables > 1:
             intro += self.say("first-layer")
         tiles = wide_image(figures["positions"], "position embeddings")
         return intro + numbers(pairs) + figure(self.word("similarity"), self.word("similarity-note"), tiles)

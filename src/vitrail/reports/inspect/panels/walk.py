@@ -1,4 +1,4 @@
-"""The path of an image through a model, station by station: equation, shape and actual values of each."""
+"""The path of an image through a model, step by step: equation, shape and actual values of each."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ from vitrail.core.settings import Pair
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import Activations, evaluating
 from vitrail.models.base import AnyModel
-from vitrail.models.walkthrough import Station
+from vitrail.models.walkthrough import WalkthroughStep, walkthrough_of
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.messages import SHARED
@@ -32,8 +32,8 @@ _MAPS = 8  # feature maps of a layer that are shown
 _FEATURES = 96  # of each vector that the page carries for every patch
 
 
-class Step(NamedTuple):
-    """One step of the walk."""
+class ShownStep(NamedTuple):
+    """One step of the walk, for one followed patch."""
 
     key: str
     equation: str
@@ -53,8 +53,8 @@ class Step(NamedTuple):
     """Norms of the whole vectors there, (N)."""
     scale: float = 1.0
     """Largest value of the signed colours of its vectors, the same for all steps of one space."""
-    station: Station | None = None
-    """What the model says of it; None for the probabilities, which the bundle answers."""
+    source: WalkthroughStep | None = None
+    """The step of the model's walkthrough; None for the probabilities, which the bundle computes."""
     maps: np.ndarray | None = None
     """The strongest channels, (count, h, w)."""
 
@@ -66,7 +66,7 @@ class Step(NamedTuple):
     @property
     def grid(self) -> Pair | None:
         """Rows and columns of its places."""
-        return None if self.station is None else self.station.grid
+        return None if self.source is None else self.source.grid
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in `inspect.json`."""
@@ -86,7 +86,7 @@ class Walk(Panel):
         super().__init__(name, context)
         self.features = _FEATURES
         """Number of features that the page carries of every patch; 0: those of the followed patch alone."""
-        self.steps: dict[int, list[Step]] = {}
+        self.steps: dict[int, list[ShownStep]] = {}
         self.path: dict[int, list[dict[str, Any]]] = {}
         """Of each shown image: `class_path`."""
         self.logits: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -109,7 +109,7 @@ class Walk(Panel):
         self.logits[number] = logits.cpu().numpy(), shares.cpu().numpy()
         best = np.sort(self.logits[number][1])[::-1]
         self.steps[number].append(
-            Step("probabilities", answer.equation, best.shape, best, sentence=f"probabilities-{answer.kind}")
+            ShownStep("probabilities", answer.equation, best.shape, best, sentence=f"probabilities-{answer.kind}")
         )
         if model.reads_layers:
             self.path[number] = class_path(model, activations, answer, self.context.labels)
@@ -155,7 +155,7 @@ class Walk(Panel):
             parts.append(self.each(number, content))
         return intro + "".join(parts)
 
-    def _figures(self, number: int, steps: Sequence[Step]) -> Iterator[Html]:
+    def _figures(self, number: int, steps: Sequence[ShownStep]) -> Iterator[Html]:
         """A figure for each step; one for all layers."""
         indexed = list(enumerate(steps))
         for is_layer, some in itertools.groupby(indexed, lambda one: _layer_of(one[1]) is not None):
@@ -164,8 +164,8 @@ class Walk(Panel):
             else:
                 yield from (self._step(number, index, step) for index, step in some)
 
-    def _step(self, number: int, index: int, step: Step) -> Html:
-        shows = "" if step.station is None else step.station.shows
+    def _step(self, number: int, index: int, step: ShownStep) -> Html:
+        shows = "" if step.source is None else step.source.shows
         shown = ""
         if shows == "image":
             shown = self._image(number)
@@ -180,7 +180,7 @@ class Walk(Panel):
         content = f"{shown}{self.say(step.sentence, **step.words)}{self._strip(number, index, step)}"
         return self._titled(step, content)
 
-    def _titled(self, step: Step, content: str) -> Html:
+    def _titled(self, step: ShownStep, content: str) -> Html:
         """A figure under its equation, with what the symbols mean."""
         shape = " x ".join(map(str, step.shape))
         return Html(
@@ -188,7 +188,7 @@ class Walk(Panel):
             f"{content}{self.symbols(step.equation)}</figure>"
         )
 
-    def _layers(self, number: int, steps: list[tuple[int, Step]]) -> Html:
+    def _layers(self, number: int, steps: list[tuple[int, ShownStep]]) -> Html:
         """All layers in one figure: small multiples, then a row with the followed vector of each."""
         kinds = {step.sentence: step for _, step in reversed(steps)}
         numbers = [_layer_of(step) or 0 for _, step in steps]
@@ -201,14 +201,14 @@ class Walk(Panel):
         for _, step in steps if self.features else ():
             if step.maps is not None:
                 parts.append(f'<div class="channels">{_name(step)}{self._tiles(step)}</div>')
-            elif step.station is not None and step.station.shows == "states":
-                sheet = data_image(signed(_array(step.station.extra)))
+            elif step.source is not None and step.source.shows == "states":
+                sheet = data_image(signed(_array(step.source.extra)))
                 parts.append(f'<div class="channels">{_name(step)}<img class="sheet" src="{sheet}" alt=""></div>')
         reads = "".join(
             f'<div><canvas class="map" aria-hidden="true" data-reads="{number} {index}"></canvas>'
             f"<small>{_name(step)}</small></div>"
             for index, step in steps
-            if step.station is not None and step.station.shows == "reads" and self.features
+            if step.source is not None and step.source.shows == "reads" and self.features
         )
         parts.append(f'<div class="multiples">{reads}</div>' if reads else "")
         wide = max(len(step.vector) for _, step in steps)
@@ -229,14 +229,14 @@ class Walk(Panel):
             f'<figure class="whole"><figcaption>{title}</figcaption>{"".join(parts)}{self.symbols(equations)}</figure>'
         )
 
-    def _multiple(self, step: Step) -> str:
+    def _multiple(self, step: ShownStep) -> str:
         if step.colours is None:
             return ""
         mean = 0.0 if step.norms is None else float(step.norms.mean())
         note = f"<small>{_name(step)} {self.word('mean-length', mean=_spoken(mean))}</small>"
         return f"<div>{self._map(step.colours, step)}{note}</div>"
 
-    def _map(self, colours: np.ndarray, step: Step) -> str:
+    def _map(self, colours: np.ndarray, step: ShownStep) -> str:
         """Colours at every place, with the followed one marked; a click follows another."""
         assert step.grid is not None
         rows, columns = step.grid
@@ -245,7 +245,7 @@ class Walk(Panel):
             f'<img src="{data_image(colours)}" alt="{escape(step.key)}"><div class="mark"></div></div>'
         )
 
-    def _tiles(self, step: Step, rows: int = 1) -> str:
+    def _tiles(self, step: ShownStep, rows: int = 1) -> str:
         """The strongest feature maps side by side, on one scale."""
         assert step.maps is not None
         tiles = sequential(step.maps / max(float(step.maps.max()), 1e-12))
@@ -253,7 +253,7 @@ class Walk(Panel):
         lines = [np.concatenate(list(line), axis=1) for line in np.split(framed, rows)]
         return f'<img class="sheet" src="{data_image(np.concatenate(lines))}" alt="">'
 
-    def _strip(self, number: int, index: int, step: Step) -> str:
+    def _strip(self, number: int, index: int, step: ShownStep) -> str:
         if not step.vector.size:
             return ""
         rest = ", ..." if step.vector.size > len(step.values) else ""
@@ -263,7 +263,7 @@ class Walk(Panel):
     def _canvas(self, number: int, index: int) -> str:
         return f'<canvas class="strip" aria-hidden="true" data-strip="{number} {index}"></canvas>'
 
-    def _length(self, number: int, index: int, step: Step) -> str:
+    def _length(self, number: int, index: int, step: ShownStep) -> str:
         length = float(np.linalg.norm(step.vector))
         return f'<code data-length="{number} {index}">{_spoken(length)}</code>'
 
@@ -318,7 +318,7 @@ class Walk(Panel):
 
     def data(self) -> dict[str, Any]:
         words = {**SHARED, **self.words}
-        followed = "followed" if self.context.model.has_patches else "followed-cell"
+        followed = "followed" if self.context.walkthrough.has_patches else "followed-cell"
         return {
             "words": {language: words[followed][language] for language in LANGUAGES},
             "signed": signed(np.linspace(-1, 1, 255)).tolist(),
@@ -327,7 +327,7 @@ class Walk(Panel):
             "images": {number: [self._packed(step) for step in steps] for number, steps in self.steps.items()},
         }
 
-    def _packed(self, step: Step) -> dict[str, Any] | None:
+    def _packed(self, step: ShownStep) -> dict[str, Any] | None:
         """A step's vectors: of every place, of the followed one, or of the image as one."""
         if not step.vector.size or step.key in ("logits", "probabilities"):
             return None
@@ -344,8 +344,8 @@ class Walk(Panel):
             "first": rounded_to(first),
             "lengths": rounded_to(lengths),
         }
-        if many and step.station is not None and step.station.shows == "reads":
-            reads = _array(step.station.extra)
+        if many and step.source is not None and step.source.shows == "reads":
+            reads = _array(step.source.extra)
             found["reads"] = pack(reads / np.maximum(reads.max(axis=1, keepdims=True), 1e-30))
         return found
 
@@ -356,60 +356,60 @@ class Walk(Panel):
             yield less
 
 
-def _layer_of(step: Step) -> int | None:
-    return None if step.station is None else step.station.layer
+def _layer_of(step: ShownStep) -> int | None:
+    return None if step.source is None else step.source.layer
 
 
 def _spoken(length: float) -> str:
     return f"{length:,.0f}" if length >= 1000 else f"{length:.3g}"
 
 
-def _name(step: Step) -> Html:
+def _name(step: ShownStep) -> Html:
     """The left side of an equation, as the name of its result."""
     return typeset(step.equation.partition(" = ")[0].partition(",")[0])
 
 
-def walk(model: AnyModel, activations: Activations, patch: int) -> list[Step]:
+def walk(model: AnyModel, activations: Activations, patch: int) -> list[ShownStep]:
     """The steps of the first recorded image; `patch` is the followed one, counted row by row in the model's grid."""
-    stations = model.stations(activations)
+    sources = walkthrough_of(model).steps(activations)
     grid = model.config.grid or (1, 1)
     if not 0 <= patch < grid[0] * grid[1]:
         raise UsageError(f"Patch must be from 0 to {grid[0] * grid[1] - 1}, got {patch}.")
-    arrays = [_array(station.values) for station in stations]
-    colours = _colours_by_space(stations, arrays)
+    arrays = [_array(source.values) for source in sources]
+    colours = _colours_by_space(sources, arrays)
     steps = []
-    for station, values, shown in zip(stations, arrays, colours, strict=True):
+    for source, values, shown in zip(sources, arrays, colours, strict=True):
         vector, places, lengths, norms, maps = values, None, None, None, None
-        if station.grid is not None:
-            at = [place_in(one, grid, station.grid) for one in range(grid[0] * grid[1])]
+        if source.grid is not None:
+            at = [place_in(one, grid, source.grid) for one in range(grid[0] * grid[1])]
             all_norms = np.linalg.norm(values, axis=-1)
             vector, places, lengths = values[at[patch]], values[at, :_FEATURES], all_norms[at]
-            norms = all_norms.reshape(station.grid)
-        if station.shows == "maps" and station.grid is not None:
+            norms = all_norms.reshape(source.grid)
+        if source.shows == "maps" and source.grid is not None:
             strongest = np.argsort(-np.abs(values).mean(axis=0), kind="stable")[:_MAPS]
-            maps = np.abs(values[:, np.sort(strongest)]).T.reshape(-1, *station.grid)
-        if station.key == "logits":
+            maps = np.abs(values[:, np.sort(strongest)]).T.reshape(-1, *source.grid)
+        if source.key == "logits":
             vector = np.sort(vector)[::-1]
-        scale = _scale_of(station, stations, arrays)
-        shape = station.shape or values.shape
-        named = (station.key, station.equation, shape, vector, shown, norms, station.fields, station.sentence)
-        steps.append(Step(*named, places, lengths, scale, station._replace(values=torch.empty(0)), maps))
+        scale = _scale_of(source, sources, arrays)
+        shape = source.shape or values.shape
+        named = (source.key, source.equation, shape, vector, shown, norms, source.fields, source.sentence)
+        steps.append(ShownStep(*named, places, lengths, scale, source._replace(values=torch.empty(0)), maps))
     return steps
 
 
-def _colours_by_space(stations: Sequence[Station], arrays: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Each station's places in colours; those of one space by the same principal components on the same scale."""
-    found: list[np.ndarray | None] = [None] * len(stations)
-    for space in {station.space for station in stations if station.space and station.grid is not None}:
-        members = [at for at, one in enumerate(stations) if one.space == space and one.grid is not None]
+def _colours_by_space(sources: Sequence[WalkthroughStep], arrays: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Each step's places in colours; those of one space by the same principal components on the same scale."""
+    found: list[np.ndarray | None] = [None] * len(sources)
+    for space in {source.space for source in sources if source.space and source.grid is not None}:
+        members = [at for at, one in enumerate(sources) if one.space == space and one.grid is not None]
         for at, shares in zip(members, _shared_components([arrays[at] for at in members]), strict=True):
-            rows, columns = stations[at].grid or (1, 1)
+            rows, columns = sources[at].grid or (1, 1)
             found[at] = (255 * shares).round().astype(np.uint8).reshape(rows, columns, 3)
-    for at, station in enumerate(stations):
-        if station.shows == "colours" and station.grid is not None:
+    for at, source in enumerate(sources):
+        if source.shows == "colours" and source.grid is not None:
             levels = np.clip((arrays[at] + 1) / 2, 0, 1)
             levels = levels[:, :3] if levels.shape[1] >= 3 else np.repeat(levels[:, :1], 3, axis=1)
-            found[at] = (255 * levels).round().astype(np.uint8).reshape(*station.grid, 3)
+            found[at] = (255 * levels).round().astype(np.uint8).reshape(*source.grid, 3)
     return found
 
 
@@ -434,12 +434,12 @@ def _shared_components(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
     return np.split(shares, np.cumsum([len(one) for one in centred])[:-1])
 
 
-def _scale_of(station: Station, stations: Sequence[Station], arrays: Sequence[np.ndarray]) -> float:
-    """The value of the strongest colour of a strip: the 99.5th percentile over all stations of its space."""
+def _scale_of(source: WalkthroughStep, sources: Sequence[WalkthroughStep], arrays: Sequence[np.ndarray]) -> float:
+    """The value of the strongest colour of a strip: the 99.5th percentile over all steps of its space."""
     same = [
         values.ravel()
-        for one, values in zip(stations, arrays, strict=True)
-        if one is station or (station.space and one.space == station.space)
+        for one, values in zip(sources, arrays, strict=True)
+        if one is source or (source.space and one.space == source.space)
     ]
     together = np.abs(np.concatenate(same))
     return float(np.percentile(together, 99.5)) if together.size else 1.0

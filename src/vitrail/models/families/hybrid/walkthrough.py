@@ -1,0 +1,14 @@
+"""The walkthrough of the hybrid: that of the ViT, on patches of a feature map."""
+
+from vitrail.models.activations import Activations
+from vitrail.models.families.vit.walkthrough import ViTWalkthrough
+from vitrail.models.walkthrough import WalkthroughStep, messages_beside
+
+
+class HybridWalkthrough(ViTWalkthrough):
+    """A ViT whose patches are features of the stem."""
+
+    messages = ViTWalkthrough.messages | messages_beside(__file__)
+
+    def patch_steps(self, activations: Activations, sentence: str = "features") -> list[WalkthroughStep]:
+        return super().patch_steps(activations, sentence)
