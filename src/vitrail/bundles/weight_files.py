@@ -25,7 +25,7 @@ from vitrail.core.errors import DamagedError, UsageError, first_line, like_path
 from vitrail.core.files import named_in_utf8, read_document, read_json
 from vitrail.core.sandbox import read_tensors
 from vitrail.core.sandbox.convert import convert_pickle
-from vitrail.core.zip_files import check_content
+from vitrail.core.zip_files import open_zip
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -138,14 +138,20 @@ def _as_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array)
 
 
+def _check_crc(archive: zipfile.ZipFile) -> None:
+    """Raise ValueError for a file that differs from its CRC-32: PyTorch does not check it, and may write 0 for all."""
+    if any(info.CRC for info in archive.infolist()) and (corrupt := archive.testzip()) is not None:
+        raise ValueError(f"{corrupt[:200]!r} in it differs from its checksum")
+
+
 def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
     """The state dict in a pickle, read by a child process without other abilities."""
     try:
         with file.open("rb") as opened:
             is_zip = opened.read(4) == b"PK\3\4"  # since PyTorch 1.6
         if is_zip:
-            with zipfile.ZipFile(file) as archive:
-                check_content(archive)
+            with open_zip(file) as archive:
+                _check_crc(archive)
     except Exception as error:  # what the parser raises
         raise DamagedError(path=file, cause=f"cannot be read ({first_line(error)})") from None
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:

@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 
 from vitrail.core.errors import DamagedError, first_line
 from vitrail.core.memory import refuse_more
-from vitrail.core.zip_files import check_list
+from vitrail.core.zip_files import open_zip
 
 _CHUNK = 2**18
 
@@ -43,8 +43,7 @@ def read_npz(
     try:
         if not path.is_file():
             raise ValueError("it is not a regular file")
-        with zipfile.ZipFile(path) as archive:
-            check_list(archive)
+        with open_zip(path) as archive:
             headers = {member.filename: _read_header(archive, member) for member in archive.infolist()}
             wanted = {name: header for name, header in headers.items() if takes(header.dtype)}
             refuse_more(sum(header.numbers * (header.dtype.itemsize + beside) for header in wanted.values()), path)

@@ -7,9 +7,9 @@ import io
 import os
 import pickle
 import random
-import stat
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
@@ -339,11 +339,9 @@ def changed_tar(path: Path, **fields) -> Path:
     return path
 
 
-def changed_zip(path: Path, mode: int = 0, **fields) -> Path:
+def changed_zip(path: Path, name: str) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
-        info = zipfile.ZipInfo(fields.pop("name", "a/1.png"))
-        info.external_attr = mode << 16
-        archive.writestr(info, png())
+        archive.writestr(zipfile.ZipInfo(name), png())
     return path
 
 
@@ -360,18 +358,9 @@ def changed_zip(path: Path, mode: int = 0, **fields) -> Path:
         (lambda p: changed_tar(p / "a.tar", name="a/\udcff.png"), "is not Unicode"),
         (lambda p: changed_zip(p / "a.zip", name="../1.png"), "would lie outside of it"),
         (lambda p: changed_zip(p / "a.zip", name="/1.png"), "would lie outside of it"),
-        (lambda p: changed_zip(p / "a.zip", name="C:\\1.png"), "would lie outside of it"),
-        (lambda p: changed_tar(p / "a.tar", name="C:a/1.png"), "would lie outside of it"),
-        (lambda p: changed_tar(p / "a.tar", name="a/b\\1.png"), "has a backslash in its name"),
-        (lambda p: changed_tar(p / "a.tar", name="a/1.png/"), "a file with the name of a folder"),
-        (lambda p: changed_tar(p / "a.tar", name="./."), "a file with the name of a folder"),
-        (lambda p: changed_zip(p / "a.zip", name=".//../1.png"), "would lie outside of it"),
-        (lambda p: changed_zip(p / "a.zip", name="./C:a/1.png"), "would lie outside of it"),
-        (lambda p: changed_zip(p / "a.zip", name="a\\1.png"), "has a backslash in its name"),
-        (lambda p: changed_zip(p / "a.zip", name="a/1.png/"), "a file with the name of a folder"),
-        (lambda p: write_zip(p / "a.zip", {"a/1.png": b"", "a//1.png": b""}), "'a/1.png' is in it twice"),
-        (lambda p: write_tar(p / "a.tar", {"a/1.png": b"", "./a/./1.png": b""}), "'a/1.png' is in it twice"),
-        (lambda p: changed_zip(p / "a.zip", mode=stat.S_IFLNK | 0o777), "is a link"),
+        (lambda p: changed_zip(p / "a.zip", name="a\\..\\..\\1.png"), "would lie outside of it"),
+        (lambda p: write_zip(p / "a.zip", {"a/1.png": b""}, zipfile.ZIP_BZIP2), "is neither stored nor deflated"),
+        (lambda p: write_zip(p / "a.zip", {"a/1.png": b""}, zipfile.ZIP_LZMA), "is neither stored nor deflated"),
         (lambda p: write_folder(p, {"a.zip": b"PK\3\4 and no more"}) / "a.zip", "File is not a zip file"),
         (lambda p: write_folder(p, {"a.tar": b"x" * 2000}) / "a.tar", "invalid header|truncated header"),
         (lambda p: write_folder(p, {"a.tar.gz": b"x" * 2000}) / "a.tar.gz", "Not a gzipped file"),
@@ -395,12 +384,6 @@ def test_bombs_are_refused(tmp_path, home, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2**20)
     with pytest.raises(DamagedError, match=r"1.png' would fill 4,194,304 bytes of memory; 1,048,576 are available"):
         content_of(bomb)
-    forged = bytearray(bomb.read_bytes())
-    at = forged.index(b"PK\1\2")
-    forged[at + 24 : at + 28] = (2**31).to_bytes(4, "little")
-    (tmp_path / "forged.zip").write_bytes(forged)
-    with pytest.raises(DamagedError, match=r"'a/1.png' states 2,147,483,648 bytes, which it cannot have"):
-        open_data(tmp_path / "forged.zip")
     packed = tmp_path / "bomb.tar.gz"
     packed.write_bytes(gzip.compress(bytes(2**24)))
     monkeypatch.setattr(archives, "_LARGE", 2**20)
@@ -410,6 +393,21 @@ def test_bombs_are_refused(tmp_path, home, monkeypatch):
     with pytest.raises(VitrailError, match=r"Cache must have room for .*bomb.tar.gz.* more than the 0 bytes"):
         open_data(packed)
     assert not [one for one in home.rglob("*") if one.is_file()]
+
+
+def test_a_zip_that_states_too_small_a_size_is_not_unpacked_further(tmp_path):
+    path = write_zip(tmp_path / "bomb.zip", {"a/1.png": bytes(2**26)}, zipfile.ZIP_DEFLATED)
+    forged = bytearray(path.read_bytes())
+    place = forged.index(b"PK\1\2") + 24
+    forged[place : place + 4] = (1000).to_bytes(4, "little")
+    path.write_bytes(forged)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedError, match=r"1\.png' cannot be read \(Bad CRC-32"):
+            ZipTree(path).read("a/1.png")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
@@ -423,58 +421,21 @@ def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
         content_of(path)
 
 
-def zeroed(content: bytes, start: int, size: int) -> bytes:
-    return content[:start] + bytes(size) + content[start + size :]
-
-
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda whole, at: whole[:at], "without the mark of its end"),
-        (lambda whole, at: whole[:at] + bytes(512), "without the mark of its end"),
-        (lambda whole, at: zeroed(whole, at, 512), "there is more after its end"),
-        (lambda whole, at: zeroed(whole, at, 4096), "there is more after its end"),
-        (lambda whole, at: whole + whole, "there is more after its end"),
-    ],
-)
-def test_a_tar_that_ends_too_early_is_refused(tmp_path, home, ending, spoil, reason):
-    """Cut between two files, or with a blank header: tarfile would list the files before it, and no more."""
-    path = write_tar(tmp_path / "a.tar", PHOTOS)
-    with tarfile.open(path) as archive:
+def test_a_tar_that_was_cut_off_or_has_a_damaged_header_is_refused(tmp_path, home, ending):
+    """tarfile would list the files before that place, and no more."""
+    whole = write_tar(tmp_path / "a.tar", PHOTOS)
+    with tarfile.open(whole) as archive:
         place = archive.getmembers()[5].offset
-    content = spoil(path.read_bytes(), place)
-    path = tmp_path / f"b{ending}"
-    path.write_bytes(content if ending == ".tar" else gzip.compress(content))
-    with pytest.raises(DamagedError, match=rf"b{ending}' cannot be read as an archive \(.*{reason}"):
-        open_data(path)
-    assert not [one for one in home.rglob("*") if one.is_file()]
-
-
-@pytest.mark.parametrize(
-    ("form", "old", "new"),
-    [
-        (tarfile.PAX_FORMAT, b" path=", b" qath="),  # a word that nobody knows: the short name would be taken
-        (tarfile.PAX_FORMAT, b" path=set", b"\0path=set"),  # the end, for tarfile
-        (tarfile.PAX_FORMAT, b" path=set", bytes(9)),
-        (tarfile.GNU_FORMAT, b"set/train/cat/x", b"set/train/\0at/x"),  # the end of the name
-        (tarfile.GNU_FORMAT, b"set/train/cat/x", b"set/train/dog/x"),  # the short name says otherwise
-    ],
-)
-def test_a_long_name_that_is_damaged_is_refused(tmp_path, form, old, new):
-    """No checksum covers it, and an image under a shortened name has no extension and would be missing."""
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w", format=form) as archive:
-        for label in ("cat", "dog"):
-            info = tarfile.TarInfo(f"set/train/{label}/{'x' * 120}.png")
-            info.size = len(png())
-            archive.addfile(info, io.BytesIO(png()))
-    assert len(content_of(path)) == 2
-    whole = path.read_bytes()
-    assert old in whole
-    path.write_bytes(whole.replace(old, new, 1))
-    with pytest.raises(DamagedError, match=r"cannot be read as an archive \(the long name at byte 0 is damaged"):
-        open_data(path)
+    content = whole.read_bytes()
+    flipped = bytearray(content)
+    flipped[place] ^= 1
+    for spoiled in (content[:place], bytes(flipped)):
+        path = tmp_path / f"b{ending}"
+        path.write_bytes(spoiled if ending == ".tar" else gzip.compress(spoiled))
+        with pytest.raises(DamagedError, match=rf"b{ending}' .*\(it is damaged or cut off at byte {place:,}"):
+            open_data(path)
+    assert not [file for file in home.rglob("*") if file.is_file()]
 
 
 def test_another_tar_gz_of_the_same_size_and_time_is_unpacked_anew(tmp_path):
@@ -489,42 +450,10 @@ def test_another_tar_gz_of_the_same_size_and_time_is_unpacked_anew(tmp_path):
     assert found[0][1] != found[1][1]
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_a_zip_whose_list_hides_files_is_refused(tmp_path, monkeypatch, is_large):
-    """One flipped bit makes the entries after it the comment of an entry. The list of a large archive has another
-    end."""
-    if is_large:
-        monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
-    path = write_zip(tmp_path / "a.zip", PHOTOS)
-    whole = path.read_bytes()
-    assert (b"PK\6\6" in whole) == is_large
-    assert len(content_of(path)) == 12
-    first = whole.index(b"PK\1\2")
-    second = whole.index(b"PK\1\2", first + 1)
-    last = whole.rindex(b"PK\1\2")
-    for at, length in ((first, 2**12), (first, second - first), (last, 1)):  # beyond the end, one entry, none
-        path.write_bytes(whole[: at + 32] + length.to_bytes(2, "little") + whole[at + 34 :])
-        with pytest.raises(DamagedError, match=r"a\.zip' cannot be read as an archive \(its list of .* files is not"):
-            open_data(path)
-
-
-def test_joined_zips_are_refused(tmp_path):
-    parts = [dict(list(PHOTOS.items())[:6]), dict(list(PHOTOS.items())[6:])]
-    one, other = (write_zip(tmp_path / f"{number}.zip", part).read_bytes() for number, part in enumerate(parts))
-    nothing = write_zip(tmp_path / "nothing.zip", {}).read_bytes()
-    path = tmp_path / "a.zip"
-    for joined in (one + other, one + nothing):
-        path.write_bytes(joined)
-        with pytest.raises(DamagedError, match=r"a\.zip' cannot be read as an archive \(there are files before byte"):
-            open_data(path)
-    path.write_bytes(b"#!/bin/sh\n" + one)  # it unpacks itself
-    assert len(content_of(path)) == 6
-
-
 @pytest.mark.parametrize("ending", [".zip", ".tar"])
 def test_names_with_empty_parts_and_dots_are_the_plain_ones(tmp_path, ending):
     plain = write_archive(tmp_path / f"plain{ending}", PHOTOS)
-    styles = ("./{}//{}", "{}/./{}", ".//{}/{}", "././{}/.//{}")
+    styles = ("./{}//{}", "{}/./{}", ".//{}\\{}", "././{}/.//{}")
     files = {
         styles[number % 4].format(*name.rsplit("/", 1)): content
         for number, (name, content) in enumerate(PHOTOS.items())
