@@ -38,7 +38,7 @@ from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
 from vitrail.training.run_log import RunLog
-from vitrail.training.run_state import Ending, filled
+from vitrail.training.run_state import Ending, with_defaults
 from vitrail.training.schedule import schedule
 from vitrail.training.stop import Interrupted, Stop
 
@@ -133,44 +133,19 @@ class Trainer:
         """All tensors of the run's state, by name."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors().items()}
 
-    def check_fits(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint whose length or tensors are not those of this run."""
-        total = checkpoint.state["total"]
-        if self.planned is not None and total != self.planned:
-            raise DamagedError(f"total must be {self.planned}, got {total}.")
-        for owner in ("best", "latest", "start"):
-            numbers = checkpoint.state[owner]
-            if numbers is None or "score" not in numbers:
-                continue
-            try:
-                score = self.objective.goodness(known := _with_nan(numbers))
-                self.objective.describe(known)
-            except KeyError as missing:
-                raise DamagedError(f"{owner} must have {missing}, got none.") from None
-            if numbers["score"] != (score if math.isfinite(score) else None):
-                raise DamagedError(f"score of the {owner} must be {score}, got {numbers['score']}.")
-        self._make_room(checkpoint)
-        found, expected = checkpoint.arrays, self._tensors()
-        if missing := sorted(expected.keys() - found.keys()):
-            raise DamagedError(f"tensor {missing[0]} is missing.")
-        if unknown := sorted(found.keys() - expected.keys()):
-            raise DamagedError(f"tensor {unknown[0]} is unknown.")
-        for name, tensor in expected.items():
-            kind, shape = torch.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape)
-            if (found[name].dtype, found[name].shape) != (kind, shape):
-                given = f"{found[name].dtype} of {found[name].shape}"
-                raise DamagedError(f"tensor {name} must be {kind} of shape {shape}, got {given}.")
-            if not np.isfinite(found[name]).all():
-                raise DamagedError(f"tensor {name} must have finite numbers, got others.")
-
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint. Values are copied into tensors that torch and the optimiser allocated, so that their
         alignment, on which the last bits depend, is that of an uninterrupted run."""
-        self._make_room(checkpoint)
+        state = with_defaults(checkpoint.state)
+        self._make_room(checkpoint.step, state)
+        tensors, arrays = self._tensors(), checkpoint.arrays
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if different := {*shapes.items()} ^ {(name, array.shape) for name, array in arrays.items()}:
+            name = min(different)[0]
+            raise DamagedError(f"Checkpoint must have the tensors of this run, got others, such as {name}.")
         with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(torch.from_numpy(checkpoint.arrays[name]))
-        state = filled(checkpoint.state)
+            for name, tensor in tensors.items():
+                tensor.copy_(torch.from_numpy(arrays[name]))
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
         self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
         self.initial_scores, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
@@ -180,13 +155,12 @@ class Trainer:
         parts = (math.nan if loss is None else loss * self.ranks.is_first for loss in state["losses"])
         self._losses.extend(parts)
 
-    def _make_room(self, checkpoint: Checkpoint) -> None:
+    def _make_room(self, step: int, state: dict[str, Any]) -> None:
         """Allocate every tensor that the checkpoint fills: the optimisers' state, the initial head, the best weights.
         This changes the weights."""
-        state = filled(checkpoint.state)
         self._best_state = self._clone_kept() if self.recipe.patience and state["best"] is not None else {}
         self._initial_head = self._clone_head() if state["start"] is not None else {}
-        if state["left_out"] == checkpoint.step:
+        if state["left_out"] == step:
             for optimiser in self.optimisers:
                 optimiser.state.clear()
         elif not any(True for _ in self._memory()):

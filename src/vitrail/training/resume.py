@@ -6,25 +6,13 @@ from typing import Any
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.training.checkpoint import Checkpoint, load_newest, set_aside
 from vitrail.training.loop import Trainer
-from vitrail.training.run_state import check_state
+from vitrail.training.run_state import read_state
 
 
 def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
     """Restore the newest intact checkpoint of `folder`, if there is one; it must have the settings of this run. Returns
     it, and a line for each newer one that is damaged."""
-
-    def check(checkpoint: Checkpoint) -> Checkpoint:
-        checkpoint = checkpoint._replace(state=check_state(checkpoint.state))
-        for name, value in agreed.items():
-            if (before := checkpoint.state[name]) != value:
-                raise UsageError(
-                    f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
-                    " Choose another output for another run."
-                )
-        trainer.check_fits(checkpoint)
-        return checkpoint
-
-    checkpoint, complaints = load_newest(folder / "checkpoints", check)
+    checkpoint, complaints = load_newest(folder / "checkpoints")
     steps = trainer.ranks.gather(checkpoint.step if checkpoint else 0)
     if len(set(steps)) > 1:
         raise UsageError(
@@ -34,6 +22,13 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
         if complaints:
             raise VitrailError(f"No checkpoint in {str(folder / 'checkpoints')!r} is intact: {complaints.popitem()[1]}")
         return None, []
+    checkpoint = checkpoint._replace(state=read_state(checkpoint.state))
+    for name, value in agreed.items():
+        if (before := checkpoint.state[name]) != value:
+            raise UsageError(
+                f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
+                " Choose another output for another run."
+            )
     trainer.restore(checkpoint)
     if trainer.ranks.is_first:
         set_aside(folder / "checkpoints", complaints)
