@@ -44,7 +44,7 @@ GUIDE = [
     "python",
 ]
 CHAPTERS = [f"notes-{number}" for number in range(1, 6)]  # of `notes`; each is a notebook, too
-GROUND = ["families", "settings", "proved", "architecture", "extending", "api"]
+GROUND = ["families", "settings", "proved", "security", "architecture", "extending", "api"]
 WALK = "walk"  # folder of the site with the page of `vitrail explain`
 PAGES = [*(f"docs/{name}" for name in GUIDE + GROUND), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
 TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}

