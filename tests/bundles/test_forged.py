@@ -40,6 +40,7 @@ TABLES = ([], {}, [None], [1, 2], [8, 8], [1, 2, 3], [[[]]], {"a": {"b": [1]}})
 REMOVED, MORE = object(), object()
 HOSTILE = (None, True, False, *NUMBERS, float("nan"), float("inf"), *TEXTS, *TABLES, REMOVED, MORE)
 
+
 def save(name, folder):
     family = name.partition(",")[0]
     model = redraw(build(FAMILIES[family](**INPUT, **MODELS[name])))
