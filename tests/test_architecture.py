@@ -10,13 +10,20 @@ from vitrail.models.config import ModelConfig
 from vitrail.models.families import FAMILIES
 
 SOURCE = ROOT / "src" / "vitrail"
-OWN_PACKAGES = ("models", "bundles")
-"""Where families, positions and formats live."""
+OWN_PACKAGES = ("models",)
+"""Where families and positions live."""
+ASKS_OF_ITS_CALLER = ("bundles/bundle.py",)
+"""`Bundle(model=...)` refuses what is no model."""
 
 CLASSES = {"Model", "ModelConfig", "PatchedConfig"} | {
     name for family in FAMILIES for name in (FAMILIES[family].__name__, FAMILIES[family].model.partition(":")[2])
 }
-OTHERS = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in OWN_PACKAGES]
+OTHERS = [
+    path
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.relative_to(SOURCE).parts[0] not in OWN_PACKAGES
+    and path.relative_to(SOURCE).as_posix() not in ASKS_OF_ITS_CALLER
+]
 
 
 def last_name(node):

@@ -421,7 +421,7 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
     [
         (FAMILIES, "ModelConfig"),
         (POSITIONS, "PositionRules"),
-        (FORMATS, "Vocabulary"),
+        (FORMATS, "WeightFormat"),
         (PANELS, "Panel"),
         (OBJECTIVES, "Objective"),
         (OPTIMISERS, "Optimiser"),

@@ -16,7 +16,7 @@ import vitrail
 from tests.peers import import_peer
 from tests.test_cli import run
 from vitrail.bundles.convert import Told, convert, read_any
-from vitrail.bundles.formats.base import Vocabulary
+from vitrail.bundles.formats.base import WeightFormat
 from vitrail.bundles.formats.registry import FORMATS, written_formats
 from vitrail.bundles.infer_config import usual_heads
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
@@ -87,7 +87,7 @@ def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
 
 def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, monkeypatch, capsys):
     bundle = small()
-    monkeypatch.setattr("vitrail.bundles.formats.google._open_by_timm", lambda *_: bundle.model.eval())
+    monkeypatch.setattr("vitrail.bundles.formats.google.Google._open_by_timm", lambda *_: bundle.model.eval())
     report = there(tmp_path, bundle, "google")
     report["proofs"] += convert(str(tmp_path / "google"), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
     assert [proof["library"] for proof in report["proofs"]] == ["timm (reading Google's file)"] * 2
@@ -453,7 +453,7 @@ def test_the_former_name_of_images_still_works(call, tmp_path):
 
 
 def test_the_formats_that_are_written_are_those_that_can_check_a_model():
-    writes = [name for name in FORMATS if FORMATS[name].check is not Vocabulary.check]
+    writes = [name for name in FORMATS if FORMATS[name].check is not WeightFormat.check]
     assert written_formats() == ["vitrail", *writes]
 
 

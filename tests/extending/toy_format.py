@@ -8,15 +8,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail.bundles.bundle import Bundle
-from vitrail.bundles.compat import require, require_head
-from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
+from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
 from vitrail.bundles.infer_config import named, usual_preprocess
 from vitrail.bundles.parity import Forward
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.mlp.config import MLPConfig
+from vitrail.models.library_limits import require, require_head
+from vitrail.models.state_dict_mapping import Entry, parameter_names, renamed
 
 
-class Sequential(Vocabulary):
+class Sequential(WeightFormat):
     """0 flattens, 1, 3, 5, ... are linear layers, the last of them the head; between them is a GELU."""
 
     def recognises(self, names: Collection[str]) -> bool:

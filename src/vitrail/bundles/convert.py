@@ -14,11 +14,10 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, load, not_finite, save
 from vitrail.bundles.catalogue import catalogue
-from vitrail.bundles.compat import unknown_to
 from vitrail.bundles.decision import ONE_CLASS, answer_from_json
 from vitrail.bundles.file_names import CARD
 from vitrail.bundles.folder import EMBEDDED
-from vitrail.bundles.formats.base import Checkpoint, Reading, Vocabulary, join_tensors, split_tensors
+from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat, join_tensors, split_tensors
 from vitrail.bundles.formats.registry import FORMATS, check_written_format
 from vitrail.bundles.infer_config import distinct, notes_of
 from vitrail.bundles.parity import Forward, attempt, some_images
@@ -33,6 +32,7 @@ from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
+from vitrail.models.library_limits import unknown_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,17 +178,17 @@ def _read_here(source: str, told: Told, sha256: str | None) -> Foreign:
         bundle = load(source if source in EMBEDDED else path)
         return Foreign(bundle, "vitrail", len(bundle.model.state_dict()))
     checkpoint = read_checkpoint(path)
-    vocabulary = _recognise(checkpoint)
-    return _understand(vocabulary, vocabulary.prepare(checkpoint), told)
+    weight_format = _recognise(checkpoint)
+    return _understand(weight_format, weight_format.prepare(checkpoint), told)
 
 
-def _recognise(checkpoint: Checkpoint) -> Vocabulary:
+def _recognise(checkpoint: Checkpoint) -> WeightFormat:
     """The first format that recognises the tensor names. Formats of other packages are imported only if no built-in one
     does."""
     for name in FORMATS:
-        vocabulary = FORMATS[name](name)
-        if vocabulary.recognises(checkpoint.tensors.keys()):
-            return vocabulary
+        weight_format = FORMATS[name](name)
+        if weight_format.recognises(checkpoint.tensors.keys()):
+            return weight_format
     names = sorted(checkpoint.tensors)
     raise UsageError(
         f"Source must be a checkpoint of a known format ({', '.join(FORMATS)}), got {len(names)} tensors such as"
@@ -196,31 +196,31 @@ def _recognise(checkpoint: Checkpoint) -> Vocabulary:
     )
 
 
-def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> Foreign:
+def _understand(weight_format: WeightFormat, checkpoint: Checkpoint, told: Told) -> Foreign:
     stated, about_stated = _beside(checkpoint)
     try:
-        reading = vocabulary.read(checkpoint, told.config) if stated is None else stated.reading
+        reading = weight_format.read(checkpoint, told.config) if stated is None else stated.reading
     except VitrailError:
         raise
     except KeyError as error:
         raise DamagedError(
             path=checkpoint.path,
-            cause=f"looks like a model of {vocabulary.name}, but {error} is missing",
+            cause=f"looks like a model of {weight_format.name}, but {error} is missing",
             advice="Nothing is loaded in part.",
         ) from None
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise DamagedError(
             path=checkpoint.path,
-            cause=f"looks like a model of {vocabulary.name}, but cannot be read ({first_line(error)})",
+            cause=f"looks like a model of {weight_format.name}, but cannot be read ({first_line(error)})",
         ) from None
     config = reading.config
     _agree(told.config, config)
-    entries = list(vocabulary.entries(config, checkpoint.tensors.keys()))
+    entries = list(weight_format.entries(config, checkpoint.tensors.keys()))
     tensors = join_tensors(entries, checkpoint, reading.left_out)
     preprocess = _change(reading.preprocess, told.preprocess)
     about_pixels = None if told.preprocess else reading.about_pixels
     notes = notes_of([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
-    provenance: dict[str, Any] = {"converted_from": vocabulary.name}
+    provenance: dict[str, Any] = {"converted_from": weight_format.name}
     if checkpoint.licence is not None:
         provenance["licence"] = checkpoint.licence
     if not config.classes:
@@ -236,15 +236,15 @@ def _understand(vocabulary: Vocabulary, checkpoint: Checkpoint, told: Told) -> F
         provenance=provenance,
         answer=reading.answer,
     )
-    open_peer = functools.partial(vocabulary.open_source, config, checkpoint)
+    open_peer = functools.partial(weight_format.open_source, config, checkpoint)
     return Foreign(
         bundle,
-        vocabulary.name,
+        weight_format.name,
         len(checkpoint.tensors),
         notes,
         tuple(sorted(reading.left_out)),
         open_peer,
-        verifier=vocabulary.verifier or vocabulary.name,
+        verifier=weight_format.verifier or weight_format.name,
         is_restored=stated is not None,
     )
 
@@ -346,7 +346,7 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
 
 
 def _write(
-    bundle: Bundle, destination: Path, target: Vocabulary, images: list[ImageLike], *, verifies: bool, force: bool
+    bundle: Bundle, destination: Path, target: WeightFormat, images: list[ImageLike], *, verifies: bool, force: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Write a bundle in another library's format. Returns the proof, made with that library's model from the files, and
     notes on what it computes slightly differently."""

@@ -8,7 +8,7 @@ from vitrail.core.errors import DamagedError, UsageError
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
-from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.families.vit.sizes import HEADS
 from vitrail.models.zoo import MODELS
 
 
@@ -34,11 +34,11 @@ def square_grid(patches: int) -> tuple[int, int]:
 def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
     """Number of heads, which a state dict does not contain: as the user states; otherwise that of the published model
     of this width, or width / 64 with a note."""
-    if isinstance(told, ViTConfig):
+    if told is not None and told.heads is not None:
         if told.width != width:
             raise UsageError(f"Model must be what the file holds, got {told.name} of width {told.width} for {width}.")
         return told.heads, None
-    if (heads := _PUBLISHED_HEADS.get(width)) is not None:
+    if (heads := HEADS.get(width)) is not None:
         return (
             heads,
             f"the file does not state the number of heads; {heads} are taken, as in published models of width {width}",
@@ -48,23 +48,15 @@ def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
     return width // 64, f"the file does not state the number of heads; {width // 64} are taken ({width} / 64)"
 
 
-# Of the models that have a name; and SoViT-400m (arXiv 2305.13035).
-_PUBLISHED_HEADS = {
-    **{known.width: known.heads for known in MODELS.values() if isinstance(known, ViTConfig) and known.width >= 192},
-    1152: 16,
-}
-
-
 def place_positions(
     settings: dict[str, Any],
     rows: int,
     told: ModelConfig | None,
     size: Iterable[int] | None,
-    plan: type[ViTConfig],
 ) -> dict[str, Any]:
     """Set the resolution and whether [CLS] has a position, from the number of rows of the table and the size that the
     file states, if any."""
-    scale = 1 if plan is ViTConfig else 4 * 2 ** max(len(settings["stem_layers"]) - 1, 0)
+    scale = 4 * 2 ** max(len(settings["stem_layers"]) - 1, 0) if "stem_layers" in settings else 1
     steps = [patch * scale for patch in settings["patch"]]
     has_class = settings["pool"] == "cls"
     if size is not None:
@@ -72,8 +64,8 @@ def place_positions(
         count = (resolution[0] // steps[0]) * (resolution[1] // steps[1])
         if rows - count in (0, int(has_class)):
             return {"resolution": resolution, "class_position": bool(rows - count) or not has_class}
-    if isinstance(told, ViTConfig) and rows - told.patches in (0, int(has_class)):
-        return {"resolution": told.resolution, "class_position": bool(rows - told.patches) or not has_class}
+    if told is not None and told.grid is not None and rows - math.prod(told.grid) in (0, int(has_class)):
+        return {"resolution": told.resolution, "class_position": bool(rows - math.prod(told.grid)) or not has_class}
     side = round(rows**0.5)
     class_row = int(has_class and side * side != rows)
     grid = square_grid(rows - class_row)
@@ -104,11 +96,11 @@ def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
 def named(config: ModelConfig) -> ModelConfig:
     """The configuration with the name of the published model it equals, if there is one."""
 
-    def shape(one: ModelConfig) -> dict[str, Any]:
-        return {key: value for key, value in one.to_json().items() if key not in _NOT_IN_A_NAME}
+    def shape(config: ModelConfig) -> dict[str, Any]:
+        return {key: value for key, value in config.to_document().items() if key not in _NOT_IN_A_NAME}
 
-    for name, known in MODELS.items():
-        if known.family == config.family and shape(known) == shape(config):
+    for name, published in MODELS.items():
+        if shape(published) == shape(config):
             return config.replace(name=name)
     return config
 

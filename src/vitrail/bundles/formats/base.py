@@ -1,15 +1,15 @@
 """The interface of weight formats: one class recognises, reads, writes and verifies the weights of one library.
 
-A vocabulary lists entries for a model's configuration: which of the library's tensors make up which of ours. Reading
-joins their tensors into ours, writing splits ours into theirs. A checkpoint with tensors that are missing or in no
-entry is refused.
+Which of the library's tensors make up which of ours is in the state-dict mapping of the model's family. Reading joins
+their tensors into ours, writing splits ours into theirs. A checkpoint with tensors that are missing or in no entry is
+refused.
 """
 
 import abc
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,32 +20,8 @@ from vitrail.bundles.parity import Forward, Unverified
 from vitrail.core.errors import DamagedError, UsageError, first_line
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
-from vitrail.models.create import build
-
-
-class Entry(NamedTuple):
-    """One of our tensors, and the tensors of another library that make it up."""
-
-    ours: str
-    theirs: tuple[str, ...]
-    join: Callable[[Sequence[Tensor]], Tensor]
-    split: Callable[[Tensor], Sequence[Tensor]]
-
-
-def renamed(ours: str, theirs: str) -> Entry:
-    """Entry for the same tensor under another name."""
-    return Entry(ours, (theirs,), lambda parts: parts[0], lambda tensor: [tensor])
-
-
-def shaped(ours: str, theirs: str, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]) -> Entry:
-    """Entry for a tensor with another shape or order of dimensions."""
-    return Entry(ours, (theirs,), lambda parts: inward(parts[0]), lambda tensor: [outward(tensor)])
-
-
-def stacked(ours: str, theirs: Iterable[str]) -> Entry:
-    """Entry for several tensors that we stack along the first dimension: queries, keys and values."""
-    theirs = tuple(theirs)
-    return Entry(ours, theirs, lambda parts: torch.cat(list(parts)), lambda tensor: tensor.chunk(len(theirs)))
+from vitrail.models.library_limits import unknown_to
+from vitrail.models.state_dict_mapping import Entry, StateDictMapping, mapping_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +82,16 @@ class Reading:
     """What the logits answer."""
 
 
-class Vocabulary(abc.ABC):
-    """The names and conventions of one library. `FORMATS` in bundles/formats/registry.py knows it under `name`.
+class WeightFormat(abc.ABC):
+    """The files and conventions of one library. `FORMATS` in bundles/formats/registry.py knows it under `name`.
 
-    `recognises`, `read` and `entries` are required for reading, `check` for writing, and `open_source` and
-    `open_written` for the proof that the library's own model gives the same outputs.
+    `recognises` and `read` are required for reading, `check` for writing, and `open_source` and `open_written` for the
+    proof that the library's own model gives the same outputs. Tensor names come from the family's `weights.py`; the
+    format of another package has its own in `entries`.
     """
 
+    library: ClassVar[str] = ""
+    """What messages call the library, if it is not `name`."""
     file: ClassVar[str] = "model.safetensors"
     """Name of the file of tensors that is written."""
     verifier: ClassVar[str] = ""
@@ -135,9 +114,16 @@ class Vocabulary(abc.ABC):
     def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
         """Infer the model. `told` is the configuration that the user stated, if any."""
 
-    @abc.abstractmethod
+    def mapping(self, config: ModelConfig) -> StateDictMapping[Any]:
+        """The mapping of the model's family; raises if the library has no such family."""
+        mapping = mapping_of(config, self.name)
+        if mapping is None:
+            raise unknown_to(self.library or self.name, f"family {config.family}")
+        return mapping
+
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         """The entries of a model; `names` are the tensor names of a file, if a library has several naming schemes."""
+        return self.mapping(config).entries(config, names)
 
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
         """The library's own model with the tensors of a checkpoint; raises `Unverified` if there is none.
@@ -168,12 +154,6 @@ class Vocabulary(abc.ABC):
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         """The library's own model, opened from the written folder; raises `Unverified` if there is none."""
         raise Unverified(f"there is no other model to read {self.name} with")
-
-
-def parameter_names(config: ModelConfig) -> list[str]:
-    """Names of all tensors of our model."""
-    with torch.device("meta"):
-        return list(build(config).state_dict())
 
 
 def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Collection[str]) -> dict[str, Tensor]:

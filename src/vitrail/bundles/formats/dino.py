@@ -1,28 +1,18 @@
-"""Tensor names of DINO and DINOv2, in facebookresearch's and Hugging Face's form; without a head, read only."""
+"""Weights of DINO and DINOv2, in facebookresearch's and Hugging Face's form; without a head, read only."""
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from vitrail.bundles.formats.base import (
-    Checkpoint,
-    Entry,
-    Reading,
-    Vocabulary,
-    parameter_names,
-    renamed,
-    split_tensors,
-    stacked,
-)
+from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat, split_tensors
 from vitrail.bundles.formats.huggingface import (
     activation_of,
     heads_of,
     open_by_transformers,
     read_processor,
-    shape_document,
 )
 from vitrail.bundles.infer_config import count_layers, grid_of, named, notes_of
 from vitrail.bundles.parity import Forward, Unverified
@@ -30,22 +20,8 @@ from vitrail.core.errors import UsageError
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.vit.config import ViTConfig
 
-# Hugging Face's name for each of ours; facebookresearch has ours, but for the registers.
-_HUGGING_FACE = (
-    ("cls_token", "embeddings.cls_token"),
-    ("reg_token", "embeddings.register_tokens"),
-    ("pos_embed", "embeddings.position_embeddings"),
-    ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
-    ("norm.", "layernorm."),
-)
-_IN_A_LAYER = (
-    ("attn.proj.", "attention.output.dense."),
-    ("ls1.gamma", "layer_scale1.lambda1"),
-    ("ls2.gamma", "layer_scale2.lambda1"),
-)
 
-
-class Dino(Vocabulary):
+class Dino(WeightFormat):
     """DINOv2 with and without registers. (DINO's own ViTs have timm's names, or Hugging Face's, and no head.)"""
 
     verifier = "transformers (reading DINO's tensors)"
@@ -95,31 +71,15 @@ class Dino(Vocabulary):
         )
         return Reading(named(config), preprocess, None, notes_of([about_heads]), about_pixels, left_out)
 
-    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
-        is_facebook = names is None or _is_facebook(names)
-        for name in parameter_names(config):
-            if is_facebook:
-                yield renamed(name, "register_tokens" if name == "reg_token" else name)
-            elif name.startswith("blocks."):
-                _, layer, rest = name.split(".", 2)
-                yield _layer_entry(name, f"encoder.layer.{layer}.", rest)
-            else:
-                ours, theirs = next(pair for pair in _HUGGING_FACE if name.startswith(pair[0]))
-                yield renamed(name, name.replace(ours, theirs))
-
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        assert isinstance(config, ViTConfig)
-        document = {
-            "model_type": "dinov2_with_registers" if config.registers else "dinov2",
-            **shape_document(config),
-            "mlp_ratio": config.mlp // config.width,
-            "num_register_tokens": config.registers,
-        }
-        if config.mlp % config.width:
-            raise Unverified(f"transformers' DINOv2 has no MLP of {config.mlp} for width {config.width}")
+        mapping = self.mapping(config)
+        if (reason := mapping.why_unverified(config)) is not None:
+            raise Unverified(reason)
+        settings = mapping.settings(config)
+        model_type = "dinov2_with_registers" if settings["num_register_tokens"] else "dinov2"
         if _is_facebook(checkpoint.tensors):
             checkpoint = dataclasses.replace(checkpoint, raw=self._as_huggingface(config, checkpoint))
-        return open_by_transformers(config, checkpoint, document)
+        return open_by_transformers(config, checkpoint, {"model_type": model_type, **settings})
 
     def _as_huggingface(self, config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """facebookresearch's tensors under Hugging Face's names."""
@@ -140,13 +100,3 @@ def _bare(name: str) -> str:
 
 def _is_facebook(names: Collection[str]) -> bool:
     return "patch_embed.proj.weight" in names
-
-
-def _layer_entry(ours: str, at: str, rest: str) -> Entry:
-    if rest.startswith("attn.qkv."):
-        leaf = rest.rpartition(".")[2]
-        return stacked(ours, (f"{at}attention.attention.{part}.{leaf}" for part in ("query", "key", "value")))
-    for mine, theirs in _IN_A_LAYER:
-        if rest.startswith(mine):
-            return renamed(ours, at + rest.replace(mine, theirs))
-    return renamed(ours, at + rest)

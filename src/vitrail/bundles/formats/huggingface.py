@@ -1,18 +1,16 @@
-"""Tensor names of Hugging Face transformers: ViT and DeiT, with both naming schemes of attention."""
+"""Weights of Hugging Face transformers: ViT and DeiT, with both naming schemes of attention."""
 
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.card import model_card
-from vitrail.bundles.compat import require_plain_vit, unknown_to
-from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, stacked
+from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
 from vitrail.bundles.infer_config import (
     count_layers,
     distinct,
@@ -37,26 +35,14 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu-tanh", "relu"]] = {
 }
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 
-# Files say it as the models of 2021 did; modules of version 5 call it otherwise. Ours, in a file, in a module:
-_IN_A_LAYER = (
-    ("attn.proj", "attention.output.dense", "attention.o_proj"),
-    ("mlp.fc1", "intermediate.dense", "mlp.fc1"),
-    ("mlp.fc2", "output.dense", "mlp.fc2"),
-    ("norm1", "layernorm_before", "layernorm_before"),
-    ("norm2", "layernorm_after", "layernorm_after"),
-)
-_OUTSIDE = (
-    ("cls_token", "embeddings.cls_token"),
-    ("pos_embed", "embeddings.position_embeddings"),
-    ("patch_embed.proj", "embeddings.patch_embeddings.projection"),
-    ("norm", "layernorm"),
-    ("pre_logits.fc", "pooler.dense"),
-)
 _POSITIONS, _DISTILLATION = "embeddings.position_embeddings", "embeddings.distillation_token"
+_POOLER = "pooler.dense.weight"
 
 
-class HuggingFace(Vocabulary):
+class HuggingFace(WeightFormat):
     """ViTForImageClassification, ViTModel and DeiT, by their config.json and preprocessor_config.json."""
+
+    library = "transformers"
 
     def recognises(self, names: Collection[str]) -> bool:
         bare = {_without_prefix(name) for name in names}
@@ -99,7 +85,7 @@ class HuggingFace(Vocabulary):
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
             norm_epsilon=stated.get("layer_norm_eps", 1e-12),
             activation=activation_of(stated),
-            representation="tanh" if "pooler.dense.weight" in names else "none",
+            representation="tanh" if _POOLER in names else "none",
             resize_rule="huggingface",
             classes=shape["classifier.weight"][0] if "classifier.weight" in names else 0,
         )
@@ -111,61 +97,27 @@ class HuggingFace(Vocabulary):
         notes = notes_of([about_heads, about, about_labels])
         return Reading(named(config), preprocess, labels, notes, about_pixels)
 
-    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
-        if not isinstance(config, ViTConfig):
-            raise unknown_to("transformers", f"family {config.family}")
-        # Files that we write have the prefix if there is a head beside; those that we read had it taken off.
-        prefix = "vit." if names is None and config.classes else ""
-        is_old = names is None or _is_old(names)
-        for name in parameter_names(config):
-            if config.registers and name in ("reg_token", "pos_embed"):
-                yield _with_distillation(name)
-            elif name.startswith("blocks."):
-                _, layer, *rest = name.split(".")
-                at = f"{prefix}encoder.layer.{layer}." if is_old else f"{prefix}layers.{layer}."
-                yield _in_a_layer(name, at, ".".join(rest), is_old)
-            elif name.startswith("head."):
-                yield renamed(name, name.replace("head.", "classifier."))
-            else:
-                ours, theirs = next(pair for pair in _OUTSIDE if name.startswith(pair[0]))
-                yield renamed(name, prefix + name.replace(ours, theirs))
-
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        assert isinstance(config, ViTConfig)
         # A distillation token, which became a register, is DeiT's.
-        kind = {
-            "model_type": "deit" if config.registers else "vit",
-            "intermediate_size": config.mlp,
-            "qkv_bias": config.qkv_bias,
-        }
+        model_type = "deit" if _DISTILLATION in checkpoint.tensors else "vit"
         classes = {"id2label": {str(index): f"LABEL_{index}" for index in range(config.classes)}}
-        return open_by_transformers(config, checkpoint, {**shape_document(config), **kind, **classes})
+        document = {"model_type": model_type, **self.mapping(config).settings(config), **classes}
+        return open_by_transformers(config, checkpoint, document)
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
-        if config.classes:
-            require_plain_vit(config, "transformers", representation="none")
-        else:
-            require_plain_vit(config, "transformers")
-            assert isinstance(config, ViTConfig)
-            if config.representation == "gelu":
-                raise unknown_to("transformers", "a layer with gelu after [CLS] (ViTModel has one with tanh, or none)")
+        self.mapping(config).check(config)
         if bundle.preprocess.resize == "pad":
             raise UsageError("Preprocessing for transformers must not pad, got resize pad.")
         return []
 
     def documents(self, bundle: Bundle) -> dict[str, Any]:
         config, preprocess = bundle.model.config, bundle.preprocess
-        assert isinstance(config, ViTConfig)
         labels = bundle.labels or tuple(f"LABEL_{index}" for index in range(config.classes))
         model = {
             "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],
             "model_type": "vit",
-            **shape_document(config),
-            "intermediate_size": config.mlp,
-            "hidden_dropout_prob": config.dropout,
-            "attention_probs_dropout_prob": 0.0,
-            "qkv_bias": config.qkv_bias,
+            **self.mapping(config).settings(config),
             "torch_dtype": "float32",
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
@@ -183,24 +135,11 @@ class HuggingFace(Vocabulary):
         return model_card(config, bundle.provenance, library="transformers", use=use)
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
-        return _open_folder(config, folder, "vit")
+        names = {name for entry in self.entries(config) for name in entry.theirs}
+        return _open_folder(config, folder, "vit", has_pooler=_POOLER in names)
 
 
 _CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
-
-
-def shape_document(config: ViTConfig) -> dict[str, Any]:
-    """Settings of a config.json that ViT, DeiT and DINOv2 share."""
-    return {
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
-        "layer_norm_eps": config.norm_epsilon,
-        "image_size": config.resolution[0],
-        "patch_size": config.patch[0],
-        "num_channels": config.channels,
-    }
 
 
 def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint, otherwise: dict[str, Any]) -> Forward:
@@ -212,10 +151,11 @@ def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint, otherwise:
         write_json(Path(folder) / "config.json", document)
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.raw.items()}
         save_file(tensors, Path(folder) / HuggingFace.file)
-        return _open_folder(config, Path(folder), document.get("model_type"))
+        has_pooler = _POOLER in checkpoint.tensors
+        return _open_folder(config, Path(folder), document.get("model_type"), has_pooler=has_pooler)
 
 
-def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
+def _open_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pooler: bool) -> Forward:
     if model_type not in _CLASSES:
         raise Unverified(f"config.json has model_type {model_type!r}, which is not supported")
     messages = import_peer("transformers").logging
@@ -235,7 +175,7 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any) -> Forward:
     model.eval()
     if config.classes:
         return lambda images: model(images).logits
-    if isinstance(config, ViTConfig) and config.representation != "none":
+    if has_pooler:
         return lambda images: model(images).pooler_output
     return lambda images: model(images).last_hidden_state[:, 0]
 
@@ -269,30 +209,6 @@ def _without_prefix(name: str) -> str:
 
 def _is_old(names: Collection[str]) -> bool:
     return any(name.startswith("encoder.layer.") for name in names)
-
-
-def _in_a_layer(ours: str, at: str, rest: str, is_old: bool) -> Entry:
-    if rest.startswith("attn.qkv."):
-        leaf = rest.rpartition(".")[2]
-        parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")
-        return stacked(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
-    mine, old, new = next(names for names in _IN_A_LAYER if rest.startswith(names[0]))
-    return renamed(ours, at + rest.replace(mine, old if is_old else new))
-
-
-def _with_distillation(name: str) -> Entry:
-    """Entry for DeiT's distillation token: it becomes a register, with its row of the position table added."""
-
-    def join(parts: Any) -> Tensor:
-        token, table = parts
-        if name == "reg_token":
-            return token + table[:, 1:2]
-        return table[:, [0, *range(2, table.shape[1])]]
-
-    def split(tensor: Tensor) -> list[Tensor]:
-        raise UsageError("transformers' DeiT is read, but not written: write a model without registers.")
-
-    return Entry(name, (_DISTILLATION, _POSITIONS), join, split)
 
 
 def read_processor(checkpoint: Checkpoint, config: ViTConfig) -> tuple[Preprocess, str | None]:

@@ -6,9 +6,9 @@ from vitrail.core.errors import UsageError, did_you_mean
 from vitrail.core.registry import Registry
 
 if TYPE_CHECKING:
-    from vitrail.bundles.formats.base import Vocabulary
+    from vitrail.bundles.formats.base import WeightFormat
 
-FORMATS: "Registry[type[Vocabulary]]" = Registry(
+FORMATS: "Registry[type[WeightFormat]]" = Registry(
     "format",
     {
         "huggingface": "vitrail.bundles.formats.huggingface:HuggingFace",
@@ -17,7 +17,7 @@ FORMATS: "Registry[type[Vocabulary]]" = Registry(
         "google": "vitrail.bundles.formats.google:Google",
         "timm": "vitrail.bundles.formats.timm:Timm",
     },
-    base="vitrail.bundles.formats.base:Vocabulary",
+    base="vitrail.bundles.formats.base:WeightFormat",
 )
 """Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
 

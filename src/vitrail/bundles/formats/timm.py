@@ -1,13 +1,12 @@
-"""Tensor names of timm (huggingface/pytorch-image-models). Ours are the same except for a few in three families."""
+"""Weights of timm (huggingface/pytorch-image-models)."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.card import model_card
-from vitrail.bundles.compat import other_epsilon, refuse_strange_vit, require
-from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed, shaped
+from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
 from vitrail.bundles.infer_config import (
     count_layers,
     distinct,
@@ -26,6 +25,7 @@ from vitrail.models.families.hybrid.config import HybridConfig
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.library_limits import other_epsilon, other_gelu
 from vitrail.models.zoo import MODELS, TIMM
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
@@ -33,8 +33,11 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 # timm's function for each model, at the usual resolution.
 ARCHITECTURES = {alias.name: theirs for theirs, alias in TIMM.items() if alias.resolution == 224}
 
+# Settings in which a model may differ from the published one of its name.
+_FREE = ("classes", "channels", "resolution", "dropout", "drop_path", "resize_rule", "activation", "norm_epsilon")
 
-class Timm(Vocabulary):
+
+class Timm(WeightFormat):
     """State dicts of timm's VisionTransformer, hybrids, MlpMixer and ResNetV2, with or without its config.json."""
 
     def recognises(self, names: Collection[str]) -> bool:
@@ -57,20 +60,6 @@ class Timm(Vocabulary):
             labels, about_labels = distinct(names_given)
         return Reading(named(config), preprocess, labels, notes_of([*notes, about_labels]), about_pixels)
 
-    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
-        for name in parameter_names(config):
-            theirs = name
-            if isinstance(config, HybridConfig) and not config.stem_layers:
-                theirs = name.replace("backbone.stem.", "backbone.")
-            if isinstance(config, ResNetConfig) and name.startswith("head."):
-                theirs = name.replace("head.", "head.fc.")
-                if name == "head.weight":
-                    yield shaped(
-                        name, theirs, lambda kernel: kernel[:, :, 0, 0], lambda matrix: matrix[:, :, None, None]
-                    )
-                    continue
-            yield renamed(name, theirs)
-
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
         model = build_by_timm(config, checkpoint.document("config.json"))
         model.load_state_dict(checkpoint.raw, strict=True)
@@ -78,18 +67,14 @@ class Timm(Vocabulary):
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
-        refuse_strange_vit(config, "timm", hybrids=True)
-        if isinstance(config, ViTConfig) and config.representation != "none":
-            raise UsageError("timm has no representation layer any more; fine-tune first, which drops it.")
-        if isinstance(config, ResNetConfig):
-            require(config, "timm", kind="bit")
-        if type(config) is not ViTConfig:
-            architecture(config)
+        mapping = self.mapping(config)
+        mapping.check(config)
+        architecture(config)
         notes = other_epsilon(config, "timm")
         if bundle.preprocess.resize == "pad":
             notes.append("timm pads with the mean colour, this bundle with its background")
-        if type(config) is not ViTConfig and getattr(config, "activation", "gelu") != "gelu":
-            notes.append("timm computes exact GELU, this model its tanh form")
+        if "act_layer" not in mapping.settings(config):
+            notes += other_gelu(config, "timm", exact=True)
         return notes
 
     def documents(self, bundle: Bundle) -> dict[str, Any]:
@@ -97,7 +82,7 @@ class Timm(Vocabulary):
         document: dict[str, Any] = {
             "architecture": architecture(config),
             "num_classes": config.classes,
-            "model_args": model_arguments(config),
+            "model_args": self.mapping(config).settings(config),
             "pretrained_cfg": {
                 "input_size": [config.channels, *config.resolution],
                 "interpolation": preprocess.interpolation,
@@ -126,61 +111,27 @@ def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
     """timm's model without weights: by the function that config.json names, which also verifies our assumptions;
     otherwise from our configuration."""
     timm = import_peer("timm")
-    if name := document.get("architecture"):
-        own = model_arguments(config)
-        sized = {key: own[key] for key in ("img_size", "in_chans") if key in own}
-        arguments = {**sized, **(document.get("model_args") or {}), "num_classes": config.classes}
-        return timm.create_model(name, pretrained=False, **arguments)
-    if type(config) is ViTConfig:
-        return timm.models.VisionTransformer(**vit_arguments(config))
     try:
-        function = architecture(config)
+        arguments = Timm("timm").mapping(config).settings(config)
+        function = document.get("architecture") or architecture(config)
     except UsageError:
         raise Unverified(f"timm has no {config.name or config.family}") from None
-    return timm.create_model(function, **model_arguments(config), num_classes=config.classes)
+    if document.get("architecture"):
+        sized = {key: arguments[key] for key in ("img_size", "in_chans") if key in arguments}
+        arguments = {**sized, **(document.get("model_args") or {})}
+    return timm.create_model(function, pretrained=False, **{**arguments, "num_classes": config.classes})
 
 
 def architecture(config: ModelConfig) -> str:
-    """timm's function for this model. Any plain ViT is one function with arguments; other models must equal a published
-    one."""
-    if type(config) is ViTConfig:
-        return "vit_base_patch16_224"
+    """timm's function for this model: one for the whole family, with arguments, or that of the published model that
+    this one must equal."""
+    if (function := Timm("timm").mapping(config).function) is not None:
+        return function
     known = MODELS.get(config.name)
-    free = ("classes", "channels", "resolution", "dropout", "drop_path", "resize_rule", "activation", "norm_epsilon")
-    own = {name: getattr(config, name) for name in free if hasattr(config, name)}
+    own = {name: value for name, value in config.to_json().items() if name in _FREE}
     if known is None or config.name not in ARCHITECTURES or known.replace(**own) != config:
         raise UsageError(f"Model must be one that timm has by name, got {config.name or config.family}.")
     return ARCHITECTURES[config.name]
-
-
-def model_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Arguments of timm's function, in JSON types."""
-    if type(config) is ViTConfig:
-        return vit_arguments(config)
-    sized = {} if isinstance(config, ResNetConfig) else {"img_size": list(config.resolution)}
-    return {"in_chans": config.channels, **sized}
-
-
-def vit_arguments(config: ViTConfig) -> dict[str, Any]:
-    """Arguments of timm's VisionTransformer, in JSON types."""
-    return {
-        "img_size": list(config.resolution),
-        "patch_size": config.patch[0],
-        "in_chans": config.channels,
-        "num_classes": config.classes,
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
-        "mlp_ratio": config.mlp / config.width,
-        "qkv_bias": config.qkv_bias,
-        "init_values": config.layer_scale,
-        "class_token": config.pool == "cls",
-        "no_embed_class": not config.class_position,
-        "reg_tokens": config.registers,
-        "global_pool": {"cls": "token", "gap": "avg", "map": "map"}[config.pool],
-        "fc_norm": False,
-        "act_layer": config.activation.replace("-", "_"),
-    }
 
 
 def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
@@ -225,7 +176,7 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
     if any(name.startswith("patch_embed.backbone.") for name in names):
         plan = HybridConfig
         settings |= _stem(names)
-    settings |= place_positions(settings, rows, told, size[1:] if size else None, plan)
+    settings |= place_positions(settings, rows, told, size[1:] if size else None)
     reads_pixels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
     first = next((name for name in reads_pixels if name in shape), "patch_embed.proj.weight")
     settings["channels"] = shape[first][1]

@@ -1,36 +1,22 @@
-"""Tensor names of torchvision: vit_b_16 and the other ViTs."""
+"""Weights of torchvision: vit_b_16 and the other ViTs."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle
-from vitrail.bundles.compat import other_epsilon, require_head, require_plain_vit, unknown_to
-from vitrail.bundles.formats.base import Checkpoint, Entry, Reading, Vocabulary, parameter_names, renamed
+from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
 from vitrail.bundles.infer_config import count_layers, grid_of, named, notes_of, usual_heads
 from vitrail.bundles.parity import Forward, Unverified, import_peer
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.library_limits import other_epsilon, require_head
 
 _LAYERS = "encoder.layers.encoder_layer_"
-_NAMES = (
-    ("attn.qkv.", "self_attention.in_proj_"),
-    ("attn.proj.", "self_attention.out_proj."),
-    ("norm1.", "ln_1."),
-    ("norm2.", "ln_2."),
-    ("mlp.fc1.", "mlp.0."),
-    ("mlp.fc2.", "mlp.3."),
-    ("cls_token", "class_token"),
-    ("pos_embed", "encoder.pos_embedding"),
-    ("patch_embed.proj.", "conv_proj."),
-    ("norm.", "encoder.ln."),
-    ("pre_logits.fc.", "heads.pre_logits."),
-    ("head.", "heads.head."),
-)
-
 # torchvision's function for a width and a patch.
 _FUNCTIONS = {
     (768, 16): "vit_b_16",
@@ -41,7 +27,7 @@ _FUNCTIONS = {
 }
 
 
-class Torchvision(Vocabulary):
+class Torchvision(WeightFormat):
     """State dicts of torchvision's VisionTransformer, which have no settings beside them."""
 
     def recognises(self, names: Collection[str]) -> bool:
@@ -73,47 +59,29 @@ class Torchvision(Vocabulary):
         about = "a state dict does not state its preprocessing; torchvision's own is taken (ImageNet's mean)"
         return Reading(named(config), preprocess, notes=notes_of([about_heads]), about_pixels=about)
 
-    def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
-        is_old = names is not None and f"{_LAYERS}0.mlp.linear_1.weight" in names
-        for name in parameter_names(config):
-            inner, prefix = name, ""
-            if name.startswith("blocks."):
-                _, layer, inner = name.split(".", 2)
-                prefix = f"{_LAYERS}{layer}."
-            ours, theirs = next(pair for pair in _NAMES if inner.startswith(pair[0]))
-            if is_old:
-                theirs = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}.get(theirs, theirs)
-            yield renamed(name, prefix + theirs + inner.removeprefix(ours))
-
     def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        return _open_by_torchvision(config, checkpoint.raw)
+        return _open_by_torchvision(self.mapping(config).settings(config), checkpoint.raw)
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
         require_head(config, "torchvision")
-        require_plain_vit(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
-        assert isinstance(config, ViTConfig)
-        if config.representation == "gelu":
-            raise unknown_to("torchvision", "a layer with gelu before the head (its ViT has one with tanh, or none)")
+        self.mapping(config).check(config)
         return other_epsilon(config, "torchvision")
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
-        return _open_by_torchvision(config, load_file(folder / self.file))
+        return _open_by_torchvision(self.mapping(config).settings(config), load_file(folder / self.file))
 
 
-def _open_by_torchvision(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Forward:
+def _open_by_torchvision(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Forward:
     """Open with torchvision's function for this width and patch if there is one, which also verifies the number of
     heads."""
-    assert isinstance(config, ViTConfig)
-    if not config.classes:
+    if not settings["num_classes"]:
         raise Unverified("torchvision has no ViT without a head")
     models = import_peer("torchvision").models
-    representation = None if config.representation == "none" else config.width
-    name = _FUNCTIONS.get((config.width, config.patch[0]))
-    if name is not None and representation is None:
-        model = getattr(models, name)(image_size=config.resolution[0], num_classes=config.classes)
+    name = _FUNCTIONS.get((settings["hidden_dim"], settings["patch_size"]))
+    if name is not None and settings["representation_size"] is None:
+        model = getattr(models, name)(image_size=settings["image_size"], num_classes=settings["num_classes"])
     else:
-        sizes = (config.resolution[0], config.patch[0], config.depth, config.heads, config.width, config.mlp)
-        model = models.VisionTransformer(*sizes, num_classes=config.classes, representation_size=representation)
+        model = models.VisionTransformer(**settings)
     model.load_state_dict(tensors, strict=True)
     return model.eval()

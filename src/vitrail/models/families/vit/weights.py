@@ -1,0 +1,428 @@
+"""Tensor names of the ViT in other libraries, the names of its settings there, and the variants that they have."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.core.errors import UsageError
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.library_limits import require, unknown_to
+from vitrail.models.state_dict_mapping import (
+    Entry,
+    StateDictMapping,
+    jax_kernel,
+    jax_layer,
+    parameter_names,
+    renamed,
+    shaped,
+    stacked,
+)
+
+# Settings that no other library can change.
+_PLAIN = {
+    "position": "learned-1d",
+    "placement": "once",
+    "attention": "global",
+    "attention_scale": None,
+    "residual": True,
+    "norm": "layer",
+    "norm_order": "pre",
+    "stride": None,
+    "padding": (0, 0),
+    "merge": (),
+}
+
+
+def check_plain(config: ViTConfig, library: str) -> None:
+    """Refuse variants that only vitrail has."""
+    for name, value in _PLAIN.items():
+        if getattr(config, name) != value:
+            raise unknown_to(library, f"{name.replace('_', ' ')} {getattr(config, name)!r}")
+    if config.patch[0] != config.patch[1]:
+        raise unknown_to(library, f"patches of {config.patch}")
+
+
+def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
+    """Refuse what a library that has only the paper's ViT cannot express; `fixed` are further fixed settings of it."""
+    check_plain(config, library)
+    require(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
+    if config.resolution[0] != config.resolution[1]:
+        raise UsageError(f"Resolution must be square for {library}, got {config.resolution}.")
+
+
+# timm, whose names are ours
+
+
+def timm_entries(config: ViTConfig, names: Collection[str] | None) -> Iterable[Entry]:
+    return (renamed(name, name) for name in parameter_names(config))
+
+
+def check_timm(config: ViTConfig) -> None:
+    check_plain(config, "timm")
+    if config.representation != "none":
+        raise UsageError("timm has no representation layer any more; fine-tune first, which drops it.")
+
+
+def _timm_settings(config: ViTConfig) -> dict[str, Any]:
+    """Arguments of timm's VisionTransformer."""
+    return {
+        "img_size": list(config.resolution),
+        "patch_size": config.patch[0],
+        "in_chans": config.channels,
+        "num_classes": config.classes,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": config.mlp / config.width,
+        "qkv_bias": config.qkv_bias,
+        "init_values": config.layer_scale,
+        "class_token": config.pool == "cls",
+        "no_embed_class": not config.class_position,
+        "reg_tokens": config.registers,
+        "global_pool": {"cls": "token", "gap": "avg", "map": "map"}[config.pool],
+        "fc_norm": False,
+        "act_layer": config.activation.replace("-", "_"),
+    }
+
+
+# Google: vision_transformer and big_vision. Attention has a dimension for heads.
+
+
+class GoogleNames(NamedTuple):
+    """Names of the parts of a layer, which differ between code bases."""
+
+    attention: str
+    mlp: str
+    second_norm: str
+    positions: str
+    prefix: str = ""
+
+
+_VISION_TRANSFORMER = GoogleNames(
+    "MultiHeadDotProductAttention_1", "MlpBlock_3", "LayerNorm_2", "Transformer/posembed_input/pos_embedding"
+)
+_BIG_VISION = GoogleNames("MultiHeadDotProductAttention_0", "MlpBlock_0", "LayerNorm_1", "pos_embedding")
+
+
+def google_names_in(names: Collection[str]) -> GoogleNames:
+    """The naming scheme of a file."""
+    return _VISION_TRANSFORMER if _VISION_TRANSFORMER.positions in names else _BIG_VISION
+
+
+def google_names(config: ViTConfig, names: Collection[str] | None) -> GoogleNames:
+    """The naming scheme of a file, or the one to write: files of big_vision have everything under `params/`."""
+    if names is not None:
+        return google_names_in(names)
+    return _BIG_VISION._replace(prefix="params/") if _needs_big_vision(config) else _VISION_TRANSFORMER
+
+
+def _needs_big_vision(config: ViTConfig) -> bool:
+    """Whether only big_vision has this model: attention pooling, or [CLS] without a position."""
+    return config.pool == "map" or not config.class_position
+
+
+def check_google(config: ViTConfig) -> None:
+    check_plain(config, "Google's code")
+    require(config, "Google's code", registers=0, layer_scale=None, qkv_bias=True)
+    if config.activation == "relu" or config.representation == "gelu":
+        raise unknown_to("Google's code", "another activation in the MLP than GELU, or before the head than tanh")
+
+
+def google_unverified(config: ViTConfig) -> str | None:
+    """timm reads Google's npz files itself."""
+    if config.representation != "none":
+        return "timm has no representation layer"
+    if _needs_big_vision(config) and config.pool == "cls":
+        return "timm does not read a [CLS] without position"
+    return None
+
+
+def _google_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
+    theirs = google_names(config, names)
+    return (google_entry(name, config.heads, theirs) for name in parameter_names(config))
+
+
+def google_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
+    """Entry for any tensor but those of a hybrid's stem."""
+    if ours == "cls_token":
+        return renamed(ours, f"{names.prefix}cls")
+    if ours == "pos_embed":
+        return renamed(ours, names.prefix + names.positions)
+    if ours == "patch_embed.proj.weight":
+        return jax_kernel(ours, f"{names.prefix}embedding/kernel")
+    if ours == "patch_embed.proj.bias":
+        return renamed(ours, f"{names.prefix}embedding/bias")
+    if ours.startswith("blocks."):
+        return _google_layer_entry(ours, heads, names)
+    if ours.startswith("attn_pool."):
+        return _google_pool_entry(ours, f"{names.prefix}MAPHead_0/", heads)
+    part = {"norm": "Transformer/encoder_norm", "pre_logits": "pre_logits", "head": "head"}[ours.split(".")[0]]
+    return jax_layer(ours, names.prefix + part)
+
+
+def _google_layer_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
+    _, layer, *parts, leaf = ours.split(".")
+    part, at = ".".join(parts), f"{names.prefix}Transformer/encoderblock_{layer}/"
+    match part:
+        case "attn.qkv":
+            theirs = [f"{at}{names.attention}/{projection}" for projection in ("query", "key", "value")]
+            return _google_heads_entry(ours, theirs, heads, leaf)
+        case "attn.proj":
+            return _google_out_entry(ours, f"{at}{names.attention}/out", heads, leaf)
+        case "mlp.fc1" | "mlp.fc2":
+            return jax_layer(ours, f"{at}{names.mlp}/Dense_{int(part[-1]) - 1}")
+    return jax_layer(ours, at + {"norm1": "LayerNorm_0", "norm2": names.second_norm}[part])
+
+
+def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
+    part, leaf = ours.removeprefix("attn_pool.").rpartition(".")[0], ours.rpartition(".")[2]
+    attention = f"{at}MultiHeadDotProductAttention_0"
+    match part:
+        case "":
+            return renamed(ours, f"{at}probe")
+        case "q":
+            return _google_heads_entry(ours, [f"{attention}/query"], heads, leaf)
+        case "kv":
+            return _google_heads_entry(ours, [f"{attention}/key", f"{attention}/value"], heads, leaf)
+        case "proj":
+            return _google_out_entry(ours, f"{attention}/out", heads, leaf)
+        case "norm":
+            return jax_layer(ours, f"{at}LayerNorm_0")
+    return jax_layer(ours, f"{at}MlpBlock_0/Dense_{int(part[-1]) - 1}")
+
+
+def _google_heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> Entry:
+    """Entry for projections into heads: kernels (D, heads, K) and biases (heads, K), which are stacked in our
+    tensors."""
+    if leaf == "bias":
+        return Entry(
+            ours,
+            tuple(f"{name}/bias" for name in theirs),
+            lambda parts: torch.cat([part.flatten() for part in parts]),
+            lambda bias: [part.reshape(heads, -1) for part in bias.chunk(len(theirs))],
+        )
+    return Entry(
+        ours,
+        tuple(f"{name}/kernel" for name in theirs),
+        lambda parts: torch.cat([part.flatten(1).T for part in parts]),
+        lambda weight: [part.T.reshape(part.shape[1], heads, -1) for part in weight.chunk(len(theirs))],
+    )
+
+
+def _google_out_entry(ours: str, theirs: str, heads: int, leaf: str) -> Entry:
+    """Entry for the projection out of heads: a kernel (heads, K, D)."""
+    if leaf == "bias":
+        return renamed(ours, f"{theirs}/bias")
+    return shaped(
+        ours, f"{theirs}/kernel", lambda kernel: kernel.flatten(0, 1).T, lambda w: w.T.reshape(heads, -1, w.shape[0])
+    )
+
+
+# Hugging Face transformers: ViT and DeiT. Files say it as the models of 2021 did; modules of version 5 call it
+# otherwise. Ours, in a file, in a module:
+_HUGGING_FACE_LAYER = (
+    ("attn.proj", "attention.output.dense", "attention.o_proj"),
+    ("mlp.fc1", "intermediate.dense", "mlp.fc1"),
+    ("mlp.fc2", "output.dense", "mlp.fc2"),
+    ("norm1", "layernorm_before", "layernorm_before"),
+    ("norm2", "layernorm_after", "layernorm_after"),
+)
+_HUGGING_FACE = (
+    ("cls_token", "embeddings.cls_token"),
+    ("pos_embed", "embeddings.position_embeddings"),
+    ("patch_embed.proj", "embeddings.patch_embeddings.projection"),
+    ("norm", "layernorm"),
+    ("pre_logits.fc", "pooler.dense"),
+)
+
+
+def _check_huggingface(config: ViTConfig) -> None:
+    fixed = {"representation": "none"} if config.classes else {}
+    _check_paper(config, "transformers", **fixed)
+    if config.representation == "gelu":
+        raise unknown_to("transformers", "a layer with gelu after [CLS] (ViTModel has one with tanh, or none)")
+
+
+def _huggingface_settings(config: ViTConfig) -> dict[str, Any]:
+    """Settings of a config.json."""
+    return {
+        **_shape_settings(config),
+        "intermediate_size": config.mlp,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "qkv_bias": config.qkv_bias,
+    }
+
+
+def _shape_settings(config: ViTConfig) -> dict[str, Any]:
+    """Settings of a config.json that ViT, DeiT and DINOv2 share."""
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
+        "layer_norm_eps": config.norm_epsilon,
+        "image_size": config.resolution[0],
+        "patch_size": config.patch[0],
+        "num_channels": config.channels,
+    }
+
+
+def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
+    # Files that we write have the prefix if there is a head beside; those that we read had it taken off.
+    prefix = "vit." if names is None and config.classes else ""
+    is_old = names is None or any(name.startswith("encoder.layer.") for name in names)
+    for name in parameter_names(config):
+        if config.registers and name in ("reg_token", "pos_embed"):
+            yield _distillation_entry(name)
+        elif name.startswith("blocks."):
+            _, layer, rest = name.split(".", 2)
+            at = f"{prefix}encoder.layer.{layer}." if is_old else f"{prefix}layers.{layer}."
+            yield _huggingface_layer_entry(name, at, rest, is_old)
+        elif name.startswith("head."):
+            yield renamed(name, name.replace("head.", "classifier."))
+        else:
+            ours, theirs = next(pair for pair in _HUGGING_FACE if name.startswith(pair[0]))
+            yield renamed(name, prefix + name.replace(ours, theirs))
+
+
+def _huggingface_layer_entry(ours: str, at: str, rest: str, is_old: bool) -> Entry:
+    if rest.startswith("attn.qkv."):
+        leaf = rest.rpartition(".")[2]
+        parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")
+        return stacked(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
+    mine, old, new = next(names for names in _HUGGING_FACE_LAYER if rest.startswith(names[0]))
+    return renamed(ours, at + rest.replace(mine, old if is_old else new))
+
+
+def _distillation_entry(name: str) -> Entry:
+    """Entry for DeiT's distillation token: it becomes a register, with its row of the position table added."""
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        token, table = parts
+        if name == "reg_token":
+            return token + table[:, 1:2]
+        return table[:, [0, *range(2, table.shape[1])]]
+
+    def split(tensor: Tensor) -> list[Tensor]:
+        raise UsageError("transformers' DeiT is read, but not written: write a model without registers.")
+
+    return Entry(name, ("embeddings.distillation_token", "embeddings.position_embeddings"), join, split)
+
+
+# torchvision
+_TORCHVISION = (
+    ("attn.qkv.", "self_attention.in_proj_"),
+    ("attn.proj.", "self_attention.out_proj."),
+    ("norm1.", "ln_1."),
+    ("norm2.", "ln_2."),
+    ("mlp.fc1.", "mlp.0."),
+    ("mlp.fc2.", "mlp.3."),
+    ("cls_token", "class_token"),
+    ("pos_embed", "encoder.pos_embedding"),
+    ("patch_embed.proj.", "conv_proj."),
+    ("norm.", "encoder.ln."),
+    ("pre_logits.fc.", "heads.pre_logits."),
+    ("head.", "heads.head."),
+)
+
+
+def _check_torchvision(config: ViTConfig) -> None:
+    _check_paper(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
+    if config.representation == "gelu":
+        raise unknown_to("torchvision", "a layer with gelu before the head (its ViT has one with tanh, or none)")
+
+
+def _torchvision_settings(config: ViTConfig) -> dict[str, Any]:
+    """Arguments of torchvision's VisionTransformer."""
+    return {
+        "image_size": config.resolution[0],
+        "patch_size": config.patch[0],
+        "num_layers": config.depth,
+        "num_heads": config.heads,
+        "hidden_dim": config.width,
+        "mlp_dim": config.mlp,
+        "num_classes": config.classes,
+        "representation_size": None if config.representation == "none" else config.width,
+    }
+
+
+def _torchvision_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
+    # Checkpoints before version 0.14 call the layers of the MLP otherwise.
+    is_old = names is not None and any(".mlp.linear_1." in name for name in names)
+    for name in parameter_names(config):
+        inner, prefix = name, ""
+        if name.startswith("blocks."):
+            _, layer, inner = name.split(".", 2)
+            prefix = f"encoder.layers.encoder_layer_{layer}."
+        ours, theirs = next(pair for pair in _TORCHVISION if inner.startswith(pair[0]))
+        if is_old:
+            theirs = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}.get(theirs, theirs)
+        yield renamed(name, prefix + theirs + inner.removeprefix(ours))
+
+
+# DINOv2: facebookresearch has our names, but for the registers. Hugging Face's name for each of ours:
+_DINO = (
+    ("cls_token", "embeddings.cls_token"),
+    ("reg_token", "embeddings.register_tokens"),
+    ("pos_embed", "embeddings.position_embeddings"),
+    ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
+    ("norm.", "layernorm."),
+)
+_DINO_LAYER = (
+    ("attn.proj.", "attention.output.dense."),
+    ("ls1.gamma", "layer_scale1.lambda1"),
+    ("ls2.gamma", "layer_scale2.lambda1"),
+)
+
+
+def _dino_settings(config: ViTConfig) -> dict[str, Any]:
+    """Settings of a config.json."""
+    ratio = config.mlp // config.width
+    return {**_shape_settings(config), "mlp_ratio": ratio, "num_register_tokens": config.registers}
+
+
+def _dino_unverified(config: ViTConfig) -> str | None:
+    if config.mlp % config.width:
+        return f"transformers' DINOv2 has no MLP of {config.mlp} for width {config.width}"
+    return None
+
+
+def _dino_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
+    is_facebook = names is None or "patch_embed.proj.weight" in names
+    for name in parameter_names(config):
+        if is_facebook:
+            yield renamed(name, "register_tokens" if name == "reg_token" else name)
+        elif name.startswith("blocks."):
+            _, layer, rest = name.split(".", 2)
+            yield _dino_layer_entry(name, f"encoder.layer.{layer}.", rest)
+        else:
+            ours, theirs = next(pair for pair in _DINO if name.startswith(pair[0]))
+            yield renamed(name, name.replace(ours, theirs))
+
+
+def _dino_layer_entry(ours: str, at: str, rest: str) -> Entry:
+    if rest.startswith("attn.qkv."):
+        leaf = rest.rpartition(".")[2]
+        return stacked(ours, (f"{at}attention.attention.{part}.{leaf}" for part in ("query", "key", "value")))
+    for mine, theirs in _DINO_LAYER:
+        if rest.startswith(mine):
+            return renamed(ours, at + rest.replace(mine, theirs))
+    return renamed(ours, at + rest)
+
+
+MAPPINGS: dict[str, StateDictMapping[ViTConfig]] = {
+    "timm": StateDictMapping(
+        entries=timm_entries, check=check_timm, settings=_timm_settings, function="vit_base_patch16_224"
+    ),
+    "google": StateDictMapping(entries=_google_entries, check=check_google, why_unverified=google_unverified),
+    "huggingface": StateDictMapping(
+        entries=_huggingface_entries, check=_check_huggingface, settings=_huggingface_settings
+    ),
+    "torchvision": StateDictMapping(
+        entries=_torchvision_entries, check=_check_torchvision, settings=_torchvision_settings
+    ),
+    "dino": StateDictMapping(entries=_dino_entries, settings=_dino_settings, why_unverified=_dino_unverified),
+}

@@ -1,0 +1,99 @@
+"""State-dict mappings: which tensors of another library make up which of ours.
+
+The `weights.py` of a family has a mapping for each library that has models of the family. A mapping lists entries for a
+configuration; joining their tensors gives ours, splitting ours gives theirs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from vitrail.core.registry import load_object
+from vitrail.models.config import ModelConfig
+from vitrail.models.create import build
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+class Entry(NamedTuple):
+    """One of our tensors, and the tensors of another library that make it up."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    join: Callable[[Sequence[Tensor]], Tensor]
+    split: Callable[[Tensor], Sequence[Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateDictMapping(Generic[Config]):
+    """What one library calls the tensors and settings of the models of one family, and which of them it has."""
+
+    entries: Callable[[Config, Collection[str] | None], Iterable[Entry]]
+    """The entries of a model. The second argument has the tensor names of a file, if a library has several naming
+    schemes; None asks for the one that is written."""
+    check: Callable[[Config], None] = lambda config: None
+    """Refuse a model that the library cannot compute."""
+    settings: Callable[[Config], dict[str, Any]] = lambda config: {}
+    """The settings under the library's names, in JSON types."""
+    function: str | None = None
+    """The library's function that builds any model of the family from `settings`; None if it has only published models,
+    by name."""
+    why_unverified: Callable[[Config], str | None] = lambda config: None
+    """Why no library can open the model to compare outputs; None if one can."""
+
+
+def mapping_of(config: ModelConfig, weight_format: str) -> StateDictMapping[Any] | None:
+    """The mapping of a model's family for a weight format; None if the library has no such family."""
+    return load_object(config.weights).get(weight_format) if config.weights else None
+
+
+def parameter_names(config: ModelConfig) -> list[str]:
+    """Names of all tensors of our model."""
+    with torch.device("meta"):
+        return list(build(config).state_dict())
+
+
+def renamed(ours: str, theirs: str) -> Entry:
+    """Entry for the same tensor under another name."""
+    return Entry(ours, (theirs,), lambda parts: parts[0], lambda tensor: [tensor])
+
+
+def shaped(ours: str, theirs: str, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]) -> Entry:
+    """Entry for a tensor with another shape or order of dimensions."""
+    return Entry(ours, (theirs,), lambda parts: inward(parts[0]), lambda tensor: [outward(tensor)])
+
+
+def stacked(ours: str, theirs: Iterable[str]) -> Entry:
+    """Entry for several tensors that we stack along the first dimension: queries, keys and values."""
+    theirs = tuple(theirs)
+    return Entry(ours, theirs, lambda parts: torch.cat(list(parts)), lambda tensor: tensor.chunk(len(theirs)))
+
+
+# JAX and TensorFlow store kernels with the input first.
+
+
+def jax_matrix(ours: str, theirs: str) -> Entry:
+    """Entry for the kernel of a linear layer."""
+    return shaped(ours, theirs, lambda kernel: kernel.T, lambda matrix: matrix.T)
+
+
+def jax_kernel(ours: str, theirs: str) -> Entry:
+    """Entry for the kernel of a convolution."""
+    return shaped(ours, theirs, lambda hwio: hwio.permute(3, 2, 0, 1), lambda oihw: oihw.permute(2, 3, 1, 0))
+
+
+def jax_vector(ours: str, theirs: str) -> Entry:
+    """Entry for a bias or scale. In older files, those of norms have three leading dimensions of size 1."""
+    return shaped(ours, theirs, lambda tensor: tensor.flatten(), lambda tensor: tensor)
+
+
+def jax_layer(ours: str, theirs: str) -> Entry:
+    """Entry for a linear layer's weight or bias, or a norm's scale or bias."""
+    name, _, leaf = ours.rpartition(".")
+    is_norm = "norm" in name.rpartition(".")[2]
+    if leaf == "bias":
+        return jax_vector(ours, f"{theirs}/bias")
+    return jax_vector(ours, f"{theirs}/scale") if is_norm else jax_matrix(ours, f"{theirs}/kernel")
