@@ -29,7 +29,7 @@ from vitrail.core.rng import Stream
 from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.data.augment.pipeline import augment
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.registry import open_data
+from vitrail.data.sources.registry import SOURCES, open_data
 from vitrail.inference.registry import ENGINES
 from vitrail.lab.exact import redraw
 from vitrail.lab.registry import QUESTIONS
@@ -294,6 +294,30 @@ def test_an_optimiser(toys, call, tmp_path):
     assert "memory/model.blocks.0.attn.qkv.bias/exp_avg" in state
 
 
+def test_a_data_source(toys, call, tmp_path):
+    words = ("train", "stripes:40", "--model", "MLP-Pico", "--steps", "20", "--batch", "16", "--threads", "1")
+    done = call(*words, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "run" / "bundle").labels == ("lying", "upright")
+    done = call("evaluate", tmp_path / "run" / "bundle", "stripes:10", "--json")
+    assert (json.loads(done.stdout)["accuracy"], json.loads(done.stdout)["count"]) == (1.0, 10)
+    done = call("predict", tmp_path / "run" / "bundle", "stripes:4", "--json")
+    predictions = [json.loads(line)["predictions"] for line in done.stdout.splitlines()]
+    assert [row[0]["label"] for row in predictions] == ["lying", "upright"] * 2
+    done = call("doctor", "stripes:x")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_folder_and_built_in_data_are_opened_as_without_extensions(toys, monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "toy_source", raising=False)
+    assert open_data("digits").labels == tuple("0123456789")
+    assert "toy_source" not in sys.modules
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "1.png").touch()
+    assert open_data(tmp_path).labels == ("a", "b")
+
+
 def test_an_augmentation(toys, call, tmp_path):
     run = train_and_resume(call, tmp_path, "--model", "ViT-Pico/2", "--set", "augment.fog=0.5", "augment.crop=none")
     augmentation = tomllib.loads((run / "config.toml").read_text())["augment"]
@@ -347,6 +371,7 @@ def test_help_lists_the_objectives_of_other_packages(toys):
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
     told = " ".join(done.stdout.replace("│", "").split())
     assert "classify, margin, masked, multilabel, next-pixel, tempered." in told
+    assert "digits, fashion-40, fashion-mnist or DATA of the extension source.stripes." in told
 
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):
@@ -426,6 +451,7 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
         (OBJECTIVES, "Objective"),
         (OPTIMISERS, "Optimiser"),
         (AUGMENTATIONS, "Augmentation"),
+        (SOURCES, "Source"),
         (ENGINES, "Engine"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.sort,

@@ -17,6 +17,7 @@ from vitrail.core import rng
 from vitrail.core.registry import GROUP, load_object
 from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import SOURCES
 from vitrail.faces import gallery
 from vitrail.inference.registry import ENGINES, TARGETS
 from vitrail.lab import trial
@@ -33,6 +34,7 @@ SETTINGS = {
     for settings in (Options, Preprocess, Recipe)
 } | {"Augment": Augment.names()}
 PLUGINS = {
+    "source": SOURCES,
     "augmentation": AUGMENTATIONS,
     "family": FAMILIES,
     "position": POSITIONS,

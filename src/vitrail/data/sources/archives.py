@@ -17,7 +17,7 @@ import threading
 import zipfile
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
@@ -27,6 +27,7 @@ from vitrail.core.memory import refuse_more
 from vitrail.core.zip_files import open_zip
 from vitrail.data.image_files import is_file
 from vitrail.data.sources.base import SPLIT_NAMES, Source
+from vitrail.data.sources.registry import all_sources
 from vitrail.data.sources.tree import Layout, Tree, is_image
 
 if TYPE_CHECKING:
@@ -250,12 +251,9 @@ class TarTree(Archive):
 
 
 class ArchiveFile(Source):
-    """A .zip, .tar, .tar.gz or .tgz of one of some layouts, perhaps within one folder in it."""
+    """A .zip, .tar, .tar.gz or .tgz of a folder of any layout, perhaps within one folder in it."""
 
     description = "a .zip, .tar or .tar.gz of such a folder"
-
-    def __init__(self, layouts: Sequence[Layout]) -> None:
-        self.layouts = layouts
 
     def recognises(self, data: str | Path) -> bool:
         return any(is_file(data, ending) for ending in (".zip", ".tar", ".tar.gz", ".tgz"))
@@ -279,7 +277,8 @@ class ArchiveFile(Source):
     def _read(self, tree: Archive) -> "Dataset":
         while len(inside := tree.folders()) == 1 and not tree.files() and _is_wrapper(tree, inside[0]):
             tree = tree.below(inside[0])
-        fitting = ((layout, layout.find(tree)) for layout in self.layouts)
+        layouts = (source for source in all_sources() if isinstance(source, Layout))
+        fitting = ((layout, layout.find(tree)) for layout in layouts)
         layout, place = next((layout, place) for layout, place in fitting if place is not None)
         return layout.read(place)
 

@@ -20,8 +20,8 @@ SPLIT_NAMES = {
 
 
 class Source(ABC):
-    """One kind of DATA. `vitrail --help` imports its module, so numpy and other large packages are imported in the
-    methods."""
+    """One form of DATA. `vitrail --help` imports the modules of built-in sources, so these import numpy and other large
+    packages in the methods."""
 
     description: ClassVar[str]
     """Description in the help and in errors, such as "a folder of idx files"."""

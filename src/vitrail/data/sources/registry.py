@@ -2,48 +2,55 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.registry import Registry
 from vitrail.data.image_files import is_file, is_folder, list_images
-from vitrail.data.sources.archives import ArchiveFile
 from vitrail.data.sources.base import Source
-from vitrail.data.sources.built_in import Digits, Fashion40, FashionMnist
-from vitrail.data.sources.cifar import Cifar
-from vitrail.data.sources.folders import ClassFolder
-from vitrail.data.sources.idx import IdxFolder
-from vitrail.data.sources.npz import NpzFile
-from vitrail.data.sources.published import ImageNetValidation, OxfordFlowers, OxfordPets, TinyImageNet
-from vitrail.data.sources.tables import CsvFile
-from vitrail.data.sources.tree import Layout
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset, Split
 
-# What a folder may be, on disk or in an archive: published data sets before any folder.
-LAYOUTS: tuple[Layout, ...] = (
-    Cifar(),
-    TinyImageNet(),
-    ImageNetValidation(),
-    OxfordPets(),
-    OxfordFlowers(),
-    ClassFolder(),
+SOURCES: Registry[type[Source]] = Registry(
+    "source",
+    {
+        "fashion-mnist": "vitrail.data.sources.built_in:FashionMnist",
+        "fashion-40": "vitrail.data.sources.built_in:Fashion40",
+        "digits": "vitrail.data.sources.built_in:Digits",
+        "csv": "vitrail.data.sources.tables:CsvFile",
+        "npz": "vitrail.data.sources.npz:NpzFile",
+        "idx": "vitrail.data.sources.idx:IdxFolder",
+        "archive": "vitrail.data.sources.archives:ArchiveFile",
+        "cifar": "vitrail.data.sources.cifar:Cifar",
+        "tiny-imagenet": "vitrail.data.sources.published:TinyImageNet",
+        "imagenet-validation": "vitrail.data.sources.published:ImageNetValidation",
+        "oxford-pets": "vitrail.data.sources.published:OxfordPets",
+        "oxford-flowers": "vitrail.data.sources.published:OxfordFlowers",
+        "folder": "vitrail.data.sources.folders:ClassFolder",
+    },
+    base="vitrail.data.sources.base:Source",
 )
+"""Data sources by name (see `data.sources.base`). The first that recognises DATA opens it: words before paths, special
+folders before any folder, which is the last."""
 
-# The first that recognises DATA opens it: words before paths, special folders before any folder.
-SOURCES: tuple[Source, ...] = (
-    FashionMnist(),
-    Fashion40(),
-    Digits(),
-    CsvFile(),
-    NpzFile(),
-    IdxFolder(),
-    ArchiveFile(LAYOUTS),
-    *LAYOUTS,
-)
+
+def all_sources() -> Iterator[Source]:
+    """Every source, in the order in which they are asked. Those of other packages are asked before the source of any
+    folder, and imported only if it comes to that."""
+    *special, general = _built_in(SOURCES)
+    yield from special
+    yield from (SOURCES[name]() for name in SOURCES.added)
+    yield general
+
+
+@functools.cache
+def _built_in(sources: Registry[type[Source]]) -> tuple[Source, ...]:
+    return tuple(sources[name]() for name in sources.built_in)
 
 
 AnyData: TypeAlias = Union[str, Path, "Dataset", tuple[Any, Any], Mapping[str, Any]]
@@ -63,7 +70,7 @@ def open_data(data: AnyData) -> "Dataset":
     with _told_in_a_line(data):
         if (source := _find_source(data)) is not None:
             return source.open(data)
-    words = [source.word for source in SOURCES if source.word]
+    words = [source.word for source in all_sources() if source.word]
     if not os.path.lexists(data):
         near = did_you_mean(str(data), [*words, *_siblings(data)])
         raise UsageError(
@@ -87,8 +94,9 @@ def find_split(words: Sequence[str], split: str | None = None) -> "Split | None"
     """The images of a data set, if the words name one; None if they name files and folders. A path comes before a
     built-in name, and without a `split` any folder is a folder of files."""
     for word in words:
-        known = [source for source in SOURCES if not (source.word and os.path.lexists(word))]
-        source = next((source for source in known if source.recognises(word)), None)
+        is_path = os.path.lexists(word)
+        asked = (source for source in all_sources() if not (source.word and is_path))
+        source = next((source for source in asked if source.recognises(word)), None)
         if source is None or (source.is_folder_of_files and split is None):
             continue
         if len(words) > 1:
@@ -138,7 +146,7 @@ def _unlabelled(files: list[str]) -> "Split":
 
 
 def _find_source(data: str | Path) -> Source | None:
-    return next((source for source in SOURCES if source.recognises(data)), None)
+    return next((source for source in all_sources() if source.recognises(data)), None)
 
 
 @contextlib.contextmanager
@@ -151,6 +159,8 @@ def _told_in_a_line(data: str | Path) -> Generator[None]:
 
 
 def describe_sources() -> str:
-    """All forms of DATA in one phrase, from the most general source to the most specific one."""
-    *some, last = (source.description for source in reversed(SOURCES))
-    return f"{', '.join(some)} or {last}"
+    """All forms of DATA in one phrase, from the most general source to the most specific one. Sources of other packages
+    are listed by name, because the help must not import them."""
+    built_in = (source.description for source in reversed(_built_in(SOURCES)))
+    *others, last = (*built_in, *(f"DATA of the extension source.{name}" for name in SOURCES.added))
+    return f"{', '.join(others)} or {last}"
