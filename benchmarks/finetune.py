@@ -31,7 +31,7 @@ import vitrail
 from images import SHARED
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.predictions.saved import NAME as ANSWERS
-from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.saved import SavedPredictions
 
 SEEDS = (0, 1, 2)
 LENGTHS = ("3-epochs", "1-minute", "5-minutes")
@@ -141,7 +141,7 @@ def run(bundle, data, resolution, seed, chosen, **settings):
             quiet=True,
             **settings,
         )
-        return result.history, KeptAnswers.read(output / ANSWERS).right
+        return result.history, SavedPredictions.read(output / ANSWERS).right
 
 
 def measure(bundle, name, length, seed, chosen):

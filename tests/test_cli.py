@@ -17,8 +17,7 @@ from PIL import Image
 
 import vitrail
 from tests.paths import FIXTURES
-from vitrail.api.commands import COMMANDS
-from vitrail.api.flags import Group
+from vitrail.api.commands import COMMANDS, Group
 from vitrail.cli import _arguments, _busy_share, _flags
 from vitrail.core.errors import MissingError
 from vitrail.core.other_tools import _GROUPS, OTHER_COMMANDS

@@ -25,7 +25,7 @@ from tests.docs.test_readme import blocks
 from tests.models.families.test_contract import ONE_PER_FAMILY, random_images
 from tests.paths import ROOT
 from tests.peers import import_peer, timm_with_weights
-from vitrail.api.tasks import Evaluation, Prediction
+from vitrail.api.predictions import Evaluation, Prediction
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import Activations

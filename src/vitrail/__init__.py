@@ -14,7 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.api.tasks import evaluate, finetune, inspect, predict, train
+    from vitrail.api.insights import inspect
+    from vitrail.api.predictions import evaluate, predict
+    from vitrail.api.training import finetune, train
     from vitrail.bundles.bundle import Bundle, load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.preprocess import Preprocess
@@ -48,15 +50,15 @@ _HOMES = {
     "Preprocess": "vitrail.data.preprocess",
     "VitrailError": "vitrail.core.errors",
     "create": "vitrail.models.create",
-    "evaluate": "vitrail.api.tasks",
-    "finetune": "vitrail.api.tasks",
-    "inspect": "vitrail.api.tasks",
+    "evaluate": "vitrail.api.predictions",
+    "finetune": "vitrail.api.training",
+    "inspect": "vitrail.api.insights",
     "list_models": "vitrail.models.zoo",
     "load": "vitrail.bundles.bundle",
     "look": "vitrail.models.activations",
-    "predict": "vitrail.api.tasks",
+    "predict": "vitrail.api.predictions",
     "save": "vitrail.bundles.bundle",
-    "train": "vitrail.api.tasks",
+    "train": "vitrail.api.training",
 }
 
 

@@ -4,28 +4,30 @@ Results go to stdout, messages to stderr.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import io
 import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import tyro
 
 from vitrail import __version__
-from vitrail.api.commands import COMMANDS
-from vitrail.api.flags import Group, OptionFlags, Running, given_words
+from vitrail.api.commands import COMMANDS, Command, Group
+from vitrail.api.flags import parameters_of
+from vitrail.api.output import Given
 from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
+from vitrail.core.flags import REQUIRED, UNSET
 from vitrail.core.memory import describe_failure, is_allocation_failure
 from vitrail.core.other_tools import OTHER_COMMANDS, our_words
 from vitrail.core.terminal import say
@@ -49,7 +51,7 @@ _BUSY = 0.25  # share of the processors that others use
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its exit code (0, 1, 2, 129, 130 or 143)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    given_words.set(tuple(words))
+    typed = shlex.join(["vitrail", *words])
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"] or ["--help"]
     _prepare_streams()
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words[0] == "--version":
             sys.stdout.write(f"vitrail {__version__}\n")
         else:
-            _parse(words)()
+            command, values = _parse(words)
+            _run(command, values, typed)
         sys.stdout.flush()
     except VitrailError as error:
         if debug:
@@ -105,49 +108,111 @@ class Place(NamedTuple):
 
     program: str
     description: str
-    commands: dict[str, Callable[..., None] | Group]
+    commands: Mapping[str, Command | Group]
     words: list[str]
-    """Those that are left, from the name of one of these commands."""
+    """Remaining arguments, starting at the subcommand."""
 
 
 def _find_place(words: list[str]) -> Place:
     group = COMMANDS.get(words[0])
     if isinstance(group, Group):
-        return Place(f"vitrail {words[0]}", group.about, dict(group.commands), words[1:] or ["--help"])
+        return Place(f"vitrail {words[0]}", group.about, group.commands, words[1:] or ["--help"])
     return Place("vitrail", DESCRIPTION, COMMANDS, words)
 
 
-def _parse(words: list[str]) -> Callable[[], None]:
-    """Parse the arguments into a function call. tyro prints errors in a box; they become one line here."""
+def _parse(words: list[str]) -> tuple[Command, dict[str, Any]]:
+    """The command, and the values of the parameters that were given. tyro prints errors in a box; they become one line
+    here."""
     if words[0] == "help":
         words = [*words[1:3], "--help"]
     program, description, commands, words = _find_place(words)
     if not words[0].startswith("-") and words[0] not in commands:
-        other = OTHER_COMMANDS.get(words[0])
+        other = OTHER_COMMANDS.get(words[0], "")
         near = did_you_mean(words[0], [*commands, "--help"], {words[0]: other} if other in commands else None)
         kind = "Command" if program == "vitrail" else f"Command of `{program}`"
         _leave(f"{kind} must be one of {', '.join(commands)}, got {words[0]!r}.{near}", 2)
     flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
     if twice := [flag for flag, count in flags.items() if count > 1]:
         _leave(f"{twice[0]} must be given once, with all of its values, got it {flags[twice[0]]} times.", 2)
-    _check_flags(program, words, commands.get(words[0]))
+    command = commands.get(words[0])
+    _check_flags(program, words, command)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.extras.subcommand_cli_from_dict(
-                {name: _delayed(command) for name, command in commands.items()},
-                prog=program,
-                description=description,
-                args=_fill_in(words),
-                sort_subcommands=False,
+            if isinstance(command, Command):
+                program, words = f"{program} {words[0]}", _fill_in(words)[1:]
+                return command, tyro.cli(_parser_of(command), prog=program, args=words)
+            parsers = {name: _parser_of(command) for name, command in commands.items()}
+            tyro.extras.subcommand_cli_from_dict(  # --help, which exits
+                parsers, prog=program, description=description, args=words, sort_subcommands=False
             )
+            _leave(f"{program} needs a command. See --help.", 2)
     except SystemExit as leaving:
         if leaving.code != 2:
             raise
         _leave(f"{_in_one_line(complaint.getvalue())} See --help.", 2)
 
 
-def _check_flags(program: str, words: list[str], command: Callable[..., None] | Group | None) -> None:
+def _parser_of(command: Command | Group) -> Callable[..., dict[str, Any]]:
+    """A function with the signature of the command line, which returns the values that differ from their defaults; of
+    a group, the text for --help only."""
+
+    def parse(**values: Any) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value != parameters[name].default}
+
+    parameters = {parameter.name: parameter for parameter in _cli_parameters(command)}
+    parse.__dict__["__signature__"] = inspect.Signature([*parameters.values()])
+    parse.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    about = command.about if isinstance(command, Group) else inspect.unwrap(command.function).__doc__ or ""
+    parse.__doc__ = about.partition(">>>")[0].rstrip()
+    return parse
+
+
+def _cli_parameters(command: Command | Group) -> Iterator[inspect.Parameter]:
+    if isinstance(command, Group):
+        return
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    for parameter in parameters_of(command.function):
+        flag = parameter.flag
+        if not flag.in_cli:
+            continue
+        default = parameter.default if flag.cli_default is UNSET else flag.cli_default
+        if default is REQUIRED:
+            default = inspect.Parameter.empty
+        kind = parameter.type if flag.cli_type is None else flag.cli_type
+        if default is None and flag.cli_type is not None:
+            kind |= None
+        about = _arg(help=flag.help, metavar=flag.metavar, name=flag.cli_name)
+        marks = (tyro.conf.Positional, about) if flag.is_positional else (about,)
+        yield inspect.Parameter(parameter.name, keyword, default=default, annotation=Annotated[kind, *marks])
+    for name, text in (("json", command.json), ("open", command.open)):
+        if text is not None:
+            yield inspect.Parameter(name, keyword, default=False, annotation=Annotated[bool, _arg(help=text)])
+
+
+def _show_default(value: str) -> str:
+    """How --help shows a default; not at all if the flag is then simply absent."""
+    return "" if value in ("None", "") else f"(default: {value})"
+
+
+_arg = functools.partial(tyro.conf.arg, help_behavior_hint=_show_default)
+
+
+def _run(command: Command, values: dict[str, Any], typed: str) -> None:
+    """Call the function of a command, and print its result."""
+    given = Given(values, json=values.pop("json", False), open=values.pop("open", False))
+    flags = {parameter.name: parameter.flag for parameter in parameters_of(command.function)}
+    keywords = {name: value if (read := flags[name].read) is None else read(value) for name, value in values.items()}
+    if "command" in flags:
+        keywords["command"] = typed
+    if "quiet" in flags:
+        keywords["quiet"] = False  # functions are quiet where nobody watches
+    if command.receiver is not None:
+        keywords["receiver"] = command.receiver(given)
+    command.show(inspect.unwrap(command.function)(**keywords), given)
+
+
+def _check_flags(program: str, words: list[str], command: Command | Group | None) -> None:
     """Refuse a flag that the command does not have, also in the forms of other tools: `-b 8` and, before any flag,
     `batch=8`."""
     all_flags = _flags(command)
@@ -166,12 +231,12 @@ def _check_flags(program: str, words: list[str], command: Callable[..., None] | 
         _leave(f"Flag must be one that --help lists, got {typed}.{near}", 2)
 
 
-def _like_other_tools(flag: str, usage: str, command: Callable[..., None] | Group | None) -> str:
+def _like_other_tools(flag: str, usage: str, command: Command | Group | None) -> str:
     """What the command has for a flag of another tool: a flag, an argument without one, or a setting of its recipe."""
     from vitrail.models.config import ModelConfig
     from vitrail.training.recipe import setting_keys
 
-    if command is None or isinstance(command, Group):
+    if not isinstance(command, Command):
         return ""
     flags, arguments = _flags(command), _arguments(command)
     settings = setting_keys() if "--set" in flags else {}
@@ -227,51 +292,26 @@ def _fill_in(words: list[str]) -> list[str]:
     return filled
 
 
-def _flags(command: Callable[..., None] | Group | None) -> list[str]:
+def _flags(command: Command | Group | None) -> list[str]:
     """Every flag of a command, and `--set KEY` for every setting if it takes a recipe."""
     from vitrail.training.recipe import Recipe
 
-    if command is None or isinstance(command, Group):
+    if not isinstance(command, Command):
         return ["--help", "--version", "--debug"]
-    names, settings = [], []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if isinstance(parameter.default, Running):
-            names += [field.name for field in (*dataclasses.fields(Running), *dataclasses.fields(OptionFlags))]
-            names.remove("options")
-            settings += [field.name for field in dataclasses.fields(Recipe)]
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            stated = [getattr(about, "name", None) for about in getattr(parameter.annotation, "__metadata__", ())]
-            names += [*filter(None, stated)] or [name]  # `--from` is no name for a parameter of Python
+    parameters = [parameter for parameter in parameters_of(command.function) if parameter.flag.in_cli]
+    names = [one.flag.cli_name or one.name for one in parameters if not one.flag.is_positional]
+    names += [name for name in ("json", "open") if getattr(command, name) is not None]
+    settings = Recipe.__dataclass_fields__ if "set" in names else ()
     return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
 
 
-def _arguments(command: Callable[..., None]) -> dict[str, str]:
-    """What --help calls each argument without a flag."""
-    parameters = inspect.signature(command).parameters.values()
-    about = {
-        one.name: getattr(one.annotation, "__metadata__", ()) for one in parameters if one.kind is not one.KEYWORD_ONLY
+def _arguments(command: Command) -> dict[str, str]:
+    """How --help calls each argument without a flag."""
+    return {
+        parameter.name: parameter.flag.metavar or parameter.name
+        for parameter in parameters_of(command.function)
+        if parameter.flag.is_positional
     }
-    metavars = {name: [getattr(part, "metavar", None) for part in parts] for name, parts in about.items()}
-    return {name: next(filter(None, choices)) for name, choices in metavars.items() if any(choices)}
-
-
-def _delayed(command: Callable[..., None] | Group) -> Callable[..., Callable[[], None]]:
-    """A function of the same signature that returns the call instead of making it, so that output of the command is not
-    captured as tyro's error message. Of a group there is only the text for --help: its commands are found first."""
-    if isinstance(command, Group):
-
-        def listed() -> Callable[[], None]:
-            return lambda: None
-
-        listed.__doc__ = command.about
-        return listed
-
-    @functools.wraps(command)
-    def parsed(*positional: Any, **named: Any) -> Callable[[], None]:
-        return functools.partial(command, *positional, **named)
-
-    parsed.__annotations__ = {**command.__annotations__, "return": Callable[[], None]}
-    return parsed
 
 
 def _in_one_line(box: str) -> str:

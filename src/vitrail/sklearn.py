@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitrail.api.tasks import train
+from vitrail.api.training import train
 from vitrail.bundles.bundle import Bundle, open_bundle
 from vitrail.core.errors import MissingError, UsageError
 from vitrail.data.dataset import Dataset, Split

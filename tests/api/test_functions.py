@@ -18,12 +18,13 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.api import commands, tasks
-from vitrail.api.flags import Running
+from vitrail.api import predictions
+from vitrail.api.commands import COMMANDS
+from vitrail.api.flags import parameters_of
+from vitrail.cli import _arguments, _flags
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
-from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe
 
 QUICK = {"steps": 2, "batch": 16, "workers": 0}
@@ -52,24 +53,32 @@ def test_the_names_are_there_before_torch():
     assert {"train", "finetune", "evaluate", "predict", "inspect"} <= set(vitrail.__all__)
     for name in {"train", "finetune", "evaluate", "predict", "inspect"}:  # a module of this name would take its place
         assert importlib.util.find_spec(f"vitrail.{name}") is None
-    assert vitrail.evaluate is tasks.evaluate
+    assert vitrail.evaluate is predictions.evaluate
 
 
-def test_functions_and_commands_know_the_same_words():
-    for function in (vitrail.train, vitrail.finetune):
-        own = set(inspect.signature(function).parameters) - {"options"} | set(tasks.RunOptions.__annotations__)
-        command = inspect.signature(commands.COMMANDS[function.__name__]).parameters
-        flags = {field.name for field in dataclasses.fields(Running)} - {"options", "set"}
-        flags |= {field.name for field in dataclasses.fields(Options)} | {"settings", *command} - {"running"}
-        assert own - flags == {"callback", "quiet", "command"}
-        assert flags - own == set()
-    for function in (vitrail.evaluate, vitrail.predict):
-        own, command = (inspect.signature(one).parameters for one in (function, getattr(commands, function.__name__)))
-        assert {*own} - {*command} <= {"images", "others"}
-        files = {"output", "page", "against", "features", "force", "sort", "json"}  # what is printed and written
-        assert {*command} - {*own} <= files | {"files", "split"}
-    own, command = (inspect.signature(one).parameters for one in (vitrail.inspect, commands.inspect))
-    assert {*own} ^ {*command} == {"images", "others", "files", "json"}
+def test_every_parameter_is_declared_once_for_python_and_the_command_line():
+    """What differs is what only one of them has."""
+    every = {**COMMANDS, **{f"faces {name}": command for name, command in COMMANDS["faces"].commands.items()}}
+    del every["faces"]
+    python_only = {}
+    for name, command in every.items():
+        parameters = parameters_of(command.function)
+        assert [*inspect.signature(command.function).parameters] == [parameter.name for parameter in parameters]
+        python_only[name] = {parameter.name for parameter in parameters if not parameter.flag.in_cli}
+        flags = {flag[2:] for flag in _flags(command) if " " not in flag} | {*_arguments(command)}
+        of_the_terminal = {word for word in ("json", "open") if getattr(command, word) is not None}
+        assert len(flags - of_the_terminal) == len(parameters) - len(python_only[name])
+        for parameter in parameters:
+            assert parameter.flag.help in " ".join(command.function.__doc__.split())
+    for name in ("train", "finetune", "faces train"):
+        assert python_only.pop(name) == {"callback", "quiet", "command"}
+    assert {name: words for name, words in python_only.items() if words} == {
+        "predict": {"receiver"},
+        "faces identify": {"receiver"},
+        "faces evaluate": {"command"},
+        "runs": {"command"},
+        "compare": {"command"},
+    }
 
 
 def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
@@ -190,8 +199,6 @@ def test_data_that_is_none(data, words):
 
 
 def test_keywords_of_evaluate_and_predict_that_are_wrong():
-    with pytest.raises(UsageError, match=r"the command `vitrail evaluate BUNDLE DATA --against OTHER`\."):
-        vitrail.evaluate("fashion", "fashion-40", against="fashion")
     with pytest.raises(UsageError, match=r"Keyword of evaluate .*, got 'neighbors'\. Did you mean 'neighbours'\?"):
         vitrail.evaluate("fashion", "fashion-40", neighbors=3)
     with pytest.raises(UsageError, match=r"^Split must be one of test, got 'tests'\. Did you mean 'test'\?$"):

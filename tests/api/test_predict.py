@@ -1,6 +1,5 @@
 """`vitrail predict`: engines, the files that are kept for them, and every way to name images."""
 
-import inspect
 import io
 import json
 import os
@@ -28,8 +27,8 @@ from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
 from vitrail.inference import build_model_file as making
 from vitrail.inference import model_files
-from vitrail.inference.benchmark_store import Load, Measured, Speed
-from vitrail.inference.engine import Outputs, Way, batch_for, cores, need
+from vitrail.inference.benchmark_store import Measured, Speed, Workload
+from vitrail.inference.engine import EngineChoice, Outputs, batch_for, cores, need
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.inference.proof import prove, sample
 from vitrail.lab.exact import redraw
@@ -133,9 +132,10 @@ def assert_alike(ours, theirs, tolerance=1e-5):
 
 def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, images):
     speeds = {
-        Way(name, "float32"): Speed(0.1, start, 0, 0) for name, start in (("torch", 3), ("onnx", 0.3), ("openvino", 2))
+        EngineChoice(name, "float32"): Speed(0.1, start, 0, 0)
+        for name, start in (("torch", 3), ("onnx", 0.3), ("openvino", 2))
     }
-    Measured.read(copied).keep_speeds(Load(32, 1, 1), speeds)
+    Measured.read(copied).keep_speeds(Workload(32, 1, 1), speeds)
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "for engine in ('onnx', 'auto'):\n"
@@ -587,9 +587,10 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
 
 
 def test_every_command_that_computes_has_the_same_device_flag():
-    from vitrail.api.commands import COMMANDS
-    from vitrail.api.flags import Group, Running
-    from vitrail.training.options import Options
+    from vitrail.api.commands import COMMANDS, Group
+    from vitrail.api.flags import parameters_of
+    from vitrail.core.flags import UNSET, flag_of
+    from vitrail.training.options import RunOptions
 
     commands = {
         **COMMANDS,
@@ -597,15 +598,13 @@ def test_every_command_that_computes_has_the_same_device_flag():
     }
     flags = {}
     for name, command in commands.items():
-        parameters = {} if isinstance(command, Group) else inspect.signature(command).parameters
-        if "device" in parameters:
-            help_text = parameters["device"].annotation.__metadata__[0].help
-            flags[name] = (parameters["device"].default, help_text)
-        elif any(isinstance(parameter.default, Running) for parameter in parameters.values()):
-            flags[name] = (Options().device, Options.meanings()["device"])
+        for parameter in () if isinstance(command, Group) else parameters_of(command.function):
+            if parameter.name == "device":
+                flag = parameter.flag
+                flags[name] = (parameter.default if flag.cli_default is UNSET else flag.cli_default, flag.help)
     assert flags.keys() >= {"train", "finetune", "predict", "evaluate", "inspect", "bench", "faces evaluate"}
     assert flags.keys() >= {"faces train", "faces enroll", "faces verify", "faces identify", "faces calibrate"}
-    assert set(flags.values()) == {("auto", Options.meanings()["device"])}
+    assert set(flags.values()) == {("auto", flag_of(RunOptions.__annotations__["device"]).help)}
 
 
 @pytest.mark.parametrize("accelerator", ["cuda", "xpu", "mps", None])

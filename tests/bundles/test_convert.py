@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from tests.peers import import_peer
 from tests.test_cli import run
+from vitrail.api.output import print_conversion
 from vitrail.bundles.convert import Told, convert, read_any
 from vitrail.bundles.formats.base import WeightFormat
 from vitrail.bundles.formats.registry import FORMATS, written_formats
 from vitrail.bundles.infer_config import usual_heads
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
-from vitrail.core.terminal import print_conversion
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.api.commands import COMMANDS
+from vitrail.api.commands import COMMANDS, Command
+from vitrail.api.flags import command
 from vitrail.cli import main
 from vitrail.core import memory
 from vitrail.core.errors import OutOfMemoryError
@@ -87,11 +88,12 @@ FAILURES = {
 @pytest.mark.parametrize("library", FAILURES)
 @pytest.mark.parametrize("name", ["predict", "evaluate", "inspect"])
 def test_a_failed_allocation_is_one_line(name, library, monkeypatch, capsys):
-    def command() -> None:
+    @command
+    def allocate() -> None:
         """Allocate more than any machine has."""
         FAILURES[library]()
 
-    monkeypatch.setitem(COMMANDS, name, command)
+    monkeypatch.setitem(COMMANDS, name, Command(allocate, lambda result, given: None))
     with pytest.raises(SystemExit, match="1"):
         main([name])
     line = capsys.readouterr().err

@@ -12,7 +12,7 @@ from vitrail.cli import main
 from vitrail.core.errors import DamagedError
 from vitrail.core.intervals import wilson
 from vitrail.evaluation.compare_runs import side_by_side
-from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.saved import SavedPredictions
 from vitrail.evaluation.run_reader import find_runs, read_run
 
 IMAGES = 400
@@ -36,7 +36,7 @@ def make_run(folder, model="ViT-Pico/2", family="vit", right=300, *, seed=0, dat
     order = np.random.default_rng(seed).permutation(IMAGES)
     answers = np.ones(IMAGES, np.int32)
     answers[order[:right]] = 0
-    kept = KeptAnswers(
+    kept = SavedPredictions(
         data=data,
         split="test",
         labels=("a", "b"),
@@ -62,7 +62,7 @@ def test_runs_are_compared_by_the_paired_test(tmp_path, call):
     assert [run["name"] for run in found["runs"]] == ["ViT-Pico/2", "ResNet-Pico", "Mixer-Pico/2"]
     assert found["runs"][0]["accuracy_interval"] == list(wilson(300, 400))
     assert found["runs"][0]["seconds"] == 31.5
-    kept = {name: KeptAnswers.read(tmp_path / name / "answers.npz").right for name in "abc"}
+    kept = {name: SavedPredictions.read(tmp_path / name / "answers.npz").right for name in "abc"}
     only = [int((kept["a"] & ~kept["b"]).sum()), int((kept["b"] & ~kept["a"]).sum())]
     assert len(found["pairs"]) == 3
     pair = found["pairs"][0]
@@ -191,7 +191,7 @@ def test_a_run_leaves_the_answers_that_evaluate_gives(tmp_path, call):
     run = tmp_path / "run"
     main(["train", "digits", "--model", "ViT-Pico/2", "--output", str(run), "--steps", "2", "--seed", "1"])
     call("evaluate", run / "bundle", "digits", "--output", tmp_path / "again.npz")
-    kept, again = KeptAnswers.read(run / "answers.npz"), KeptAnswers.read(tmp_path / "again.npz")
+    kept, again = SavedPredictions.read(run / "answers.npz"), SavedPredictions.read(tmp_path / "again.npz")
     assert (kept.data, kept.split, len(kept), kept.labels) == ("digits", "test", 360, tuple("0123456789"))
     assert (kept.images == again.images).all()
     assert (kept.answers == again.answers).all()

@@ -19,7 +19,7 @@ from PIL import Image
 
 import vitrail
 from tests.paths import FIXTURES
-from vitrail.api.faces import FACES
+from vitrail.api.commands import FACES
 from vitrail.bundles.bundle import bundle_key
 from vitrail.core.errors import DamagedError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align

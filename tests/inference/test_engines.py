@@ -24,22 +24,22 @@ from vitrail.core.intervals import wilson
 from vitrail.inference import benchmark_store, measure, model_files, openvino_engine, select
 from vitrail.inference import build_model_file as engine_making
 from vitrail.inference import engine as engine_module
-from vitrail.inference.benchmark_store import Agreement, Load, Measured, Reason, Speed, _parsed
-from vitrail.inference.engine import Way, batch_for, need
+from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload, _parsed
+from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, need
 from vitrail.inference.model_files import FORMAT, fingerprint
 from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.inference.openvino_engine import OpenvinoEngine
 from vitrail.inference.proof import answer, sample
 from vitrail.inference.quantise import quantise, round_weights
 from vitrail.inference.registry import ENGINES, PRECISIONS
-from vitrail.inference.select import Wish, choose_way, every_way
+from vitrail.inference.select import choose_engine, every_choice
 from vitrail.inference.targets.base import export
 from vitrail.lab.exact import redraw
 
-EXACT = [Way(name, "float32") for name in ("torch", "onnx", "openvino")]
-INT8 = Way("onnx", "int8")
-ROUNDED = [INT8, Way("openvino", "int8")]
-LOAD = Load(32, 2, 1)
+EXACT = [EngineChoice(name, "float32") for name in ("torch", "onnx", "openvino")]
+INT8 = EngineChoice("onnx", "int8")
+ROUNDED = [INT8, EngineChoice("openvino", "int8")]
+LOAD = Workload(32, 2, 1)
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,21 @@ def make_all(folder):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The speed of each way, images/s, instead of a measurement; and every measurement that was asked for."""
+    """The speed of each engine choice, images/s, instead of a measurement; and every measurement that was asked for."""
     asked = []
-    speeds = {Way("torch", "float32"): 10, Way("torch", "bfloat16"): 2, Way("onnx", "float32"): 30, INT8: 20}
+    speeds = {
+        EngineChoice("torch", "float32"): 10,
+        EngineChoice("torch", "bfloat16"): 2,
+        EngineChoice("onnx", "float32"): 30,
+        INT8: 20,
+    }
 
-    def fake(path, ways, load):
-        asked.append((ways, load))
-        return {way: Speed(1 / speeds.get(way, 20), 3.0 if way.engine == "torch" else 0.5, 10**8, 1) for way in ways}
+    def fake(path, choices, load):
+        asked.append((choices, load))
+        return {
+            choice: Speed(1 / speeds.get(choice, 20), 3.0 if choice.engine == "torch" else 0.5, 10**8, 1)
+            for choice in choices
+        }
 
     monkeypatch.setattr(measure, "measure", fake)
     return speeds, asked
@@ -106,7 +114,7 @@ def forge(folder, **changes):
 
 
 def pick(path, engine="auto", precision="float32", tolerance=0.02, **more):
-    return choose_way(Wish(engine, precision, tolerance), str(path), load=LOAD, **more)
+    return choose_engine(EngineRequest(engine, precision, tolerance), str(path), load=LOAD, **more)
 
 
 def test_every_engine_begins_with_float32_and_states_what_it_has():
@@ -116,18 +124,21 @@ def test_every_engine_begins_with_float32_and_states_what_it_has():
         "onnx": ("float32", "int8"),
         "openvino": ("float32", "bfloat16", "int8"),
     }
-    assert {way.precision for way in every_way()} == set(PRECISIONS)
+    assert {choice.precision for choice in every_choice()} == set(PRECISIONS)
 
 
 def test_all_ways_answer_alike_and_float32_is_exact(made):
     pixels = sample(vitrail.load(made).preprocess, 40)
-    outputs = {way: answer(ENGINES[way.engine].open(made, None, way.precision), pixels) for way in [*EXACT, *ROUNDED]}
+    outputs = {
+        choice: answer(ENGINES[choice.engine].open(made, None, choice.precision), pixels)
+        for choice in [*EXACT, *ROUNDED]
+    }
     exact = outputs[EXACT[0]]
-    for way in EXACT[1:]:
-        np.testing.assert_allclose(outputs[way].logits, exact.logits, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(outputs[way].features, exact.features, rtol=0, atol=1e-5)
-    for way in ROUNDED:
-        gap = np.abs(outputs[way].logits - exact.logits).max()
+    for choice in EXACT[1:]:
+        np.testing.assert_allclose(outputs[choice].logits, exact.logits, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(outputs[choice].features, exact.features, rtol=0, atol=1e-5)
+    for choice in ROUNDED:
+        gap = np.abs(outputs[choice].logits - exact.logits).max()
         assert 1e-4 < gap < 0.1  # 8 bits, and really so
     reduced = answer(ENGINES["torch"].open(made, None, "bfloat16"), pixels)
     assert 1e-4 < np.abs(reduced.logits - exact.logits).max() < 0.1
@@ -205,16 +216,16 @@ def test_damaged_proofs_of_reduced_precision_are_not_believed(made, tmp_path, re
 
 
 def test_a_file_that_cannot_be_run_here_is_left_out(made, tmp_path, monkeypatch, capsys):
-    """As when an engine has no kernel for this CPU: nothing is damaged, and other ways are still measured."""
+    """As when an engine has no kernel for this CPU: nothing is damaged, and other engine choices are still measured."""
 
     def fail(self, threads, callers):
         raise DamagedError(path="model.xml", cause="cannot be used by OpenVINO (no kernel)")
 
     bundle = shutil.copytree(made, tmp_path / "one")
     monkeypatch.setattr(OpenvinoEngine, "_model", fail)
-    usable, refused = select.find_usable(str(bundle), every_way())
-    assert {way.engine for way in usable} == {"torch", "onnx"}
-    reason = refused[Way("openvino", "int8")]
+    usable, refused = select.find_usable(str(bundle), every_choice())
+    assert {choice.engine for choice in usable} == {"torch", "onnx"}
+    reason = refused[EngineChoice("openvino", "int8")]
     assert reason.text == (
         "Engine openvino cannot run this model in int8 here: cannot be used by OpenVINO (no kernel)."
     )
@@ -456,11 +467,11 @@ with opened.running(1, 4) as run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [*EXACT, *ROUNDED], ids=str)
-def test_threads_that_begin_together_in_a_new_process_do_not_hang(way, made):
+@pytest.mark.parametrize("choice", [*EXACT, *ROUNDED], ids=str)
+def test_threads_that_begin_together_in_a_new_process_do_not_hang(choice, made):
     """Without `first_call_alone`, 9 of 30 processes with OpenVINO waited for ever."""
     for _ in range(60):
-        words = [sys.executable, "-c", _BEGIN_TOGETHER, str(made), *way]
+        words = [sys.executable, "-c", _BEGIN_TOGETHER, str(made), *choice]
         subprocess.run(words, check=True, timeout=60, capture_output=True)
 
 
@@ -728,22 +739,22 @@ def test_protocols_on_features_have_one_engine(call, made):
 
 def test_auto_counts_the_start_and_keeps_what_it_measured(made, measured, capsys):
     speeds, asked = measured
-    assert pick(made, images=[0] * 10) == Way("onnx", "float32")
+    assert pick(made, images=[0] * 10) == EngineChoice("onnx", "float32")
     assert capsys.readouterr().err == (
         "auto: onnx float32 30.0 images/s after 0.5 s (openvino float32 20.0 images/s after 0.5 s,"
         " torch float32 10.0 images/s after 3.0 s)\n"
     )
     assert asked == [(EXACT, LOAD)]
     speeds[EXACT[0]] = 40
-    assert pick(made) == Way("onnx", "float32")
+    assert pick(made) == EngineChoice("onnx", "float32")
     assert len(asked) == 1
     pick(made, threads=1)  # a load that is given counts
     assert len(asked) == 1
-    choose_way(Wish("auto"), str(made), threads=1)
-    assert asked[-1] == (EXACT, Load(batch_for(vitrail.load(made).parts.config), 1, 1))
-    assert pick(made, images=[0] * 10, device="cuda") == Way("torch", "float32")
+    choose_engine(EngineRequest("auto"), str(made), threads=1)
+    assert asked[-1] == (EXACT, Workload(batch_for(vitrail.load(made).parts.config), 1, 1))
+    assert pick(made, images=[0] * 10, device="cuda") == EngineChoice("torch", "float32")
     assert len(asked) == 2
-    assert choose_way(Wish("auto", "auto"), vitrail.load(made)) == Way("torch", "float32")
+    assert choose_engine(EngineRequest("auto", "auto"), vitrail.load(made)) == EngineChoice("torch", "float32")
     assert len(asked) == 2
 
 
@@ -764,7 +775,7 @@ def test_measurements_of_other_versions_flags_and_bundles_are_not_read(made, mea
     pick(made)
     assert len(asked) == 3
     vitrail.save(make(), tmp_path / "other")
-    monkeypatch.setattr(select, "find_usable", lambda path, ways: (ways, {}))
+    monkeypatch.setattr(select, "find_usable", lambda path, choices: (choices, {}))
     pick(tmp_path / "other")
     assert len(asked) == 4
 
@@ -812,8 +823,8 @@ def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, meas
     _, asked = measured
     shutil.rmtree(home)
     home.write_text("no folder")
-    lacking = {Way("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
-    monkeypatch.setattr(select, "find_usable", lambda path, ways: (ways, lacking))
+    lacking = {EngineChoice("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
+    monkeypatch.setattr(select, "find_usable", lambda path, choices: (choices, lacking))
     for count in (1, 2):
         assert pick(made) == EXACT[1]
         left_out, *said = capsys.readouterr().err.splitlines()
@@ -876,13 +887,13 @@ def test_a_way_that_its_proof_refuses_is_made_once(made, measured, monkeypatch, 
         raise UnprovedError("The model in int8 predicts 30 of 40 images differently from torch.")
 
     monkeypatch.setattr(OnnxEngine, "prepare", refuse)
-    for load in (LOAD, LOAD, Load(1, 1, 1)):
-        assert choose_way(Wish("onnx", "auto"), str(made), load=load) == EXACT[1]
+    for load in (LOAD, LOAD, Workload(1, 1, 1)):
+        assert choose_engine(EngineRequest("onnx", "auto"), str(made), load=load) == EXACT[1]
     assert tried == ["int8"]
     assert capsys.readouterr().err.count("auto: onnx int8 left out: The model in int8 predicts 30 of 40") == 1
     assert Measured.read(made).refused().keys() == {INT8}
     monkeypatch.setattr(benchmark_store, "version_of", lambda package: "99")
-    choose_way(Wish("onnx", "auto"), str(made), load=LOAD)
+    choose_engine(EngineRequest("onnx", "auto"), str(made), load=LOAD)
     assert tried == ["int8", "int8"]
 
 
@@ -890,37 +901,37 @@ def test_processes_that_measure_at_the_same_time_keep_what_both_found(made):
     found = [Measured.read(made) for _ in range(8)]
     speed = {EXACT[0]: Speed(0.1, 0.1, 1, 1)}
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda batch: found[batch].keep_speeds(Load(batch, 1, 1), speed), range(8)))
+        list(pool.map(lambda batch: found[batch].keep_speeds(Workload(batch, 1, 1), speed), range(8)))
     found[0].keep_agreements({INT8: Agreement("photos", 200, 195)})
     kept = Measured.read(made)
-    assert [kept.speeds(Load(batch, 1, 1)) for batch in range(8)] == [speed] * 8
+    assert [kept.speeds(Workload(batch, 1, 1)) for batch in range(8)] == [speed] * 8
     assert kept.agreements()[INT8].same == 195
 
 
 @pytest.mark.parametrize("busy", [range(6, 10), range(8, 99)], ids=["a moment", "from then on"])
 def test_a_machine_that_is_busy_meanwhile_does_not_change_who_wins(busy, monkeypatch, made):
-    """Ways are measured in turn, and the fastest round counts; here, in seconds of a clock that the ways move."""
+    """Choices are measured in turn, and the fastest round counts; here, in seconds of a clock that the choices move."""
     clock, calls = [0.0], []
     seconds = {EXACT[0]: 0.012, EXACT[1]: 0.010}
 
     class Busy:
         parts = vitrail.load(made).parts
 
-        def __init__(self, way):
-            self.way = way
+        def __init__(self, choice):
+            self.choice = choice
 
         @contextlib.contextmanager
         def running(self, threads, callers):
             def run(pixels):
-                calls.append(self.way)
-                clock[0] += seconds[self.way] * len(pixels) * (4 if len(calls) in busy else 1)
+                calls.append(self.choice)
+                clock[0] += seconds[self.choice] * len(pixels) * (4 if len(calls) in busy else 1)
 
             yield run
 
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
-    found = measure._race({way: Busy(way) for way in seconds}, Load(4, 1, 1))
+    found = measure._race({choice: Busy(choice) for choice in seconds}, Workload(4, 1, 1))
     assert found[EXACT[1]] < found[EXACT[0]]
-    assert calls[4:12] == [way for way in seconds for _ in range(2)] * 2  # the first call of each is not counted
+    assert calls[4:12] == [choice for choice in seconds for _ in range(2)] * 2  # the first call of each is not counted
 
 
 # Precisions
@@ -930,7 +941,7 @@ def test_auto_alone_stays_in_float32(made, measured):
     speeds, asked = measured
     speeds[INT8] = 1000
     assert pick(made).precision == "float32"
-    assert {way.precision for ways, _ in asked for way in ways} == {"float32"}
+    assert {choice.precision for choices, _ in asked for choice in choices} == {"float32"}
 
 
 def test_precision_auto_takes_the_fastest_within_the_tolerance(made, measured, capsys):
@@ -952,7 +963,7 @@ def test_precision_auto_takes_the_fastest_within_the_tolerance(made, measured, c
 
 def test_a_faster_way_that_is_not_taken_is_named_beside_the_one_that_is(made, measured, capsys):
     speeds, _ = measured
-    speeds[INT8], slower = 60, Way("torch", "bfloat16")
+    speeds[INT8], slower = 60, EngineChoice("torch", "bfloat16")
     speeds[slower] = 50
     Measured.read(made).keep_agreements({INT8: Agreement("photos", 200, 180), slower: Agreement("photos", 200, 199)})
     assert pick(made, precision="auto") == slower
@@ -982,7 +993,7 @@ def test_without_images_answers_to_embedded_ones_are_compared(made, measured, ca
 
 
 def test_a_precision_that_is_slower_here_is_said_to_be(made, measured, capsys):
-    assert pick(made, "torch", "bfloat16") == Way("torch", "bfloat16")
+    assert pick(made, "torch", "bfloat16") == EngineChoice("torch", "bfloat16")
     assert capsys.readouterr().err == (
         "note: torch bfloat16 takes 5.0 times as long as float32 on this machine (measured)\n"
     )
@@ -991,7 +1002,7 @@ def test_a_precision_that_is_slower_here_is_said_to_be(made, measured, capsys):
 
 
 def test_a_model_without_classes_has_no_answers_to_compare(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(select, "find_usable", lambda path, ways: (ways, {}))
+    monkeypatch.setattr(select, "find_usable", lambda path, choices: (choices, {}))
     model = vitrail.create("ViT-Pico/2", classes=0)
     vitrail.save(
         vitrail.Bundle(model=model, preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))),
@@ -1001,25 +1012,25 @@ def test_a_model_without_classes_has_no_answers_to_compare(measured, tmp_path, m
         pick(tmp_path / "x", precision="auto")
 
 
-@pytest.mark.parametrize("way", [*EXACT, *ROUNDED], ids=str)
-def test_evaluate_and_predict_run_any_way(way, made, call, tmp_path):
+@pytest.mark.parametrize("choice", [*EXACT, *ROUNDED], ids=str)
+def test_evaluate_and_predict_run_any_way(choice, made, call, tmp_path):
     names = dict(zip("012", vitrail.load(made).labels, strict=False))
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     labels = np.array([names[str(index % 3)] for index in range(12)])
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
-    flags = ["--engine", way.engine, "--precision", way.precision]
+    flags = ["--engine", choice.engine, "--precision", choice.precision]
     Measured.read(made).keep_speeds(
-        Load(64, 1, 1), dict.fromkeys([way, Way(way.engine, "float32")], Speed(0.1, 0.1, 1, 1))
+        Workload(64, 1, 1), dict.fromkeys([choice, EngineChoice(choice.engine, "float32")], Speed(0.1, 0.1, 1, 1))
     )
     done = call("evaluate", made, tmp_path / "data.npz", *flags, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     scores = json.loads(done.stdout)
     assert scores["count"] == 12
-    if way.precision == "float32":
+    if choice.precision == "float32":
         expected = vitrail.evaluate(made, tmp_path / "data.npz").scores
         assert scores["confusion"] == expected["confusion"]
         assert scores["negative_log_likelihood"] == pytest.approx(expected["negative_log_likelihood"], abs=1e-5)
-    (found,) = vitrail.Classifier(made, **way._asdict()).predict(images[:1])
+    (found,) = vitrail.Classifier(made, **choice._asdict()).predict(images[:1])
     (exact,) = vitrail.Classifier(made).predict(images[:1])
     assert [one["score"] for one in found] == pytest.approx([one["score"] for one in exact], abs=0.02)
 
@@ -1036,15 +1047,15 @@ def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkey
     done = call("bench", made, "--data", tmp_path / "data.npz", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    rows = {Way(row["engine"], row["precision"]): row for row in found["ways"]}
-    usable = {way for way in every_way() if way != Way("openvino", "bfloat16")}
-    assert usable <= rows.keys() | {Way(one["engine"], one["precision"]) for one in found["left_out"]}
+    rows = {EngineChoice(row["engine"], row["precision"]): row for row in found["ways"]}
+    usable = {choice for choice in every_choice() if choice != EngineChoice("openvino", "bfloat16")}
+    assert usable <= rows.keys() | {EngineChoice(one["engine"], one["precision"]) for one in found["left_out"]}
     exact = rows[EXACT[0]]
     assert (exact["images_per_second"], exact["same"], exact["images"], exact["p_value"]) == (10, 30, 30, 1.0)
     expected = vitrail.evaluate(made, tmp_path / "data.npz")
     assert (exact["accuracy"], exact["accuracy_interval"]) == (expected.accuracy, list(expected.accuracy_interval))
-    assert all(rows[way]["same"] == 30 for way in EXACT)
-    assert "same" not in rows[Way("torch", "bfloat16")]
+    assert all(rows[choice]["same"] == 30 for choice in EXACT)
+    assert "same" not in rows[EngineChoice("torch", "bfloat16")]
     assert "note: answers of torch bfloat16 are not compared: it is too slow here" in done.stderr
     _, asked = measured
     before = len(asked)
@@ -1081,7 +1092,7 @@ def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkey
     ]
     assert table[1].split()[:3] == ["torch", "float32", "10.0"]
     assert "onnx int8: a prediction may depend on the other images of its batch" in table
-    assert [way for way in rows if rows[way]["depends_on_batch"]] == [INT8]
+    assert [choice for choice in rows if rows[choice]["depends_on_batch"]] == [INT8]
     assert "answers to fashion-40" in table[-2]
 
 
@@ -1098,7 +1109,7 @@ def test_bench_refuses_what_it_cannot_measure(call, made, tmp_path):
 
 @pytest.mark.slow
 def test_a_real_measurement_is_plausible(made):
-    found = measure.measure(str(made), [*EXACT, INT8], Load(8, 2, 1))
+    found = measure.measure(str(made), [*EXACT, INT8], Workload(8, 2, 1))
     assert all(speed.image < 0.1 < speed.start < 60 for speed in found.values())
     assert found[EXACT[0]].start > found[EXACT[1]].start
     assert found[EXACT[0]].memory > 1.3 * found[EXACT[1]].memory > 10**7

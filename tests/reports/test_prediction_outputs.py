@@ -20,7 +20,7 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import find_split, open_data
 from vitrail.evaluation.metrics import doubtful_labels
 from vitrail.evaluation.paired import Paired, holm, sign_test
-from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.saved import SavedPredictions
 from vitrail.evaluation.predictions.sort import in_order
 from vitrail.evaluation.predictions.tables import Parquet, check_table, open_table
 from vitrail.evaluation.protocols import answer_split
@@ -325,7 +325,7 @@ def test_evaluate_keeps_answers_and_truth(call, tmp_path):
     assert len(rows) == 40
     assert sum(one[1] == one[2] for one in rows) / 40 == scores["accuracy"] == 0.975
     assert call("evaluate", "fashion", "fashion-40", "--output", tmp_path / "a.npz").returncode == 0
-    kept = KeptAnswers.read(tmp_path / "a.npz")
+    kept = SavedPredictions.read(tmp_path / "a.npz")
     assert (kept.right.mean(), kept.data, kept.split, len(kept)) == (0.975, "fashion-40", "test", 40)
     assert [kept.labels[said] for said in kept.answers] == [one[2] for one in rows]
     assert kept.scores == pytest.approx([float(one[3]) for one in rows], rel=1e-5)
@@ -405,7 +405,7 @@ def test_two_models_are_compared_on_the_same_images(call, tmp_path):
 
 def kept_of(images, labels, said, names=("a", "b", "c"), root=""):
     split = Split("test", images, np.array(labels))
-    return KeptAnswers.of(Dataset("data", names, {"test": split}, root=root), split, np.arange(len(said)),
+    return SavedPredictions.of(Dataset("data", names, {"test": split}, root=root), split, np.arange(len(said)),
                           np.eye(len(names), dtype=np.float32)[said])  # fmt: skip
 
 
@@ -416,7 +416,7 @@ def test_answers_are_matched_by_image_and_not_by_place(tmp_path):
     other = kept_of(pixels[order], np.array([0, 1, 2, 0, 1, 2])[order], np.array([0, 1, 0, 0, 1, 2])[order])
     assert one.against(other) == (1, 2, 3, 6)
     one.write(tmp_path / "a.npz")
-    assert KeptAnswers.read(tmp_path / "a.npz").against(other) == (1, 2, 3, 6)
+    assert SavedPredictions.read(tmp_path / "a.npz").against(other) == (1, 2, 3, 6)
     with pytest.raises(UsageError, match=r"6 of data \(test\) and 5 of data \(test\), 5 in common"):
         one.against(kept_of(pixels[:5], [0, 1, 2, 0, 1], [0] * 5))
     with pytest.raises(UsageError, match="same 6 images with 1 other labels"):
@@ -458,7 +458,7 @@ def test_a_class_that_the_data_do_not_have_is_wrong():
     split = Split("test", np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 1]))
     dataset = Dataset("data", ("b", "d"), {"test": split})
     shares = np.array([[0, 0.9, 0.1, 0], [0.6, 0, 0, 0.4]], np.float32)
-    kept = KeptAnswers.of(dataset, split, np.arange(2), shares, np.array([1, 3]))
+    kept = SavedPredictions.of(dataset, split, np.arange(2), shares, np.array([1, 3]))
     assert kept.answers.tolist() == [0, -1]
     assert kept.own.tolist() == pytest.approx([0.9, 0.4])
 
@@ -482,6 +482,6 @@ def test_damaged_answers_are_one_line(tmp_path, change):
     if change == "garbage":
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DamagedError) as error:
-        KeptAnswers.read(path)
+        SavedPredictions.read(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)

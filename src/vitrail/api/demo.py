@@ -4,16 +4,16 @@ A small ViT is trained on digits; then the embedded model classifies test images
 """
 
 import sys
-import webbrowser
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from vitrail.api.output import print_run
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.errors import MissingError, VitrailError
 from vitrail.core.settings import check_integer
-from vitrail.core.terminal import print_run, say
+from vitrail.core.terminal import say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
@@ -23,7 +23,7 @@ from vitrail.models.activations import look
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe
-from vitrail.training.run import train
+from vitrail.training.run import Result, train
 
 MODEL = "ViT-Pico/2"
 # Digits are small and few: shifts of one pixel, smaller batches, longer steps, nothing held out but the test digits.
@@ -33,7 +33,7 @@ CHANGES = ("batch=64", "learning_rate=0.02", "holdout=0", "augment.padding=1", "
 QUESTIONS, FAMILIES = ("data", "position", "neighbourhood"), ("vit", "resnet", "mlp")
 
 
-def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, opens: bool, lab: bool) -> None:
+def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, lab: bool) -> Result:
     """Train on digits, show predictions and attention; then the same with the embedded model on clothes; then a short
     bias lab on digits."""
     check_integer("epochs", epochs, low=1, high=10_000)
@@ -53,8 +53,7 @@ def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, ope
         f"\nNext:\n  open {output / 'report.html'}\n  vitrail predict fashion {output / 'images'}\n"
         f"  vitrail evaluate {output / 'bundle'} digits\n  vitrail train YOUR_FOLDER --model ViT-Nano/7 --output run"
     )
-    if opens:
-        webbrowser.open((output / "report.html").absolute().as_uri())
+    return result
 
 
 def _compare(output: Path) -> None:

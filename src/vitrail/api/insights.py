@@ -1,207 +1,249 @@
-"""Commands that look inside models and compare them."""
+"""Looking inside of models, and comparing architectures: inspect, explain, compare."""
 
-import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
-from vitrail.api import tasks
-from vitrail.api.flags import (
-    BundlePath,
-    Data,
-    Device,
-    Json,
-    arg,
-    given_command,
-    lines_of_stdin,
-)
+from vitrail.api.flags import BundlePath, DataOnDisk, Device, RecordedCommand, command, folder_flag, lines_of_stdin
+from vitrail.api.results import Report
 from vitrail.bundles.folder import check_folder, read_config
 from vitrail.core.errors import UsageError
-from vitrail.core.terminal import (
-    print_json,
-    print_table,
-    printable,
-    say,
-)
-from vitrail.data.image_files import find_images
+from vitrail.core.flags import REQUIRED, argument, flag
+from vitrail.core.settings import as_integer
+from vitrail.core.terminal import say
+from vitrail.data.image_files import name_images
 from vitrail.lab.registry import FAMILIES as COMPARED
 from vitrail.lab.registry import QUESTIONS
 
 if TYPE_CHECKING:
-    from vitrail.lab.profile import Number
+    from vitrail.bundles.bundle import Bundle
+    from vitrail.data.preprocess import ImageLike
+    from vitrail.data.sources.registry import AnyData
+    from vitrail.reports.inspect.page import Inspection
+
+_MORE = 64  # images of `data` that an inspection takes
 
 
+@command
 def inspect(
     bundle: Annotated[
-        str,
-        tyro.conf.Positional,
-        arg(
-            metavar="BUNDLE",
-            help="A folder written by train, finetune or convert, or the embedded bundle fashion; a run, whose"
+        "str | Path | Bundle",
+        argument(
+            "A folder written by train, finetune or convert, or the embedded bundle fashion; a run, whose"
             " snapshots (train --snapshots N) show what grows over training; or the name of a model, untrained.",
+            metavar="BUNDLE",
+            cli_type=str,
+            python="Or a `vitrail.Bundle`.",
         ),
     ],
-    files: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        arg(metavar="IMAGE", help="Images to inspect, folders of them, or - for names from stdin, one a line."),
+    images: Annotated[
+        "ImageLike | Iterable[ImageLike]",
+        argument(
+            "Images to inspect, folders of them, or - for names from stdin, one a line.",
+            metavar="IMAGE",
+            cli_type=tuple[str, ...],
+            python="Or pixels, uint8 (n, height, width[, channels]); up to 32 images.",
+        ),
     ],
     *,
-    output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, figures, inspect.json.")],
+    output: Annotated[
+        str | Path | None,
+        folder_flag(
+            "Folder to write: index.html, figures, inspect.json.",
+            cli_default=REQUIRED,
+            python="None: nothing is written.",
+        ),
+    ] = None,
     evidence: Annotated[
-        bool, arg(help="Also remove parts of the image and run the model again: hundreds of forward passes.")
+        bool, flag("Also remove parts of the image and run the model again: hundreds of forward passes.")
     ] = False,
     data: Annotated[
-        str | None,
-        arg(metavar="DATA", help="More images (up to 64) for results that need many; any folder of images will do."),
+        "AnyData | None",
+        flag(
+            "More images (up to 64) for results that need many; any folder of images will do.",
+            metavar="DATA",
+            cli_type=str,
+        ),
     ] = None,
-    against: Annotated[str | None, arg(metavar="BUNDLE", help="Another bundle to compare layers with.")] = None,
+    against: Annotated[
+        "str | Path | Bundle | None", flag("Another bundle to compare layers with.", metavar="BUNDLE", cli_type=str)
+    ] = None,
     patch: Annotated[
         tuple[int, int] | None,
-        arg(metavar="ROW COLUMN", help="The patch to follow through the model, from 0; by default the centre."),
+        flag("The patch to follow through the model, from 0; by default the centre.", metavar="ROW COLUMN"),
     ] = None,
     inside: Annotated[
-        tuple[int, ...],
-        arg(metavar="L", help="Show these layers step by step, from 0 or from the end (-1); by default three."),
-    ] = (),
+        Sequence[int] | None,
+        flag(
+            "Show these layers step by step, from 0 or from the end (-1); by default three.",
+            metavar="L",
+            cli_type=tuple[int, ...],
+            cli_default=(),
+        ),
+    ] = None,
     layers: Annotated[
-        tuple[int, ...], arg(metavar="L", help="Show only the attention of these layers, from 0 or from the end (-1).")
-    ] = (),
-    heads: Annotated[tuple[int, ...], arg(metavar="H", help="Show only the attention of these heads, from 0.")] = (),
+        Sequence[int] | None,
+        flag(
+            "Show only the attention of these layers, from 0 or from the end (-1).",
+            metavar="L",
+            cli_type=tuple[int, ...],
+            cli_default=(),
+        ),
+    ] = None,
+    heads: Annotated[
+        Sequence[int] | None,
+        flag("Show only the attention of these heads, from 0.", metavar="H", cli_type=tuple[int, ...], cli_default=()),
+    ] = None,
     full: Annotated[
         bool,
-        arg(help="Keep the attention of every head and patch, however large the page becomes, and write arrays.npz."),
+        flag("Keep the attention of every head and patch, however large the page becomes, and write arrays.npz."),
     ] = False,
-    device: Device = "auto",
-    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
-    json: Annotated[bool, arg(help="Print the content of inspect.json.")] = False,
-) -> None:
-    """Show what happens inside a model, on one page: every step, attention, position embeddings, and more."""
-    from vitrail.core.files import check_output
+    device: Device = None,
+    force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
+) -> "Inspection":
+    """Show what happens inside a model, on one page: every step, attention, position embeddings, and more.
 
-    check_output(output, force=force)
-    made = tasks.inspect(
-        bundle,
-        find_images(files, lines_of_stdin()),
-        output=output,
+    >>> seen = vitrail.inspect("fashion", np.zeros((1, 28, 28), np.uint8), patch=(2, 3))
+    >>> seen.numbers["followed"], len(seen.numbers["pictures"][0]["inside"][0]["heads"])
+    ({'row': 2, 'column': 3}, 3)
+    """
+    if output is not None:
+        from vitrail.core.files import check_output
+
+        check_output(Path(output), force=force)
+    shown, names = name_images(images, lines_of_stdin())
+    if patch is not None:
+        match [as_integer(side) for side in patch] if isinstance(patch, Iterable) else []:
+            case int() as row, int() as column:
+                patch = row, column
+            case _:
+                raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
+    from vitrail.analysis.inspected_model import open_subject
+    from vitrail.data.sources.registry import some_images
+    from vitrail.reports.inspect.compute import examine
+    from vitrail.reports.inspect.page import Inspection
+
+    subject = open_subject(bundle, device=device)
+    other = None if against is None else open_subject(against, device=device)
+    examination = examine(
+        subject.bundle,
+        shown,
+        name=subject.name,
+        names=names,
         evidence=evidence,
-        data=data,
-        against=against,
+        others=() if data is None else some_images(data, _MORE),
+        against=None if other is None else (other.name, other.bundle),
+        layers=layers,
+        heads=heads,
         patch=patch,
-        inside=inside or None,
-        layers=layers or None,
-        heads=heads or None,
-        full=full,
-        device=device,
-        force=force,
+        inside=inside,
+        snapshots=subject.snapshots,
     )
-    from vitrail.reports.inspect.page import LIMIT
-
-    if (size := (output / "index.html").stat().st_size) > LIMIT and not full:
-        say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
-    for note in made.notes:
-        say(f"note: {note}")
-    if not made.found.is_trained:
-        say("note: nothing says that this model was trained; maps of random weights mean nothing")
-    return print_json(made.numbers) if json else print_table(None, [["page", str(output / "index.html")]])
+    inspection = Inspection(examination, full=full, notes=[*subject.notes, *examination.notes])
+    return inspection if output is None else inspection.save(output, force=force)
 
 
+@command
 def explain(
     bundle: BundlePath,
-    files: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        arg(
+    images: Annotated[
+        "ImageLike | Iterable[ImageLike]",
+        argument(
+            "Up to 40 images, folders of them, or - for names from stdin; else embedded ones, if they fit BUNDLE.",
             metavar="[IMAGE]",
-            help="Up to 40 images, folders of them, or - for names from stdin; else embedded ones, if they fit BUNDLE.",
+            cli_type=tuple[str, ...],
         ),
     ] = (),
     *,
-    output: Annotated[Path, arg(metavar="DIR", help="Folder to write: index.html, with the weights inside.")],
-    open: Annotated[bool, arg(help="Open the page in a browser.")] = False,
-    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
-) -> None:
+    output: Annotated[str | Path, folder_flag("Folder to write: index.html, with the weights inside.")],
+    force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
+) -> Path:
     """Write a page that runs a small ViT in the browser and walks through every step of it: draw, mask, shuffle, switch
-    parts off, and see the answer change."""
+    parts off, and see the answer change. Returns the page.
+
+        >>> vitrail.explain("fashion", output="explained").name
+        'index.html'
+    """
     from vitrail.core.files import check_output
 
-    check_output(output, force=force)
-    read_config(check_folder(bundle)).check_in_page()
-    paths = find_images(files, lines_of_stdin()) if files else []
+    check_output(Path(output), force=force)
+    if isinstance(bundle, str | Path):
+        read_config(check_folder(bundle)).check_in_page()
+    is_empty = isinstance(images, list | tuple) and not images
+    shown = [] if is_empty else name_images(images, lines_of_stdin())[0]
 
-    from vitrail.bundles.bundle import load
+    from vitrail.bundles.bundle import open_bundle
     from vitrail.reports.explain.page import explain as write
 
-    page = write(load(bundle), paths, output, force=force)
-    print_table(None, [["page", str(page)]])
-    if open:
-        import webbrowser
-
-        webbrowser.open(page.absolute().as_uri())
+    return write(open_bundle(bundle), shown, Path(output), force=force)
 
 
+@command
 def compare(
-    data: Data,
+    data: DataOnDisk,
     *,
-    output: Annotated[Path, arg(metavar="DIR", help="Folder to write; one that compare wrote is gone on with.")],
+    output: Annotated[str | Path, folder_flag("Folder to write; one that compare wrote is gone on with.")],
     questions: Annotated[
-        tuple[str, ...], arg(metavar="NAME", help=f"What to ask: {', '.join(QUESTIONS)}; else all of it.")
+        Sequence[str],
+        flag(f"What to ask: {', '.join(QUESTIONS)}; else all of it.", metavar="NAME", cli_type=tuple[str, ...]),
     ] = (),
     families: Annotated[
-        tuple[str, ...], arg(metavar="NAME", help=f"Which to compare; else {', '.join(COMPARED)}.")
+        Sequence[str], flag(f"Which to compare; else {', '.join(COMPARED)}.", metavar="NAME", cli_type=tuple[str, ...])
     ] = (),
-    sizes: Annotated[tuple[int, ...], arg(metavar="N", help="Numbers of training images; else chosen from DATA.")] = (),
-    seeds: Annotated[int, arg(metavar="N", help="How often everything is trained, one less above 10,000 images.")] = 3,
+    sizes: Annotated[
+        Sequence[int], flag("Numbers of training images; else chosen from DATA.", metavar="N", cli_type=tuple[int, ...])
+    ] = (),
+    seeds: Annotated[int, flag("How often everything is trained, one less above 10,000 images.", metavar="N")] = 3,
     budget: Annotated[
-        str | None, arg(metavar="TIME", help="20m, 90s, 2h: what does not fit is dropped, and named.")
+        str | None, flag("20m, 90s, 2h: what does not fit is dropped, and named.", metavar="TIME")
     ] = None,
-    jobs: Annotated[int | None, arg(metavar="N", help="Processes side by side; else as many as cores.")] = None,
+    jobs: Annotated[int | None, flag("Processes side by side; else as many as cores.", metavar="N")] = None,
     backend: Annotated[
-        str, arg(metavar="B", help="loky (this machine), dask, or another that is registered with joblib.")
+        str, flag("loky (this machine), dask, or another that is registered with joblib.", metavar="B")
     ] = "loky",
     bundles: Annotated[
-        tuple[str, ...],
-        arg(metavar="BUNDLE", help="Instead of training, measure the biases of these on DATA: shifts, order, reach."),
+        Sequence[str | Path],
+        flag(
+            "Instead of training, measure the biases of these on DATA: shifts, order, reach.",
+            metavar="BUNDLE",
+            cli_type=tuple[str, ...],
+        ),
     ] = (),
-    json: Json = False,
-) -> None:
+    command: RecordedCommand = "",
+) -> Report:
     """The bias lab: measure what each architecture assumes of images, on yours, and judge the claims about it.
 
     Kill it whenever you like: the same command goes on. More questions, sizes or seeds extend it.
+
+        >>> found = vitrail.compare("digits", output="lab", bundles=["fashion"])
+        >>> sorted(found)[:3]
+        ['bundles', 'command', 'data']
     """
-    command = given_command()
     if bundles:
         if questions or families or sizes:
             raise UsageError("--bundles must come without --questions, --families and --sizes: nothing is trained.")
-        return _profile(data, output, bundles, budget=budget, command=command, json=json)
+        return _profile(data, Path(output), [str(bundle) for bundle in bundles], budget=budget, command=command)
 
     from vitrail.lab.compare import compare as run
 
-    found = run(
-        data,
-        output,
-        questions=questions,
-        families=families,
-        sizes=sizes,
-        seeds=seeds,
-        budget=budget,
-        jobs=jobs,
-        backend=backend,
-        command=command,
-        tell=say,
+    return Report(
+        run(
+            data,
+            Path(output),
+            questions=questions,
+            families=families,
+            sizes=sizes,
+            seeds=seeds,
+            budget=budget,
+            jobs=jobs,
+            backend=backend,
+            command=command,
+            tell=say,
+        )
     )
-    if json:
-        return print_json(found)
-    rows = [[one["id"], one["verdict"], one["question"], one["rule"]] for one in found["claims"]]
-    print_table(("claim", "verdict", "question", "decided by"), rows)
-    sys.stdout.write(f"report  {printable(str(output / 'index.html'))}\n")
-    return None
 
 
-def _profile(
-    data: str, output: Path, bundles: tuple[str, ...], *, budget: str | None, command: str, json: bool
-) -> None:
+def _profile(data: Any, output: Path, bundles: list[str], *, budget: str | None, command: str) -> Report:
     for bundle in bundles:
         check_folder(bundle)
     from vitrail.lab.profile import profile
@@ -209,19 +251,4 @@ def _profile(
 
     check_profile_output(output)
     found, pairs, split = profile(data, bundles, budget=budget, tell=say)
-    written = write_profile(output, found, pairs, data=data, split=split, command=command)
-    if json:
-        return print_json(written)
-    names = list(dict.fromkeys(name for one in found for name in one.numbers))
-    rows = [[name, *(_measured(one.numbers.get(name)) for one in found)] for name in names]
-    print_table(("measure", *(one.name for one in found)), rows)
-    sys.stdout.write(f"report  {printable(str(output / 'index.html'))}\n")
-    return None
-
-
-def _measured(number: "Number | None") -> str:
-    if number is None:
-        return "-"
-    low, high = number.interval
-    reference = "" if number.reference is None else f"  [{number.reference:.3f}]"
-    return f"{number.estimate.value:.3f} ({low:.3f} to {high:.3f}){reference}"
+    return Report(write_profile(output, found, pairs, data=data, split=split, command=command))

@@ -1,200 +1,324 @@
-"""Commands about runs: checking data, training, fine-tuning, comparing runs, and the demo."""
+"""Training, fine-tuning, comparing runs and checking data."""
 
+import contextlib
+import dataclasses
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Generator
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
-import tyro
-
-from vitrail.api import tasks
 from vitrail.api.flags import (
-    AS_USUAL,
     BundlePath,
     Data,
-    Flags,
-    Json,
+    RecordedCommand,
     Resume,
-    arg,
-    given_command,
-    parse_resolution,
+    RunKeywords,
+    as_pair,
+    command,
+    file_flag,
+    folder_flag,
+    resolution_flag,
 )
-from vitrail.core.errors import DamagedError, DamagedImageError, UsageError
-from vitrail.core.terminal import (
-    print_json,
-    print_run,
-    print_runs,
-    print_table,
-    printable,
-    say,
-)
+from vitrail.bundles.folder import check_folder
+from vitrail.core.errors import DamagedImageError, UsageError
+from vitrail.core.flags import argument, flag
+from vitrail.core.settings import spoken
+from vitrail.core.terminal import in_notebook
 from vitrail.data.sources.registry import open_data
-from vitrail.training.recipe import OBJECTIVES
+from vitrail.models import zoo
+from vitrail.training.options import Options, RunOptions
+from vitrail.training.recipe import OBJECTIVES, Recipe, adjust_recipe, find_recipe, recipe_names
 
 if TYPE_CHECKING:
+    from vitrail.data.dataset import Dataset
+    from vitrail.data.doctor import Finding
+    from vitrail.evaluation.compare_runs import SideBySide
     from vitrail.training.run import Result
 
 
-def doctor(
-    data: Data,
-    *,
-    people: Annotated[
-        Path | None,
-        arg(
-            metavar="FILE",
-            help="Classes are people: who is trained on, a name a line, as for `faces train`; all others are the test.",
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Check a data set: unreadable files, duplicates across splits, class imbalance, and more.
-
-    Exit code 1 if there are errors, which would stop training; 0 if there are only warnings or none.
-    """
-    from vitrail.data.doctor import examine, summarise
-
-    if people is None:
-        dataset = open_data(data)
-    else:
-        from vitrail.faces.people import name_splits
-
-        dataset = name_splits(data, people)
-    for note in dataset.notes:
-        say(f"note: {note}")
-    findings = examine(dataset, people=people is not None)
-    if json:
-        print_json({"findings": [finding.to_json() for finding in findings]})
-    else:
-        counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
-        print_table(None, [["data", data], ["images", counts], ["classes", f"{len(dataset.labels):,}"]])
-        for lines in summarise(findings, dataset.root):
-            sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
-        if not findings:
-            sys.stdout.write("\nno problems found\n")
-    if any(finding.severity == "error" for finding in findings):
-        sys.exit(1)
-
-
+@command
 def train(
     data: Data,
+    model: Annotated[str, flag("A name of `vitrail models`.", metavar="NAME")],
     *,
-    model: Annotated[str, arg(metavar="NAME", help="A name of `vitrail models`.")],
-    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
-    recipe: Annotated[str, arg(metavar="R", help="A recipe of the package, or a .toml file.")] = "small",
+    recipe: Annotated[
+        str | Path | Recipe,
+        flag("A recipe of the package, or a .toml file.", metavar="R", cli_type=str, python="Or a `Recipe`."),
+    ] = "small",
     objective: Annotated[
         str | None,
-        arg(
-            metavar="NAME",
-            help=f"Training objective: {', '.join(OBJECTIVES)}. multilabel needs DATA with several labels an image,"
+        flag(
+            f"Training objective: {', '.join(OBJECTIVES)}. multilabel needs DATA with several labels an image,"
             " masked a ViT, next-pixel an iGPT; margin is for `faces train`.",
+            metavar="NAME",
         ),
     ] = None,
     resolution: Annotated[
-        str | None,
-        arg(metavar="R", help="Input size, 224 or 224x384; default: the model's own, or that of small images."),
+        int | tuple[int, int] | None,
+        resolution_flag("Input size, 224 or 224x384; default: the model's own, or that of small images."),
     ] = None,
-    running: Flags = AS_USUAL,
-) -> None:
+    **options: Unpack[RunKeywords],
+) -> "Result":
     """Train a model. It may be killed at any time: --resume auto continues and ends with the same weights.
 
     Channels, classes and, for small presets, the resolution come from DATA. Use torchrun for several processes.
+
+        >>> result = vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16)
+        >>> result.steps, result.scores["count"], result.bundle.labels[:3]
+        (2, 360, ('0', '1', '2'))
     """
-    size = None if resolution is None else parse_resolution(resolution)
-    words = running.keywords
-    _print_result(
-        lambda: tasks.train(data, model, output=output, recipe=recipe, objective=objective, resolution=size, **words)
-    )
+    start = prepare_run(find_any_recipe(recipe), options)
+    chosen = start.recipe if objective is None else start.recipe.replace(objective=objective)
+    if resolution is not None:
+        height, width = as_pair(resolution)
+        sides = height if height == width else [height, width]
+        chosen = chosen.replace(model={**chosen.model, "resolution": sides})
+    if not isinstance(model, str):
+        raise UsageError(
+            f"Model must be a name that `vitrail models` lists, got {type(model).__name__}. A model that exists is"
+            " trained by vitrail.finetune(vitrail.Bundle(model=model, preprocess=...), data)."
+        )
+    zoo.find(model)
+    with start.folder() as folder:
+        from vitrail.training.run import train as run
+
+        return start.finish(run(data, model, folder, chosen, start.options, **start.keywords))
 
 
+@command
 def finetune(
     bundle: BundlePath,
     data: Data,
     *,
-    output: Annotated[Path, arg(metavar="RUN", help="Folder to write: config, metrics, checkpoints, bundle, report.")],
     resolution: Annotated[
-        str | None,
-        arg(
-            metavar="R",
-            help="Input size, 384 or 224x384; default: as the recipe or the bundle. Positions are interpolated.",
+        int | tuple[int, int] | None,
+        resolution_flag(
+            "Input size, 384 or 224x384; default: as the recipe or the bundle. Positions are interpolated."
         ),
     ] = None,
     recipe: Annotated[
-        str,
-        arg(
-            metavar="R",
-            help="auto: fit the head by least squares on the frozen model's features, then train all layers if the time"
+        str | Path | Recipe,
+        flag(
+            "auto: fit the head by least squares on the frozen model's features, then train all layers if the time"
             " allows (--minutes, 5). frozen: only that head. paper-finetune: as in the paper. Or another recipe, or a"
             " .toml file.",
+            metavar="R",
+            cli_type=str,
+            python="Or a `Recipe`.",
         ),
     ] = "auto",
-    running: Flags = AS_USUAL,
-) -> None:
+    **options: Unpack[RunKeywords],
+) -> "Result":
     """Fine-tune a bundle on the classes of DATA, at its resolution or another one.
 
     The head is kept if the classes are those of the bundle. Changes to the model are printed. It may be killed at any
     time: --resume auto continues.
+
+        >>> shades = np.stack([np.zeros((20, 28, 28)), np.full((20, 28, 28), 255)]).astype(np.uint8)
+        >>> tuned = vitrail.finetune("fashion", (shades.reshape(40, 28, 28), ["dark"] * 20 + ["light"] * 20), steps=1)
+        >>> tuned.bundle.labels, tuned.accuracy
+        (('dark', 'light'), 1.0)
     """
-    size = None if resolution is None else parse_resolution(resolution)
-    words = running.keywords
-    _print_result(lambda: tasks.finetune(bundle, data, output=output, recipe=recipe, resolution=size, **words))
+    chosen = find_any_recipe(recipe)
+    if str(recipe) in recipe_names():  # their preprocessing is for new models; here it is the bundle's
+        chosen = chosen.replace(preprocess={})
+    start = prepare_run(chosen, options)
+    if isinstance(bundle, str | Path):
+        check_folder(bundle)
+    size = None if resolution is None else as_pair(resolution)
+    with start.folder() as folder:
+        from vitrail.training.finetune import finetune as run
+
+        return start.finish(run(bundle, data, folder, start.recipe, start.options, resolution=size, **start.keywords))
 
 
-def _print_result(run: Callable[[], "Result"]) -> None:
+class Start(NamedTuple):
+    """What a run begins with, besides its data and model."""
+
+    recipe: Recipe
+    options: Options
+    output: str | Path | None
+    keywords: dict[str, Any]
+    """Further keywords of the functions that train."""
+
+    @contextlib.contextmanager
+    def folder(self) -> Generator[Path]:
+        """The folder of the run: the given one, or a temporary one that is removed in the end."""
+        if self.output is not None:
+            with _advice_on_images():
+                yield Path(self.output)
+            return
+        for name, is_given in (("resume", self.keywords["resumes"]), ("snapshots", self.options.snapshots)):
+            if is_given:
+                raise UsageError(f"{spoken(name)} must come with an output, the folder of the run, got none.")
+        with tempfile.TemporaryDirectory(prefix="vitrail-") as folder, _advice_on_images():
+            yield Path(folder) / "run"
+
+    def finish(self, result: "Result") -> "Result":
+        """The result, without a folder that is removed."""
+        return dataclasses.replace(result, folder=None) if self.output is None else result
+
+
+def find_any_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """The recipe of a name or a file, or itself."""
+    return recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
+
+
+def prepare_run(recipe: Recipe, keywords: RunKeywords) -> Start:
+    """Check the keywords of a run, and change its recipe by them."""
+    given: dict[str, Any] = dict(keywords)
+    options = Options(**{name: given[name] for name in RunOptions.__annotations__ if name in given})
+    _check_callback(given.get("callback"))
+    changes = {name: given.get(name) for name in ("batch", "per_class", "patience")}
+    lengths = {name: given.get(name) for name in ("epochs", "steps", "minutes")}
+    changed = adjust_recipe(recipe, {"learning_rate": given.get("lr"), **changes}, given.get("settings", ()), **lengths)
+    passed = {
+        "resumes": given.get("resume", False),
+        "force": given.get("force", False),
+        "quiet": _is_quiet(given.get("quiet")),
+        "command": given.get("command", ""),
+        "callback": given.get("callback"),
+    }
+    return Start(changed, options, given.get("output"), passed)
+
+
+@contextlib.contextmanager
+def _advice_on_images() -> Generator[None]:
+    """Say what to do about an image that cannot be read."""
     try:
-        result = run()
+        yield
     except DamagedImageError as error:
         advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
-        raise DamagedError(f"{error} {advice}", path=error.path) from None
-    if result.is_first and result.folder is not None:
-        print_run(result.sentence, result.folder)
+        raise DamagedImageError(f"{error} {advice}", path=error.path) from None
 
 
+def _check_callback(callback: object) -> None:
+    """Before the first step, not after it."""
+    if callback is None:
+        return
+    rule = "Callback must be a function of one argument, the Step"
+    if not callable(callback):
+        raise UsageError(f"{rule}, got {callback!r}.")
+    try:
+        parameters = signature(callback)
+    except (TypeError, ValueError):  # some built-in functions do not tell
+        return
+    try:
+        parameters.bind(None)
+    except TypeError:
+        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{parameters}.") from None
+
+
+def _is_quiet(quiet: bool | None) -> bool:
+    """As told; otherwise quiet unless somebody can watch: in a terminal or a notebook."""
+    if quiet is not None:
+        return quiet
+    return not (in_notebook() or (sys.stderr is not None and sys.stderr.isatty()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The problems of a data set."""
+
+    dataset: "Dataset" = dataclasses.field(repr=False)
+    findings: list["Finding"]
+
+    @property
+    def errors(self) -> list["Finding"]:
+        """The problems that would stop training."""
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    def to_json(self) -> dict[str, Any]:
+        """All problems."""
+        return {"findings": [finding.to_json() for finding in self.findings]}
+
+
+@command
+def doctor(
+    data: Data,
+    *,
+    people: Annotated[
+        str | Path | None,
+        file_flag(
+            "Classes are people: who is trained on, a name a line, as for `faces train`; all others are the test."
+        ),
+    ] = None,
+) -> Diagnosis:
+    """Check a data set: unreadable files, duplicates across splits, class imbalance, and more.
+
+    Exit code 1 if there are errors, which would stop training; 0 if there are only warnings or none.
+
+        >>> pixels = np.random.default_rng(0).integers(0, 256, (8, 28, 28), np.uint8)
+        >>> found = vitrail.doctor((np.concatenate([pixels, pixels[:1]]), ["a"] * 8 + ["b"]))
+        >>> len(found.errors), sorted({finding.severity for finding in found.findings})
+        (0, ['warning'])
+    """
+    from vitrail.data.doctor import examine
+
+    if people is None:
+        dataset = open_data(data)
+    elif isinstance(data, str | Path):
+        from vitrail.faces.people import name_splits
+
+        dataset = name_splits(data, people)
+    else:
+        raise UsageError(f"Data with people must be a folder with one for each, got {type(data).__name__}.")
+    return Diagnosis(dataset, examine(dataset, people=people is not None))
+
+
+@command
 def runs(
     folders: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        arg(metavar="RUN|DIR", help="Folders that train or finetune wrote, or folders of such."),
+        "str | Path | tuple[str | Path, ...] | list[str | Path]",
+        argument(
+            "Folders that train or finetune wrote, or folders of such.", metavar="RUN|DIR", cli_type=tuple[str, ...]
+        ),
     ],
     *,
     page: Annotated[
-        Path | None, arg(metavar="DIR", help="Also write a page with the curves over steps and over seconds.")
+        str | Path | None, folder_flag("Also write a page with the curves over steps and over seconds.")
     ] = None,
-    force: Annotated[bool, arg(help="Overwrite DIR if vitrail wrote it.")] = False,
-    json: Json = False,
-) -> None:
-    """Compare runs: scores with intervals, settings that differ, and a paired test on the same test images."""
+    force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
+    command: RecordedCommand = "",
+) -> "SideBySide":
+    """Compare runs: scores with intervals, settings that differ, and a paired test on the same test images.
+
+    >>> for lr in (0.001, 0.01):
+    ...     result = vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16, lr=lr, output=f"runs/{lr}")
+    >>> found = vitrail.runs("runs")
+    >>> found.names, found.differences["learning_rate"], len(found.pairs)
+    (('0.01', '0.001'), [0.01, 0.001], 1)
+    """
+    folders = (folders,) if isinstance(folders, str | Path) else tuple(folders)
     if not folders:
         raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
     if page is not None:
         from vitrail.core.files import check_output
 
-        check_output(page, force=force)
+        check_output(Path(page), force=force)
     from vitrail.evaluation.compare_runs import side_by_side
 
     found = side_by_side(folders)
     if page is not None:
         from vitrail.reports.runs_page import write_page
 
-        write_page(found, page, command=given_command(), force=force)
-    for note in found.notes:
-        say(f"note: {note}")
-    if json:
-        return print_json(found.to_json())
-    print_runs(found.to_json())
-    return print_table(None, [["page", str(page / "index.html")]]) if page is not None else None
+        write_page(found, Path(page), command=command, force=force)
+    return found
 
 
+@command
 def demo(
     *,
-    output: Annotated[Path, arg(metavar="DIR", help="Folder to write.")] = Path("demo"),
-    epochs: Annotated[int, arg(metavar="N", help="Number of passes over the training digits.")] = 100,
-    seed: Annotated[int, arg(metavar="S", help="The same seed and machine give the same model.")] = 0,
-    resume: Resume = None,
-    force: Annotated[bool, arg(help="Overwrite the output if it is a run of vitrail.")] = False,
-    lab: Annotated[bool, arg(help="End with a minute of the bias lab (extra `lab`).")] = True,
-    open: Annotated[bool, arg(help="Open the report in a browser.")] = False,
-) -> None:
+    output: Annotated[str | Path, folder_flag("Folder to write.", cli_default=Path("demo"))] = "demo",
+    epochs: Annotated[int, flag("Number of passes over the training digits.", metavar="N")] = 100,
+    seed: Annotated[int, flag("The same seed and machine give the same model.", metavar="S")] = 0,
+    resume: Resume = False,
+    force: Annotated[bool, flag("Overwrite the output if it is a run of vitrail.")] = False,
+    lab: Annotated[bool, flag("End with a minute of the bias lab (extra `lab`).")] = True,
+) -> "Result":
     """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and plot its attention."""
     from vitrail.api.demo import run
 
-    run(output, epochs=epochs, seed=seed, resumes=resume == "auto", force=force, opens=open, lab=lab)
+    return run(Path(output), epochs=epochs, seed=seed, resumes=resume, force=force, lab=lab)

@@ -11,10 +11,10 @@ _BATCH = "The batch size is chosen for the model."
 # Our words, preferred first, with those of other tools. Ours are names of flags, of arguments without a flag and of
 # settings; a sentence is for commands that have none of them.
 _GROUPS: dict[tuple[str, ...], str] = {
-    ("data", "files", "images", "source"): (
+    ("data", "images", "source"): (
         "data data_dir data_path data_root dataset dataset_name root train_dir train_data train_data_dir d folder"
     ),
-    ("source", "files", "images", "data"): "source src input input_dir inputs i image img images file files path",
+    ("source", "images", "data"): "source src input input_dir inputs i image img images file files path",
     ("output", "destination"): (
         "o out out_dir output output_dir output_path save save_dir save_path project name run_name experiment logdir"
         " log_dir default_root_dir"

@@ -1,4 +1,4 @@
-"""What commands print: one JSON document, or tables. Results go to stdout, messages to stderr.
+"""What reaches a terminal: JSON, tables, progress. Results go to stdout, messages to stderr.
 
 Text from outside (names of files and classes, other libraries' messages) reaches a terminal through `printable`, and
 JSON through `json_text`, which escapes it but changes nothing.
@@ -14,7 +14,6 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Self, TextIO
 
 _LONGEST = 1000  # characters of a line for people
@@ -189,12 +188,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def print_run(sentence: str | None, folder: Path) -> None:
-    """Print the scores of a finished run and its folder."""
-    lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in ([sentence] if sentence else []) + lines))
-
-
 def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppable: Sequence[str] = ()) -> None:
     """Print rows of text; wrapped to the width of a terminal, but not in a pipe. In a narrow terminal, `droppable`
     columns are left out one by one, the first one first."""
@@ -218,180 +211,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     sys.stdout.write(captured.get())
 
 
-def print_bench(found: dict[str, Any]) -> None:
-    """Print a row for each engine and precision, and what they were measured on."""
-    headers = ["engine", "precision", "images/s", "start s", "memory MB", "size MB", "same answers"]
-    is_judged = any("accuracy" in row for row in found["ways"])
-    rows = []
-    for row in found["ways"]:
-        sizes = [f"{row['memory'] / 1e6:,.0f}", f"{row['size'] / 1e6:,.1f}"]
-        same = f"{row['same']:,} of {row['images']:,}" if "same" in row else "-"
-        cells = [f"{row['images_per_second']:,.1f}", f"{row['start_seconds']:.2f}", *sizes, same]
-        if is_judged:
-            low, high = row.get("accuracy_interval", (0, 0))
-            is_known = "accuracy" in row
-            cells.append(f"{row['accuracy']:.1%} ({low:.1%} to {high:.1%})" if is_known else "-")
-            won = f"{row['only_this']} against {row['only_float32']}, p = {row['p_value']:.2g}" if is_known else "-"
-            cells.append(won)
-        rows.append([row["engine"], row["precision"], *cells])
-    judged = ["accuracy", "right only by it, only by float32"] if is_judged else []
-    print_table([*headers, *judged], rows)
-    if shared := [f"{row['engine']} {row['precision']}" for row in found["ways"] if row["depends_on_batch"]]:
-        sys.stdout.write(f"\n{', '.join(shared)}: a prediction may depend on the other images of its batch\n")
-    load = found["load"]
-    about = f"batches of {load['batch']}, {load['callers']} threads, answers to {found['data']}"
-    sys.stdout.write(f"\n{printable(about)}\n{printable(found['machine'])}\n")
-
-
-def print_scores(scores: dict[str, Any]) -> None:
-    """Print the main scores of a protocol, and the classes, worst first."""
-    matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
-    rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} images{matched})"]]
-    if "features" in scores:
-        place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
-        again = "; remembered" if scores["cached"] else ""
-        rows.append(
-            ["learned from", f"{scores['train_count']:,} images, {scores['features']} features ({place}{again})"]
-        )
-    if scores.get("penalty") is not None:
-        rows.append(["penalty", f"{scores['penalty']:.3g}"])
-    if "map" in scores:
-        return _print_labels(scores, rows)
-    low, high = scores["accuracy_interval"]
-    rows += [
-        ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
-        ["top 5", f"{scores['top5']:.2%}"],
-    ]
-    if scores["ece"] is not None:
-        rows.append(["calibration error", f"{scores['ece']:.3f}"])
-    if "against" in scores:
-        rows.append(["against", scores["against"]["sentence"]])
-    print_table(None, rows)
-    if "shots" in scores:
-        sys.stdout.write("\n")
-        rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
-        rows.append(
-            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
-        )
-        print_table(("of each class", "images", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
-    sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
-    rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
-    print_table(("class (worst first)", "right", "of", "accuracy"), rows)
-    return None
-
-
-def _print_labels(scores: dict[str, Any], rows: list[list[str]]) -> None:
-    """The scores of several labels an image."""
-    rows += [
-        ["mAP", _share(scores["map"])],
-        ["F1 at the thresholds", _share(scores["f1"])],
-        ["all labels right", _share(scores["accuracy"])],
-    ]
-    print_table(None, rows)
-    sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
-    cells = [
-        [row["label"], f"{row['count']:,}", *(_share(row[key]) for key in ("average_precision", "precision", "recall"))]
-        for row in worst[:20]
-    ]
-    print_table(("label (worst first)", "images", "average precision", "precision", "recall"), cells)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
-
-
-def _mean_cells(row: dict[str, Any]) -> list[str]:
-    interval = row["accuracy_interval"]
-    return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
-
-
-_MOST_PAIRS = 10
-
-
-def print_runs(found: dict[str, Any]) -> None:
-    """Print runs side by side, the best first: scores, settings that differ, comparisons."""
-    rows = []
-    for run in found["runs"]:
-        accuracy, interval, images = "-", "-", "-"
-        if run["accuracy"] is not None:
-            low, high = run["accuracy_interval"]
-            accuracy, interval = f"{run['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"
-            images = f"{run['count']:,} {run['split']}"
-        steps = f"{run['steps']:,}{'' if run['finished'] else ' (unfinished)'}"
-        time = "-" if run["seconds"] is None else clock(run["seconds"])
-        rows.append([run["folder"], run["result"], accuracy, interval, images, steps, time])
-    names = ("run", "model", "accuracy", "95 % interval", "images", "steps", "time")
-    print_table(names, rows, droppable=("time", "steps", "images"))
-    if found["differences"]:
-        sys.stdout.write("\n")
-        rows = [[key, *map(setting_cell, values)] for key, values in found["differences"].items()]
-        print_table(("setting that differs", *(run["name"] for run in found["runs"])), rows)
-    if pairs := found["pairs"]:
-        best = found["runs"][0]["name"]
-        shown = pairs if len(pairs) <= _MOST_PAIRS else [pair for pair in pairs if best in (pair["one"], pair["other"])]
-        sys.stdout.write("\n" + "".join(f"{printable(pair['sentence'])}\n" for pair in shown))
-        if len(shown) < len(pairs):
-            sys.stdout.write(f"({len(pairs):,} pairs in all: --json or --page)\n")
-    sys.stdout.write("\n")
-
-
-def print_conversion(report: dict[str, Any]) -> None:
-    """Print what was converted, and the proofs."""
-    rows = [
-        ["model", f"{report['model']}, {report['parameters']:,} parameters"],
-        ["from", f"{report['from']}, {report['tensors']} tensors, all matched"],
-        *_source_rows(report["source"]),
-        *([["left out", ", ".join(report["left_out"])]] if report["left_out"] else []),
-        ["to", f"{report['to']}, {report['destination']}"],
-        *(["proof", _spoken_proof(proof)] for proof in report["proofs"]),
-    ]
-    print_table(None, rows)
-
-
-def _source_rows(source: dict[str, Any] | None) -> list[list[str]]:
-    if source is None:
-        return []
-    hashes = [["SHA-256", f"{digest} ({name})"] for name, digest in source["sha256"].items()]
-    return [["source", source["address"]], *hashes]
-
-
-def _spoken_proof(proof: dict[str, Any]) -> str:
-    if "not_verified" in proof:
-        return f"not verified with {proof['library']}: {proof['not_verified']}"
-    same = f", equal answers {proof['equal_answers']} of {proof['pictures']}" if "equal_answers" in proof else ""
-    return (
-        f"{proof['library']} on {proof['pictures']} images: largest difference of {proof['compared']}"
-        f" {proof['largest_difference']:.1e} (of {proof['largest_value']:.3g}){same}"
-    )
-
-
-def prediction_table(
-    paths: Sequence[str], labels: Sequence[str], *, blank: str = ""
-) -> Callable[[dict[str, Any]], None]:
-    """Return a function that prints a row; `blank` stands for no prediction, otherwise there is no row. Column
-    widths follow from the names, so rows can be printed one by one."""
-    first = max(_columns(printable(path)) for path in paths)
-    second = min(max(_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
-
-    def show(answer: dict[str, Any]) -> None:
-        if answer.get("predictions") == [] and not blank:  # features alone
-            return
-        words = [f"{one['label']} {one['score']:.3f}" for one in answer.get("predictions", ())]
-        cells = (
-            [f"error: {answer['error']}", ""]
-            if "error" in answer
-            else ["".join(words[:1]) or blank, ", ".join(words[1:])]
-        )
-        file, best, rest = map(printable, (answer["file"], *cells))
-        gaps = [" " * max(wide - _columns(text), 0) for wide, text in ((first, file), (second, best))]
-        sys.stdout.write(f"{file}{gaps[0]}  {best}{gaps[1]}  {rest}".rstrip() + "\n")
-
-    return show
-
-
-def _columns(text: str) -> int:
+def text_columns(text: str) -> int:
     """Width of a text on a terminal, in columns."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 

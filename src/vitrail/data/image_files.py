@@ -4,8 +4,12 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitrail.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitrail.data.preprocess import ImageLike
 
 _ENDINGS = {
     "JPEG": ("jpg", "jpeg", "jpe", "jfif", "mpo"),
@@ -71,6 +75,39 @@ def find_images(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
     if not found:
         raise UsageError("Images must be given: files, folders, patterns, or names on standard input by -.")
     return found
+
+
+def are_image_files(paths: Iterable[str]) -> bool:
+    """Whether all paths are files with the ending of an image."""
+    return all(path.rpartition(".")[2].lower() in SUFFIXES and is_file(path) for path in paths)
+
+
+def name_images(images: "ImageLike | Iterable[ImageLike]", listed: Iterable[str] = ()) -> tuple[list[Any], list[str]]:
+    """All images, with folders and patterns replaced by their files (see `find_images`), and the name of each."""
+    if (shape := getattr(images, "shape", None)) is not None:
+        from vitrail.data.sources.arrays import are_paths, pixels_in_memory
+
+        if not are_paths(images):
+            if len(shape) < 3 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+                raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
+            pixels = pixels_in_memory(images)
+            return list(pixels), [f"image {number}" for number in range(len(pixels))]
+    is_one = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
+    every = [images] if is_one else list(images)
+    if all(isinstance(image, str | os.PathLike) for image in every):
+        files = find_images([str(image) for image in every], listed)
+        return files, files
+    chosen: list[Any] = []
+    names: list[str] = []
+    for image in every:
+        if isinstance(image, str | os.PathLike):
+            files = find_images([str(image)], listed)
+            chosen += files
+            names += files
+        else:
+            names.append(f"image {len(names)}")
+            chosen.append(image)
+    return chosen, names
 
 
 def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:

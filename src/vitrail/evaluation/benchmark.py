@@ -12,44 +12,44 @@ from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
-from vitrail.data.sources.registry import open_images
+from vitrail.data.sources.registry import AnyData, open_images
 from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.paired import Paired
 from vitrail.evaluation.protocols import place_labels
-from vitrail.inference.benchmark_store import Agreement, Load, Measured, Speed, machine
-from vitrail.inference.engine import Way, batch_for, cores, limit_threads
+from vitrail.inference.benchmark_store import Agreement, Measured, Speed, Workload, machine
+from vitrail.inference.engine import EngineChoice, batch_for, cores, limit_threads
 from vitrail.inference.measure import measure
 from vitrail.inference.registry import ENGINES, PRECISIONS
-from vitrail.inference.select import every_way, find_usable
+from vitrail.inference.select import every_choice, find_usable
 
 _TOO_SLOW = 4  # times as slow as the fastest in float32: nobody would take it, and its answers would take hours
 _BATCH = 64
 
 
 class Compared(NamedTuple):
-    """Answers of ways to the same images."""
+    """Answers of engine choices to the same images."""
 
     data: str
-    decisions: dict[Way, np.ndarray]
-    """Answers, as `Answer.decide` gives them; the first way's are those that others are compared with."""
+    decisions: dict[EngineChoice, np.ndarray]
+    """Answers, as `Answer.decide` gives them; the first choice's are those that others are compared with."""
     truth: np.ndarray | None
     """Right answers, if the data has the bundle's classes."""
 
-    def agreement(self, way: Way) -> Agreement:
-        """How many answers of a way are those of the first one."""
+    def agreement(self, choice: EngineChoice) -> Agreement:
+        """How many answers of an engine choice are those of the first one."""
         exact, first = next(iter(self.decisions.items()))
-        same = int((self.decisions[way] == first).all(axis=1).sum())
-        rights = () if self.truth is None else (int(self.right(one).sum()) for one in (way, exact))
+        same = int((self.decisions[choice] == first).all(axis=1).sum())
+        rights = () if self.truth is None else (int(self.right(one).sum()) for one in (choice, exact))
         return Agreement(self.data, len(first), same, *rights)
 
-    def right(self, way: Way) -> np.ndarray:
-        """Which answers of a way are right."""
-        return (self.decisions[way] == self.truth).all(axis=1)
+    def right(self, choice: EngineChoice) -> np.ndarray:
+        """Which answers of an engine choice are right."""
+        return (self.decisions[choice] == self.truth).all(axis=1)
 
 
 def bench(
     path: str,
-    data: str | None = None,
+    data: AnyData | None = None,
     *,
     split: str | None = None,
     threads: int | None = None,
@@ -63,27 +63,29 @@ def bench(
     dataset = open_images("fashion-40" if data is None else data)
     chosen = dataset.for_evaluation(split)
     threads = cores() if threads is None else limit_threads(check_integer("threads", threads, low=1, high=4096))
-    load = Load(batch_for(parts.config), threads, 1, device)
-    ways, refused = find_usable(path, [way for way in every_way() if ENGINES[way.engine].computes_on(device)])
-    measured, speeds = Measured.read(path), measure(path, ways, load)
+    load = Workload(batch_for(parts.config), threads, 1, device)
+    choices, refused = find_usable(
+        path, [choice for choice in every_choice() if ENGINES[choice.engine].computes_on(device)]
+    )
+    measured, speeds = Measured.read(path), measure(path, choices, load)
     measured.keep_speeds(load, speeds, refused)
-    fastest = min(speed.image for way, speed in speeds.items() if way.precision == PRECISIONS[0])
-    slow = [way for way in ways[1:] if speeds[way].image > _TOO_SLOW * fastest]
-    quick = [way for way in ways if way not in slow]
+    fastest = min(speed.image for choice, speed in speeds.items() if choice.precision == PRECISIONS[0])
+    slow = [choice for choice in choices[1:] if speeds[choice].image > _TOO_SLOW * fastest]
+    quick = [choice for choice in choices if choice not in slow]
     compared = _compare(path, device, parts, quick, chosen, dataset.name, dataset.labels)
     if data is not None:
-        measured.keep_agreements({way: compared.agreement(way) for way in compared.decisions})
+        measured.keep_agreements({choice: compared.agreement(choice) for choice in compared.decisions})
     return {
         "bundle": path,
         "machine": machine(),
         "load": load._asdict(),
         "data": compared.data,
-        "ways": [_row(parts, way, speeds[way], compared) for way in ways],
-        "left_out": [{**way._asdict(), "reason": reason.text} for way, reason in refused.items()],
+        "ways": [_row(parts, choice, speeds[choice], compared) for choice in choices],
+        "left_out": [{**choice._asdict(), "reason": reason.text} for choice, reason in refused.items()],
         "notes": [
             *dataset.notes,
             *_notes(parts, dataset, compared),
-            *(f"answers of {way} are not compared: it is too slow here" for way in slow),
+            *(f"answers of {choice} are not compared: it is too slow here" for choice in slow),
         ],
     }
 
@@ -96,21 +98,21 @@ def _notes(parts: Parts, dataset: Dataset, compared: Compared) -> list[str]:
 
 
 def _compare(
-    path: str, device: str, parts: Parts, ways: list[Way], split: Split, name: str, labels: tuple[str, ...]
+    path: str, device: str, parts: Parts, choices: list[EngineChoice], split: Split, name: str, labels: tuple[str, ...]
 ) -> Compared:
-    """The answers of all ways to a split; each image is decoded once."""
+    """The answers of all engine choices to a split; each image is decoded once."""
     loader = Loader(split, parts.preprocess, batch=_BATCH, shuffle=False, workers=2)
-    meter, found = Meter(len(split), "images"), {way: [] for way in ways}
+    meter, found = Meter(len(split), "images"), {choice: [] for choice in choices}
     with contextlib.ExitStack() as stack:
         runs = {
-            way: stack.enter_context(ENGINES[way.engine].open(path, device, way.precision).running(None))
-            for way in ways
+            choice: stack.enter_context(ENGINES[choice.engine].open(path, device, choice.precision).running(None))
+            for choice in choices
         }
         for batch in loader.epoch():
-            for way, run in runs.items():
-                found[way].append(parts.answer.decide(run(batch.pixels.numpy()).logits))
-            meter(sum(map(len, found[ways[0]])))
-    decisions = {way: np.concatenate(rows) for way, rows in found.items()}
+            for choice, run in runs.items():
+                found[choice].append(parts.answer.decide(run(batch.pixels.numpy()).logits))
+            meter(sum(map(len, found[choices[0]])))
+    decisions = {choice: np.concatenate(rows) for choice, rows in found.items()}
     return Compared(name, decisions, _truth(parts, split.labels, labels))
 
 
@@ -128,21 +130,21 @@ def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarr
     return place_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)
 
 
-def _row(parts: Parts, way: Way, speed: Speed, compared: Compared) -> dict[str, Any]:
+def _row(parts: Parts, choice: EngineChoice, speed: Speed, compared: Compared) -> dict[str, Any]:
     row: dict[str, Any] = {
-        **way._asdict(),
-        "depends_on_batch": ENGINES[way.engine].depends_on_batch(parts.config, way.precision),
+        **choice._asdict(),
+        "depends_on_batch": ENGINES[choice.engine].depends_on_batch(parts.config, choice.precision),
         "images_per_second": 1 / speed.image,
         "start_seconds": speed.start,
         "memory": speed.memory,
         "size": speed.size,
     }
-    if way not in compared.decisions:
+    if choice not in compared.decisions:
         return row
-    _, images, same, *_ = compared.agreement(way)
+    _, images, same, *_ = compared.agreement(choice)
     row |= {"images": images, "same": same, "changed_interval": list(wilson(images - same, images))}
     if compared.truth is not None:
-        first, right = (compared.right(one) for one in (next(iter(compared.decisions)), way))
+        first, right = (compared.right(one) for one in (next(iter(compared.decisions)), choice))
         paired = Paired.of(first, right)
         row |= {
             "accuracy": float(right.mean()),

@@ -12,7 +12,7 @@ from vitrail.bundles.bundle import load, save
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import UsageError
 from vitrail.core.terminal import say
-from vitrail.data.sources.registry import open_images
+from vitrail.data.sources.registry import AnyData, open_images
 from vitrail.evaluation.merging import Judge, check_can_merge, find_merge
 from vitrail.inference.model_files import fingerprint
 from vitrail.models.families.vit.model import ViT
@@ -22,7 +22,7 @@ _IMAGES = 500  # of DATA, at most: the search runs the model on each of them som
 
 @contextlib.contextmanager
 def merged_bundle(
-    path: str, merge: str, data: str | None, tolerance: float, *, split: str | None = None
+    path: str, merge: str, data: AnyData | None, tolerance: float, *, split: str | None = None
 ) -> Generator[tuple[str, dict[str, Any]]]:
     """A copy of a bundle that merges tokens, for as long as the context lasts, and what merging saves and changes.
 

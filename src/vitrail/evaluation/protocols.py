@@ -36,10 +36,10 @@ from vitrail.evaluation.splits import (
 )
 from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
 from vitrail.evaluation.transfer import probe as learn_probe
-from vitrail.inference.benchmark_store import Load
-from vitrail.inference.engine import Engine, cores
+from vitrail.inference.benchmark_store import Workload
+from vitrail.inference.engine import DEFAULT_REQUEST, Engine, EngineRequest, cores
 from vitrail.inference.registry import ENGINES
-from vitrail.inference.select import AS_USUAL, Wish, choose_way
+from vitrail.inference.select import choose_engine
 
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
 
@@ -63,20 +63,20 @@ def evaluate(
     protocol: Protocol = "classify",
     workers: int = 2,
     device: str | None = None,
-    wish: Wish = AS_USUAL,
+    request: EngineRequest = DEFAULT_REQUEST,
     **settings: Any,
 ) -> dict[str, Any]:
     """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
 
-    `wish` is how to run the model under the protocol classify. `settings` are those of `read_examples` (layer, seed,
+    `request` is how to run the model under the protocol classify. `settings` are those of `read_examples` (layer, seed,
     cache) and of the protocol's own function; None stands for the default, and a setting that the protocol does not
     have is refused.
     """
     given = check_settings(protocol, settings)
     own = _SETTINGS[protocol]
     if protocol == "classify":
-        return answer_split(open_engine(bundle, data, split, wish, device), data, split, workers=workers).scores()
-    if wish != AS_USUAL:
+        return answer_split(open_engine(bundle, data, split, request, device), data, split, workers=workers).scores()
+    if request != DEFAULT_REQUEST:
         raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
     reading = {name: given[name] for name in _READING if name in given}
     examples = read_examples(bundle, data, split, workers=workers, device=device, **reading)
@@ -128,16 +128,16 @@ class Answered(NamedTuple):
 
 
 def open_engine(
-    bundle: Bundle | str | Path, data: AnyData, split: str | None, wish: Wish, device: str | None
+    bundle: Bundle | str | Path, data: AnyData, split: str | None, request: EngineRequest, device: str | None
 ) -> Engine:
     """The engine for a bundle and a split, as it is wished for."""
-    wish.check()
+    request.check()
     images = ()
-    if "auto" in wish[:2]:
+    if "auto" in request[:2]:
         parts = bundle.parts if isinstance(bundle, Bundle) else read_parts(bundle, weights=False)
         images = choose_split(open_data(data), split, parts.provenance).split.images
-    way = choose_way(wish, bundle, images=images, load=Load(_BATCH, 1, cores()), device=device)
-    return ENGINES[way.engine].open(bundle, device, way.precision)
+    choice = choose_engine(request, bundle, images=images, load=Workload(_BATCH, 1, cores()), device=device)
+    return ENGINES[choice.engine].open(bundle, device, choice.precision)
 
 
 def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None, *, workers: int = 2) -> Answered:

@@ -12,7 +12,7 @@ from vitrail.core.errors import DamagedError, UsageError
 from vitrail.core.files import read_document
 from vitrail.evaluation.history import LINEAR_HEAD, Events, is_number, is_run, keeps_linear_head, of_kind, read_events
 from vitrail.evaluation.predictions.saved import NAME as ANSWERS
-from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.saved import SavedPredictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Run:
     settings: dict[str, Any]
     """All settings by name; those of tables as `augment.flip`."""
     events: Events
-    answers: KeptAnswers | None
+    answers: SavedPredictions | None
     """Answers to its test or held-out images, if they were kept."""
 
     @property
@@ -121,7 +121,7 @@ def read_run(folder: Path) -> Run:
         events = read_events(metrics) if metrics.is_file() else []
     except OSError as error:
         raise DamagedError(path=metrics, cause=f"cannot be read ({error.strerror})") from None
-    kept = KeptAnswers.read(answers) if answers.is_file() else None
+    kept = SavedPredictions.read(answers) if answers.is_file() else None
     return Run(folder=folder, settings=settings, events=events, answers=kept)
 
 

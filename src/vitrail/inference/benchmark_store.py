@@ -1,8 +1,8 @@
 """What was measured of engines: `measured/FINGERPRINT.json` of the bundle, in the user's cache.
 
 Speeds belong to a machine (processor, its instructions, cores, versions of the engines' packages) and to a load;
-answers, and ways that were refused, to a machine. What another machine or version measured stays in the file and is
-not read.
+answers, and engine choices that were refused, to a machine. What another machine or version measured stays in the file
+and is not read.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import VitrailError
 from vitrail.core.files import atomic_file, locked, read_json, user_folder
 from vitrail.core.terminal import say
-from vitrail.inference.engine import Way, processor, version_of
+from vitrail.inference.engine import EngineChoice, processor, version_of
 from vitrail.inference.model_files import FORMAT, fingerprint
 from vitrail.inference.registry import ENGINES
 
 _MOST, _LEAST = 1e15, 1e-9  # of any number that is kept; seconds per image
 
 
-class Load(NamedTuple):
+class Workload(NamedTuple):
     """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` threads; and
     the device on which torch computes."""
 
@@ -38,7 +38,7 @@ class Load(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """What was measured of one way."""
+    """What was measured of one engine choice."""
 
     image: float
     """Seconds per image."""
@@ -60,7 +60,7 @@ class Speed(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How many answers of a way are those of float32."""
+    """How many answers of an engine choice are those of float32."""
 
     data: str
     images: int
@@ -82,7 +82,7 @@ class Agreement(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why a way cannot be used."""
+    """Why an engine choice cannot be used."""
 
     text: str
     lasts: bool
@@ -106,25 +106,27 @@ class Measured:
         path = user_folder() / "measured" / f"{fingerprint(check_folder(bundle))}.json"
         return cls(path, _read(path))
 
-    def speeds(self, load: Load) -> dict[Way, Speed]:
+    def speeds(self, load: Workload) -> dict[EngineChoice, Speed]:
         """The speeds under a load."""
         return _parsed(self._find("speeds", str(load)), Speed)
 
-    def agreements(self) -> dict[Way, Agreement]:
-        """How many answers of each way were those of float32."""
+    def agreements(self) -> dict[EngineChoice, Agreement]:
+        """How many answers of each engine choice were those of float32."""
         return _parsed(self._find("answers"), Agreement)
 
-    def refused(self) -> dict[Way, Reason]:
-        """The ways that cannot be used under any load, and why."""
+    def refused(self) -> dict[EngineChoice, Reason]:
+        """The engine choices that cannot be used under any load, and why."""
         return _parsed(self._find("refused"), Reason)
 
-    def keep_speeds(self, load: Load, speeds: dict[Way, Speed], refused: dict[Way, Reason] | None = None) -> None:
+    def keep_speeds(
+        self, load: Workload, speeds: dict[EngineChoice, Speed], refused: dict[EngineChoice, Reason] | None = None
+    ) -> None:
         """Keep speeds, and the reasons that last; if they cannot be written, all is measured again next time."""
-        lasting = {way: reason for way, reason in (refused or {}).items() if reason.lasts}
+        lasting = {choice: reason for choice, reason in (refused or {}).items() if reason.lasts}
         no_longer = dict.fromkeys(speeds)
         self._keep({("speeds", str(load)): speeds, ("refused",): {**no_longer, **lasting}})
 
-    def keep_agreements(self, agreements: dict[Way, Agreement]) -> None:
+    def keep_agreements(self, agreements: dict[EngineChoice, Agreement]) -> None:
         """Keep answers, in place of earlier ones."""
         self._keep({("answers",): agreements})
 
@@ -134,7 +136,7 @@ class Measured:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def _keep(self, sections: dict[tuple[str, ...], dict[Way, Any]]) -> None:
+    def _keep(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
         try:
             with locked(self._path.with_suffix(".lock"), lambda holder: None):
                 self._known = _read(self._path)  # another process may have measured meanwhile
@@ -146,14 +148,14 @@ class Measured:
             self._add(sections)
             say(f"note: measurements cannot be kept, so they are made again next time: {error}")
 
-    def _add(self, sections: dict[tuple[str, ...], dict[Way, Any]]) -> None:
+    def _add(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
         for names, rows in sections.items():
             place = self._known
             for name in (self._machine, *names):
                 if not isinstance(place.get(name), dict):
                     place[name] = {}
                 place = place[name]
-            place |= {str(way): None if row is None else row._asdict() for way, row in rows.items()}
+            place |= {str(choice): None if row is None else row._asdict() for choice, row in rows.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -170,9 +172,9 @@ def _checksum(known: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(found: object, kind: Any) -> dict[Way, Any]:
+def _parsed(found: object, kind: Any) -> dict[EngineChoice, Any]:
     """Rows as they were kept; what has another form is as if it were not there."""
-    rows: dict[Way, Any] = {}
+    rows: dict[EngineChoice, Any] = {}
     for name, row in found.items() if isinstance(found, dict) else ():
         engine, _, precision = name.partition(" ")
         try:
@@ -180,7 +182,7 @@ def _parsed(found: object, kind: Any) -> dict[Way, Any]:
         except TypeError:
             continue
         if parsed.is_valid:
-            rows[Way(engine, precision)] = parsed
+            rows[EngineChoice(engine, precision)] = parsed
     return rows
 
 

@@ -18,9 +18,8 @@ from vitrail.core.watchdog import Step
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import thumbnail
-from vitrail.inference.engine import Run, Way, batch_for, cores, limit_threads
+from vitrail.inference.engine import DEFAULT_REQUEST, EngineChoice, EngineRequest, Run, batch_for, cores, limit_threads
 from vitrail.inference.registry import ENGINES
-from vitrail.inference.select import TOLERANCE, Wish, choose_way
 
 if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
@@ -60,7 +59,7 @@ class Classifier:
         *,
         engine: str = "torch",
         precision: str = "float32",
-        tolerance: float = TOLERANCE,
+        tolerance: float = DEFAULT_REQUEST.tolerance,
         threads: int | None = None,
         jpeg: Literal["exact", "double"] | None = None,
         device: str | None = None,
@@ -68,10 +67,12 @@ class Classifier:
         if threads is not None:
             threads = limit_threads(check_integer("threads", threads, low=1, high=4096))
         self.threads = threads
-        way = Way(engine, precision)
-        if "auto" in way:
-            way = choose_way(Wish(*way, tolerance), bundle, threads=threads, device=device)
-        self._engine = ENGINES[way.engine].open(bundle, device, way.precision)
+        choice = EngineChoice(engine, precision)
+        if "auto" in choice:
+            from vitrail.inference.select import choose_engine
+
+            choice = choose_engine(EngineRequest(*choice, tolerance), bundle, threads=threads, device=device)
+        self._engine = ENGINES[choice.engine].open(bundle, device, choice.precision)
         self._decoding = Lock()
         self.parts = parts = self._engine.parts
         parts.check_computable()

@@ -20,9 +20,11 @@ import numpy as np
 
 from vitrail.bundles.folder import check_folder
 from vitrail.bundles.metadata import Parts, read_parts
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.core.optional import need as import_extra
+from vitrail.core.settings import check_share
 from vitrail.core.terminal import say
+from vitrail.inference.registry import ENGINES, PRECISIONS
 from vitrail.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -49,8 +51,30 @@ class Outputs(NamedTuple):
 Run = Callable[[np.ndarray], Outputs]
 
 
-class Way(NamedTuple):
-    """A way to run a model: an engine and the precision it computes in."""
+class EngineRequest(NamedTuple):
+    """An engine and a precision that the user asked for, each of which may be `auto`."""
+
+    engine: str = "torch"
+    precision: str = "float32"
+    tolerance: float = 0.02
+    """Of precision `auto`: the largest share of predictions that may differ from those in float32."""
+
+    def check(self) -> None:
+        """Refuse an unknown engine or precision, and a precision that the engine does not have."""
+        for noun, name, names in (("Engine", self.engine, ENGINES), ("Precision", self.precision, PRECISIONS)):
+            if name != "auto" and name not in names:
+                near = did_you_mean(name, names)
+                raise UsageError(f"{noun} must be {', '.join(names)} or auto, got {name!r}.{near}")
+        check_share("tolerance", self.tolerance, 1)
+        if "auto" not in (self.engine, self.precision):
+            ENGINES[self.engine].check(self.precision)
+
+
+DEFAULT_REQUEST = EngineRequest()
+
+
+class EngineChoice(NamedTuple):
+    """An engine, and the precision it computes in."""
 
     engine: str
     precision: str
@@ -59,18 +83,18 @@ class Way(NamedTuple):
         return f"{self.engine} {self.precision}"
 
 
-_USED: set[Way] = set()
+_USED: set[EngineChoice] = set()
 
 
-def first_call_alone(way: Way, run: Run) -> Run:
+def first_call_alone(choice: EngineChoice, run: Run) -> Run:
     """The same function, whose first call in this process is computed while no other thread is inside."""
 
     def call(pixels_BHWC: np.ndarray) -> Outputs:
-        if way in _USED:
+        if choice in _USED:
             return run(pixels_BHWC)
         with FIRST_USE:
             outputs = run(pixels_BHWC)
-            _USED.add(way)
+            _USED.add(choice)
             return outputs
 
     return call

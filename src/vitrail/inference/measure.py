@@ -15,8 +15,8 @@ import numpy as np
 from vitrail.core.errors import VitrailError
 from vitrail.core.terminal import say
 from vitrail.data.prefetch import prefetch
-from vitrail.inference.benchmark_store import Load, Speed
-from vitrail.inference.engine import Engine, Run, Way
+from vitrail.inference.benchmark_store import Speed, Workload
+from vitrail.inference.engine import Engine, EngineChoice, Run
 from vitrail.inference.proof import sample
 from vitrail.inference.registry import ENGINES
 
@@ -27,32 +27,35 @@ _HOPELESS = 10  # times slower than the fastest for one image: it is not measure
 _FIRST = "import sys; from vitrail.inference.measure import answer_first; answer_first(*sys.argv[1:])"
 
 
-def measure(path: str, ways: list[Way], load: Load) -> dict[Way, Speed]:
-    """The speed of each way, measured in turn, so that a machine that slows down slows all of them."""
-    say(f"measuring {', '.join(map(str, ways))} on this machine (once)")
-    folders = {way: ENGINES[way.engine].prepare(path, way.precision) for way in ways}
-    engines = {way: ENGINES[way.engine].open(path, load.device, way.precision) for way in ways}
+def measure(path: str, choices: list[EngineChoice], load: Workload) -> dict[EngineChoice, Speed]:
+    """The speed of each engine choice, measured in turn, so that a machine that slows down slows all of them."""
+    say(f"measuring {', '.join(map(str, choices))} on this machine (once)")
+    folders = {choice: ENGINES[choice.engine].prepare(path, choice.precision) for choice in choices}
+    engines = {choice: ENGINES[choice.engine].open(path, load.device, choice.precision) for choice in choices}
     seconds = _race(engines, load)
-    return {way: Speed(seconds[way], *_start(path, way, load), _size(folders[way])) for way in ways}
+    return {choice: Speed(seconds[choice], *_start(path, choice, load), _size(folders[choice])) for choice in choices}
 
 
-def _race(engines: dict[Way, Engine], load: Load) -> dict[Way, float]:
-    """Seconds per image of each way in its fastest round, which other programs disturbed least; the first round is for
-    warming up."""
+def _race(engines: dict[EngineChoice, Engine], load: Workload) -> dict[EngineChoice, float]:
+    """Seconds per image of each engine choice in its fastest round, which other programs disturbed least. The first
+    round is for warming up."""
     preprocess = next(iter(engines.values())).parts.preprocess
     pixels = np.resize(some := sample(preprocess, load.batch), (load.batch, *some.shape[1:]))
     with contextlib.ExitStack() as stack:
-        runs = {way: stack.enter_context(engine.running(load.threads, load.callers)) for way, engine in engines.items()}
-        alone = {way: _seconds(run, pixels[:1], 1) for way, run in runs.items()}
-        racing = [way for way in runs if alone[way] <= _HOPELESS * min(alone.values())]
-        rounds: dict[Way, list[float]] = {way: [] for way in racing}
+        runs = {
+            choice: stack.enter_context(engine.running(load.threads, load.callers))
+            for choice, engine in engines.items()
+        }
+        alone = {choice: _seconds(run, pixels[:1], 1) for choice, run in runs.items()}
+        racing = [choice for choice in runs if alone[choice] <= _HOPELESS * min(alone.values())]
+        rounds: dict[EngineChoice, list[float]] = {choice: [] for choice in racing}
         began = time.perf_counter()
         for number in range(1 + _ROUNDS):
-            for way in racing:
-                rounds[way].append(_seconds(runs[way], pixels, load.callers))
+            for choice in racing:
+                rounds[choice].append(_seconds(runs[choice], pixels, load.callers))
             if number and time.perf_counter() - began > _ENOUGH * len(racing):
                 break
-    return alone | {way: min(values[1:]) for way, values in rounds.items()}
+    return alone | {choice: min(values[1:]) for choice, values in rounds.items()}
 
 
 def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
@@ -65,11 +68,11 @@ def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
     return (time.perf_counter() - start) / (callers * len(pixels))
 
 
-def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
+def _start(path: str, choice: EngineChoice, load: Workload) -> tuple[float, int]:
     """Seconds of a new process to its first answer, because this one may have loaded everything already; and the bytes
     that it holds at most."""
     numbers = str(load.batch), str(load.callers * load.threads)
-    words = [sys.executable, "-P", "-c", _FIRST, path, *way, *numbers, load.device]
+    words = [sys.executable, "-P", "-c", _FIRST, path, *choice, *numbers, load.device]
     start = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         stdout = process.stdout or io.StringIO()
@@ -79,7 +82,7 @@ def _start(path: str, way: Way, load: Load) -> tuple[float, int]:
         _, said = process.communicate()
     if process.returncode or not memory:
         last = said.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
-        raise VitrailError(f"{way} did not start in a process of its own ({last}).")
+        raise VitrailError(f"{choice} did not start in a process of its own ({last}).")
     return seconds, int(memory)
 
 

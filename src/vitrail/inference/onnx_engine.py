@@ -12,11 +12,11 @@ from vitrail.bundles.metadata import Parts
 from vitrail.core.errors import DamagedError, first_line
 from vitrail.inference.engine import (
     FIRST_USE,
+    EngineChoice,
     FileEngine,
     Outputs,
     Run,
     Source,
-    Way,
     batch_for,
     cores,
     first_call_alone,
@@ -74,7 +74,7 @@ class OnnxEngine(FileEngine):
                 ]
             return Outputs(*(part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*found, strict=True)))
 
-        yield first_call_alone(Way(self.name, self.precision), run)
+        yield first_call_alone(EngineChoice(self.name, self.precision), run)
 
     def _session(self, threads: int) -> Any:
         """A session; its number of threads cannot be changed later."""

@@ -20,7 +20,17 @@ import numpy as np
 
 from vitrail.bundles.metadata import Parts
 from vitrail.core.errors import DamagedError, UnprovedError, UsageError, VitrailError, first_line
-from vitrail.inference.engine import FIRST_USE, FileEngine, Outputs, Run, Source, Way, cores, first_call_alone, need
+from vitrail.inference.engine import (
+    FIRST_USE,
+    EngineChoice,
+    FileEngine,
+    Outputs,
+    Run,
+    Source,
+    cores,
+    first_call_alone,
+    need,
+)
 from vitrail.inference.quantise import find_scales
 
 MODEL = "model.xml"
@@ -74,7 +84,7 @@ class OpenvinoEngine(FileEngine):
                 found = own.request.infer({"pixel_values": images}, share_inputs=True)
             return Outputs(found["logits"], found["features"])
 
-        yield first_call_alone(Way(self.name, self.precision), run)
+        yield first_call_alone(EngineChoice(self.name, self.precision), run)
 
     def _model(self, threads: int, callers: int) -> Any:
         """The compiled model, which computes so many calls at a time."""

@@ -1,20 +1,19 @@
-"""The way to run a bundle: as asked for, or the fastest on this machine, measured once."""
+"""The engine and precision for a bundle: as asked for, or the fastest on this machine, measured once."""
 
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitrail.bundles.metadata import Parts, read_parts
-from vitrail.core.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError, did_you_mean
+from vitrail.core.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.core.intervals import wilson
-from vitrail.core.settings import check_share
 from vitrail.core.terminal import say
-from vitrail.inference.benchmark_store import Agreement, Load, Measured, Reason, Speed
-from vitrail.inference.engine import Way, batch_for, cores, limit_threads
+from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
+from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, cores, limit_threads
 from vitrail.inference.proof import sample
 from vitrail.inference.registry import ENGINES, PRECISIONS
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
     from vitrail.data.preprocess import ImageLike
 
-TOLERANCE = 0.02
 _EXACT = PRECISIONS[0]
 _ALWAYS = next(iter(ENGINES))
 _NOTICED = 1.05  # times as long: less is not told from noise
@@ -30,120 +28,99 @@ _ENOUGH = 40  # images to compare answers on; embedded ones, where fewer are giv
 _COMPARED = 200  # images of those given on which answers are compared
 
 
-class Wish(NamedTuple):
-    """How a user wants a model to be run."""
-
-    engine: str = _ALWAYS
-    precision: str = _EXACT
-    tolerance: float = TOLERANCE
-    """Of precision `auto`: the largest share of answers that may differ from those in float32."""
-
-    def check(self) -> None:
-        """Refuse what is neither an engine, a precision nor `auto`, and precisions that the engine does not have."""
-        for sort, name, known in (("Engine", self.engine, ENGINES), ("Precision", self.precision, PRECISIONS)):
-            if name != "auto" and name not in known:
-                near = did_you_mean(name, known)
-                raise UsageError(f"{sort} must be {', '.join(known)} or auto, got {name!r}.{near}")
-        check_share("tolerance", self.tolerance, 1)
-        if "auto" not in (self.engine, self.precision):
-            ENGINES[self.engine].check(self.precision)
-
-
-AS_USUAL = Wish()
-
-
-def choose_way(
-    wish: Wish,
+def choose_engine(
+    request: EngineRequest,
     bundle: "Bundle | str | Path",
     *,
     images: "Sequence[ImageLike] | np.ndarray" = (),
     threads: int | None = None,
-    load: Load | None = None,
+    load: Workload | None = None,
     device: str | None = None,
-) -> Way:
-    """The way that is asked for; for `auto` the fastest one for these images (without images: for very many), under the
-    load of a `Classifier` unless another is given. In memory, a bundle has torch's ways only, and nothing is
+) -> EngineChoice:
+    """The engine and precision of a request; for `auto` the fastest for these images (without images: for very many),
+    under the load of a `Classifier` unless another is given. A bundle in memory has engine torch only, and nothing is
     measured."""
-    wish.check()
+    request.check()
     if not isinstance(bundle, str | Path) or device not in (None, "auto", "cpu"):
-        return Way(
-            _ALWAYS if wish.engine == "auto" else wish.engine, _EXACT if wish.precision == "auto" else wish.precision
+        return EngineChoice(
+            _ALWAYS if request.engine == "auto" else request.engine,
+            _EXACT if request.precision == "auto" else request.precision,
         )
-    if "auto" not in wish[:2] and wish.precision == _EXACT:
-        return Way(wish.engine, _EXACT)
+    if "auto" not in request[:2] and request.precision == _EXACT:
+        return EngineChoice(request.engine, _EXACT)
     parts = read_parts(bundle, weights=False)
     parts.check_computable()
-    load = load or Load(batch_for(parts.config), limit_threads(threads) if threads else cores(), 1)
+    load = load or Workload(batch_for(parts.config), limit_threads(threads) if threads else cores(), 1)
     load = load._replace(device=device or load.device)
     measured = Measured.read(bundle)
-    engines = [name for name in ENGINES if wish.engine in (name, "auto")]
-    ways = [Way(name, one) for name in engines for one in _precisions(wish, name)]
-    speeds = _speeds(str(bundle), measured, load, ways)
-    if "auto" not in wish[:2]:
-        way = Way(wish.engine, wish.precision)
-        _warn(way, speeds)
-        return way
-    speeds = {way: speed for way, speed in speeds.items() if wish.precision in ("auto", way.precision)}
+    engines = [name for name in ENGINES if request.engine in (name, "auto")]
+    choices = [EngineChoice(name, one) for name in engines for one in _precisions(request, name)]
+    speeds = _speeds(str(bundle), measured, load, choices)
+    if "auto" not in request[:2]:
+        choice = EngineChoice(request.engine, request.precision)
+        _warn(choice, speeds)
+        return choice
+    speeds = {choice: speed for choice, speed in speeds.items() if request.precision in ("auto", choice.precision)}
     if not speeds:
         raise UsageError(
-            f"Precision must be one that an engine has on this machine, got {wish.precision!r} for"
+            f"Precision must be one that an engine has on this machine, got {request.precision!r} for"
             f" {', '.join(engines)}. Use float32."
         )
     count = len(images) or math.inf
-    order = sorted(speeds, key=lambda way: speeds[way].seconds(count))
-    if wish.precision != "auto":
+    order = sorted(speeds, key=lambda choice: speeds[choice].seconds(count))
+    if request.precision != "auto":
         say(_reason(order, speeds))
         return order[0]
-    return _within(wish.tolerance, order, speeds, _Answers(str(bundle), parts, measured, images))
+    return _within(request.tolerance, order, speeds, _Answers(str(bundle), parts, measured, images))
 
 
-def _precisions(wish: Wish, engine: str) -> list[str]:
+def _precisions(request: EngineRequest, engine: str) -> list[str]:
     """The precisions of an engine to be measured: with a reduced one, float32 beside it."""
     known = ENGINES[engine].precisions
-    return [one for one in known if wish.precision in (one, "auto") or (wish.engine != "auto" and one == _EXACT)]
+    return [one for one in known if request.precision in (one, "auto") or (request.engine != "auto" and one == _EXACT)]
 
 
-def _speeds(path: str, measured: Measured, load: Load, ways: list[Way]) -> dict[Way, Speed]:
-    """The speeds of those ways that this machine has: kept, or measured now."""
-    installed = [way for way in ways if _is_installed(way.engine)]
-    if missing := {way.engine for way in ways} - {way.engine for way in installed}:
+def _speeds(path: str, measured: Measured, load: Workload, choices: list[EngineChoice]) -> dict[EngineChoice, Speed]:
+    """The speeds of those engine choices that this machine has: kept, or measured now."""
+    installed = [choice for choice in choices if _is_installed(choice.engine)]
+    if missing := {choice.engine for choice in choices} - {choice.engine for choice in installed}:
         say(f"auto: {' and '.join(sorted(missing))} left out: not installed")
-    possible = [way for way in installed if way not in measured.refused()]
+    possible = [choice for choice in installed if choice not in measured.refused()]
     known = measured.speeds(load)
-    if not all(way in known for way in possible):
+    if not all(choice in known for choice in possible):
         from vitrail.inference.measure import measure
 
         usable, refused = find_usable(path, possible)
-        for way, reason in refused.items():
-            say(f"auto: {way} left out: {reason.text}")
+        for choice, reason in refused.items():
+            say(f"auto: {choice} left out: {reason.text}")
         known = measure(path, usable, load) if usable else {}
         measured.keep_speeds(load, known, refused)
-    return {way: known[way] for way in possible if way in known}
+    return {choice: known[choice] for choice in possible if choice in known}
 
 
-def every_way() -> list[Way]:
+def every_choice() -> list[EngineChoice]:
     """All precisions of all engines."""
-    return [Way(name, precision) for name in ENGINES for precision in ENGINES[name].precisions]
+    return [EngineChoice(name, precision) for name in ENGINES for precision in ENGINES[name].precisions]
 
 
-def find_usable(path: str, ways: list[Way]) -> tuple[list[Way], dict[Way, Reason]]:
-    """The ways that can be used here, with their files made, and why the others cannot."""
-    usable: list[Way] = []
-    refused: dict[Way, Reason] = {}
-    for way in ways:
+def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoice], dict[EngineChoice, Reason]]:
+    """The engine choices that can be used here, with their files made, and why the others cannot."""
+    usable: list[EngineChoice] = []
+    refused: dict[EngineChoice, Reason] = {}
+    for choice in choices:
         is_checked = False
         try:
-            ENGINES[way.engine].check(way.precision)
+            ENGINES[choice.engine].check(choice.precision)
             is_checked = True
-            ENGINES[way.engine].prepare(path, way.precision)
-            usable.append(way)
+            ENGINES[choice.engine].prepare(path, choice.precision)
+            usable.append(choice)
         except DamagedError:
             raise
         except VitrailError as error:
             # What is missing may be there the next time, and a file that cannot be made; not so what this CPU lacks,
             # and a proof.
             lasts = isinstance(error, UnprovedError) or not (is_checked or isinstance(error, MissingError))
-            refused[way] = Reason(str(error), lasts)
+            refused[choice] = Reason(str(error), lasts)
     return usable, refused
 
 
@@ -155,27 +132,27 @@ def _is_installed(engine: str) -> bool:
         return False
 
 
-def _warn(way: Way, speeds: dict[Way, Speed]) -> None:
+def _warn(choice: EngineChoice, speeds: dict[EngineChoice, Speed]) -> None:
     """Say so if a reduced precision, which somebody asked for, is slower than float32 on this machine."""
-    exact, own = speeds.get(Way(way.engine, _EXACT)), speeds.get(way)
+    exact, own = speeds.get(EngineChoice(choice.engine, _EXACT)), speeds.get(choice)
     if exact is not None and own is not None and (slower := own.image / exact.image) > _NOTICED:
-        say(f"note: {way} takes {slower:.1f} times as long as {_EXACT} on this machine (measured)")
+        say(f"note: {choice} takes {slower:.1f} times as long as {_EXACT} on this machine (measured)")
 
 
 class _Answers:
-    """How many answers of a way are those of float32: as `vitrail bench --data` found it, otherwise on
+    """How many answers of an engine choice are those of float32: as `vitrail bench --data` found it, otherwise on
     some of the given images, and on embedded ones where these are few."""
 
     def __init__(self, path: str, parts: Parts, measured: Measured, images: "Sequence[ImageLike] | np.ndarray") -> None:
         parts.check_classifies()
         self._path, self._parts, self._measured, self._images = path, parts, measured, images
 
-    def of(self, way: Way, exact: Way) -> Agreement:
-        """The agreement of a way with an exact one."""
-        if (found := self._measured.agreements().get(way)) is not None:
+    def of(self, choice: EngineChoice, exact: EngineChoice) -> Agreement:
+        """The agreement of an engine choice with an exact one."""
+        if (found := self._measured.agreements().get(choice)) is not None:
             return found
         pixels, name = self._pixels()
-        one, other = (_decide(self._path, self._parts, each, pixels) for each in (way, exact))
+        one, other = (_decide(self._path, self._parts, each, pixels) for each in (choice, exact))
         # Not kept: it tells about these images, and the next ones are others.
         return Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
 
@@ -196,39 +173,43 @@ class _Answers:
         )
 
 
-def _decide(path: str, parts: Parts, way: Way, pixels: np.ndarray) -> np.ndarray:
+def _decide(path: str, parts: Parts, choice: EngineChoice, pixels: np.ndarray) -> np.ndarray:
     size = batch_for(parts.config)
-    with ENGINES[way.engine].open(path, None, way.precision).running(None) as run:
+    with ENGINES[choice.engine].open(path, None, choice.precision).running(None) as run:
         logits = [run(pixels[at : at + size]).logits for at in range(0, len(pixels), size)]
     return parts.answer.decide(np.concatenate(logits))
 
 
-def _within(tolerance: float, order: list[Way], speeds: dict[Way, Speed], answers: _Answers) -> Way:
-    """The fastest way whose share of other answers is within the tolerance. Those in float32 have none."""
-    exact = next((way for way in order if way.precision == _EXACT), None)
+def _within(
+    tolerance: float, order: list[EngineChoice], speeds: dict[EngineChoice, Speed], answers: _Answers
+) -> EngineChoice:
+    """The fastest engine choice whose share of other answers is within the tolerance. Those in float32 have none."""
+    exact = next((choice for choice in order if choice.precision == _EXACT), None)
     if exact is None:
         raise UsageError(f"Precision auto must have {_EXACT} to compare with, got {', '.join(map(str, order))}.")
     refused: list[str] = []
 
-    def chosen(way: Way, *more: str) -> Way:
-        say("; ".join([_reason([way, *(one for one in order if one != way)], speeds), *more, *refused]))
-        return way
+    def chosen(choice: EngineChoice, *more: str) -> EngineChoice:
+        say("; ".join([_reason([choice, *(one for one in order if one != choice)], speeds), *more, *refused]))
+        return choice
 
-    for way in order:
-        if way == exact:
+    for choice in order:
+        if choice == exact:
             break
-        found = answers.of(way, exact)
+        found = answers.of(choice, exact)
         low, high = wilson(found.images - found.same, found.images)
         gave = (
             f"{found.images - found.same} of {found.images} answers differ from {_EXACT} on {found.data}"
             f" ({low:.1%} to {high:.1%})"
         )
         if found.changed <= tolerance:
-            return chosen(way, gave)
-        refused.append(f"not {way}: {gave}, more than {tolerance:g}")
+            return chosen(choice, gave)
+        refused.append(f"not {choice}: {gave}, more than {tolerance:g}")
     return chosen(exact)
 
 
-def _reason(order: list[Way], speeds: dict[Way, Speed]) -> str:
-    first, *others = (f"{way} {1 / speeds[way].image:.1f} images/s after {speeds[way].start:.1f} s" for way in order)
+def _reason(order: list[EngineChoice], speeds: dict[EngineChoice, Speed]) -> str:
+    first, *others = (
+        f"{choice} {1 / speeds[choice].image:.1f} images/s after {speeds[choice].start:.1f} s" for choice in order
+    )
     return f"auto: {first}" + (f" ({', '.join(others)})" if others else "")

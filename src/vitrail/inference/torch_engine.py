@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from vitrail.inference.engine import Engine, Outputs, Run, Way, first_call_alone, limit_threads
+from vitrail.inference.engine import Engine, EngineChoice, Outputs, Run, first_call_alone, limit_threads
 
 if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
@@ -55,6 +55,6 @@ class TorchEngine(Engine):
 
         try:
             with evaluating(self.model):
-                yield first_call_alone(Way(self.name, self.precision), run)
+                yield first_call_alone(EngineChoice(self.name, self.precision), run)
         finally:
             torch.set_num_threads(before)

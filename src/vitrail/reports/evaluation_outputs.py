@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import DamagedError, UsageError
 from vitrail.core.files import check_output
@@ -15,16 +16,16 @@ from vitrail.core.html import Html
 from vitrail.core.intervals import wilson
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import AnyData
 from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.metrics import doubtful_labels
 from vitrail.evaluation.paired import Paired
-from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.saved import SavedPredictions
 from vitrail.evaluation.predictions.tables import Row, check_table, open_table
 from vitrail.evaluation.protocols import Answered, answer_split, open_engine
 from vitrail.evaluation.splits import check_other
-from vitrail.inference.engine import Engine
+from vitrail.inference.engine import DEFAULT_REQUEST, Engine, EngineRequest
 from vitrail.inference.registry import ENGINES
-from vitrail.inference.select import AS_USUAL, Wish
 from vitrail.reports.contact_sheet import ON_PAGE, Judged, word, write_mistakes
 from vitrail.reports.page import numbers, table
 
@@ -33,8 +34,8 @@ _CONFUSIONS = 20
 
 
 def evaluate_each(
-    bundle: str,
-    data: str,
+    bundle: Bundle | str | Path,
+    data: AnyData,
     split: str | None = None,
     *,
     output: Path | None = None,
@@ -42,16 +43,17 @@ def evaluate_each(
     against: str | None = None,
     force: bool = False,
     workers: int = 2,
-    device: str = "auto",
-    wish: Wish = AS_USUAL,
+    device: str | None = None,
+    request: EngineRequest = DEFAULT_REQUEST,
 ) -> dict[str, Any]:
     """The scores of a bundle, and what is asked for of each image: a table or file of answers, a page of mistakes, the
     comparison with another bundle or with the answers that one left. What cannot be read or written is refused before
     any image is."""
     check_outputs(output, page, force=force)
     other = None if against is None else _open_other(against, device)
-    engine = open_engine(bundle, data, split, wish, device)
+    engine = open_engine(bundle, data, split, request, device)
     engine.parts.check_one_class("--output, --page and --against")
+    name = engine.parts.config.name if isinstance(bundle, Bundle) else str(bundle)
     answered = answer_split(engine, data, split, workers=workers)
     scores = answered.scores()
     if isinstance(other, Engine):
@@ -61,17 +63,17 @@ def evaluate_each(
         except UsageError as error:
             raise UsageError(f"--against {against}: {error}") from None
     if against is not None and other is not None:
-        scores["against"] = describe(keep(answered).against(other), bundle, against)
+        scores["against"] = describe(keep(answered).against(other), name, against)
     if output is not None:
         write_output(answered, output, force=force)
     if page is not None:
-        write_page(answered, scores, engine.parts.preprocess, page, model=bundle, workers=workers, force=force)
+        write_page(answered, scores, engine.parts.preprocess, page, model=name, workers=workers, force=force)
     return scores
 
 
-def _open_other(against: str, device: str) -> Engine | KeptAnswers:
+def _open_other(against: str, device: str | None) -> Engine | SavedPredictions:
     if against.lower().endswith(".npz"):
-        return KeptAnswers.read(Path(against))
+        return SavedPredictions.read(Path(against))
     return ENGINES["torch"].open(check_folder(against), device)
 
 
@@ -83,9 +85,9 @@ def check_outputs(output: Path | None, page: Path | None, *, force: bool) -> Non
         check_output(page, force=force)
 
 
-def keep(answered: Answered) -> KeptAnswers:
+def keep(answered: Answered) -> SavedPredictions:
     """The answers, to compare them with other models' later."""
-    return KeptAnswers.of(
+    return SavedPredictions.of(
         answered.dataset,
         answered.split,
         answered.answers.indices,

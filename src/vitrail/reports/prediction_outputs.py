@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from vitrail.core.errors import DamagedError, UsageError
 from vitrail.core.files import atomic_file, check_output, check_writable, refuse_existing
 from vitrail.evaluation.predictions.sort import Order, in_order
 from vitrail.evaluation.predictions.tables import Row, check_table, open_table
-from vitrail.reports.contact_sheet import contact_sheet
+from vitrail.reports.contact_sheet import ContactSheet, contact_sheet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,43 +43,39 @@ class Outputs:
         if self.page is not None:
             check_output(self.page, force=self.force)
 
-    def take(
-        self, answers: Iterable[Row], *, model: str, best: int, show: Callable[[Row], None] | None = None
-    ) -> list[str]:
-        """Write answers as soon as they are known or, if they are sorted, when all are, `best` classes of each; `show`
-        receives them, too. Returns the errors of images without an answer."""
+    def take(self, rows: Iterable[Row], *, model: str, best: int) -> Generator[Row]:
+        """Write rows as soon as they are known or, if they are sorted, when all are, `best` classes of each; and yield
+        them."""
         features: list[tuple[str, np.ndarray]] = []
-        errors: list[str] = []
         with contextlib.ExitStack() as stack:
-            receivers = [] if show is None else [show]
+            table = None
             if self.table is not None:
-                receivers.append(stack.enter_context(open_table(self.table, best=best, force=self.force)).add)
+                table = stack.enter_context(open_table(self.table, best=best, force=self.force))
             sheet = None
             if self.page is not None:
                 by = self.sort or "uncertain"
                 sheet = stack.enter_context(contact_sheet(self.page, model, by=by, force=self.force))
-
-            def noted() -> Iterator[Row]:
-                for answer in answers:
-                    if "features" in answer:
-                        features.append((answer["file"], answer.pop("features")))
-                    if sheet is not None:
-                        sheet.add(answer)
-                        answer.pop("thumbnail", None)
-                    if "error" in answer:
-                        errors.append(answer["error"])
-                    yield answer
-
-            rows = noted()
+            plain = _separate(rows, features, sheet)
             if self.sort is not None:
                 beside = None if self.table is None else self.table.absolute().parent
-                rows = stack.enter_context(in_order(rows, self.sort, beside))
-            for row in rows:
-                for receive in receivers:
-                    receive(row)
+                plain = stack.enter_context(in_order(plain, self.sort, beside))
+            for row in plain:
+                if table is not None:
+                    table.add(row)
+                yield row
         if self.features is not None:
             _write_features(self.features, features, force=self.force)
-        return errors
+
+
+def _separate(rows: Iterable[Row], features: list[tuple[str, np.ndarray]], sheet: ContactSheet | None) -> Iterator[Row]:
+    """The rows without features and thumbnails, which go to the list and to the sheet."""
+    for row in rows:
+        if "features" in row:
+            features.append((row["file"], row.pop("features")))
+        if sheet is not None:
+            sheet.add(row)
+            row.pop("thumbnail", None)
+        yield row
 
 
 def _check_features(path: Path, *, force: bool) -> None:

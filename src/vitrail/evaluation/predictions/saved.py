@@ -27,7 +27,7 @@ NAME = "answers.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeptAnswers:
+class SavedPredictions:
     """Answers of one model to the images of a split."""
 
     data: str
@@ -113,14 +113,14 @@ class KeptAnswers:
             own=arrays["own"],
         )
 
-    def against(self, other: "KeptAnswers") -> Paired:
+    def against(self, other: "SavedPredictions") -> Paired:
         """The paired comparison with another model's answers to the same images."""
         if why := self.difference(other):
             raise UsageError(f"Answers must be to the same images, got {why}.")
         one, two = (np.argsort(kept.images, kind="stable") for kept in (self, other))
         return Paired.of(self.right[one], other.right[two])
 
-    def difference(self, other: "KeptAnswers") -> str | None:
+    def difference(self, other: "SavedPredictions") -> str | None:
         """How the images of two models differ, in words; None if they are the same with the same labels."""
         if len(self) != len(other) or (np.sort(self.images) != np.sort(other.images)).any():
             common = len(np.intersect1d(self.images, other.images))

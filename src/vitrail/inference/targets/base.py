@@ -17,7 +17,7 @@ from vitrail.core.settings import check_integer
 from vitrail.core.terminal import say
 from vitrail.inference.benchmark_store import Measured
 from vitrail.inference.build_model_file import describe, open_source
-from vitrail.inference.engine import Engine, Source, Way, need
+from vitrail.inference.engine import Engine, EngineChoice, Source, need
 from vitrail.inference.model_files import FORMAT, PROOF
 from vitrail.inference.proof import answer, sample_for
 from vitrail.inference.registry import TARGETS
@@ -110,7 +110,7 @@ def export(
             **describe(source, target.packages, found, expected, precision),
             **(about or {}),
         }
-        if (known := Measured.read(path).agreements().get(Way(target.engine, precision))) is not None:
+        if (known := Measured.read(path).agreements().get(EngineChoice(target.engine, precision))) is not None:
             proof["measured"] = known._asdict()
         write_json(folder / PROOF, proof)
         write_json(folder / PREPROCESS, parts.preprocess.to_json())

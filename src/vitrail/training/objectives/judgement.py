@@ -14,7 +14,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import BINS, calibration_bins, score
-from vitrail.evaluation.predictions.saved import KeptAnswers
+from vitrail.evaluation.predictions.saved import SavedPredictions
 from vitrail.models.base import AnyModel
 from vitrail.reports.messages import speak_from, words_beside
 from vitrail.reports.page import Line, Range, chart, figure, image, ranges, table
@@ -45,7 +45,7 @@ class Judgement:
         """Its sections of the report, as HTML."""
         return ""
 
-    def answers_to(self, dataset: Dataset) -> KeptAnswers | None:
+    def answers_to(self, dataset: Dataset) -> SavedPredictions | None:
         """What the model answered to each image, for `RUN/answers.npz`; None if it gives no classes."""
         return None
 
@@ -61,8 +61,8 @@ class Classification(Judgement):
     split: Split
     preprocess: Preprocess
 
-    def answers_to(self, dataset: Dataset) -> KeptAnswers:
-        return KeptAnswers.of(dataset, self.split, self.answers.indices, self.answers.probabilities)
+    def answers_to(self, dataset: Dataset) -> SavedPredictions:
+        return SavedPredictions.of(dataset, self.split, self.answers.indices, self.answers.probabilities)
 
     def sections(self) -> str:
         """Classes, calibration, confusions, mistakes."""

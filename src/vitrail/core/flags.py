@@ -1,0 +1,79 @@
+"""A parameter that is declared once: for Python, for the command line, for `--help` and for the documentation.
+
+    epochs: Annotated[int | None, flag("Number of passes over the training images.", metavar="N")]
+
+The annotation's type is that of Python; what differs on the command line is stated in the flag.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from vitrail.core.settings import check_integer, check_number
+
+
+class _Unset:
+    """The value of what is not stated."""
+
+    def __repr__(self) -> str:
+        return "unset"
+
+
+UNSET: Any = _Unset()
+REQUIRED: Any = dataclasses.MISSING
+"""Command-line default of a parameter that has one in Python only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flag:
+    """The metadata of an annotated parameter."""
+
+    help: str
+    """Text of `--help` and of the documentation."""
+    metavar: str | None = None
+    """How `--help` calls the value."""
+    python: str = ""
+    """What the documentation adds: values that only Python has."""
+    default: Any = None
+    """Default of a key of a `TypedDict`, which cannot state it otherwise."""
+    low: float | None = None
+    below: float | None = None
+    """Bounds of a number: `low <= value < below`."""
+    is_positional: bool = False
+    """Whether the command line has it without a flag."""
+    in_cli: bool = True
+    cli_name: str | None = None
+    """Name of the flag, if it is another one."""
+    cli_type: Any = None
+    """Type on the command line, if it is another one."""
+    cli_default: Any = UNSET
+    """Default on the command line, if it is another one."""
+    read: Callable[[Any], Any] | None = None
+    """Converts the command line's value to Python's."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """Check that a number is within the bounds. Returns it as Python's own."""
+        if self.low is None or self.below is None or (value is None and self.default is None):
+            return value
+        if isinstance(self.low, int):
+            return check_integer(name, value, low=self.low, high=int(self.below) - 1)
+        check_number(name, value, low=self.low, below=self.below)
+        return value
+
+
+def flag(help: str, **about: Any) -> Flag:
+    """The metadata of a parameter that is a flag."""
+    return Flag(help=help, **about)
+
+
+argument = functools.partial(flag, is_positional=True)
+"""The metadata of a parameter that the command line takes without a flag."""
+
+python_only = functools.partial(flag, in_cli=False)
+"""The metadata of a parameter that the command line does not have."""
+
+
+def flag_of(annotation: Any) -> Flag:
+    """The flag of an annotation `Annotated[type, flag(...)]`."""
+    return next(about for about in annotation.__metadata__ if isinstance(about, Flag))
