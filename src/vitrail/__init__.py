@@ -5,7 +5,9 @@
     vitrail.load(path), vitrail.save(bundle, path)
     vitrail.Classifier(path).predict(images)
     vitrail.look(model, images)                 intermediate results and attention
-    vitrail.train(data, "ViT-S/16", epochs=20)  and finetune, evaluate, predict, inspect: the commands as functions
+    vitrail.train(data, "ViT-S/16", epochs=20)  the commands as functions: also finetune, evaluate, predict, inspect,
+                                                explain, runs, doctor, compare, weights, convert, export, bench
+    vitrail.faces.enroll(...)                   face recognition: the commands of `vitrail faces`
 
 `import vitrail` is instant: torch is imported when one of these is first used.
 """
@@ -14,9 +16,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrail.api.insights import inspect
+    from vitrail import faces as faces
+    from vitrail.api.delivery import bench, convert, export, weights
+    from vitrail.api.insights import compare, explain, inspect
     from vitrail.api.predictions import evaluate, predict
-    from vitrail.api.training import finetune, train
+    from vitrail.api.training import doctor, finetune, runs, train
     from vitrail.bundles.bundle import Bundle, load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.preprocess import Preprocess
@@ -32,41 +36,49 @@ __all__ = [
     "Classifier",
     "Preprocess",
     "VitrailError",
+    "bench",
+    "compare",
+    "convert",
     "create",
+    "doctor",
     "evaluate",
+    "explain",
+    "export",
     "finetune",
     "inspect",
     "list_models",
     "load",
     "look",
     "predict",
+    "runs",
     "save",
     "train",
+    "weights",
 ]
 
-_HOMES = {
-    "Bundle": "vitrail.bundles.bundle",
-    "Classifier": "vitrail.inference.classifier",
-    "Preprocess": "vitrail.data.preprocess",
-    "VitrailError": "vitrail.core.errors",
-    "create": "vitrail.models.create",
-    "evaluate": "vitrail.api.predictions",
-    "finetune": "vitrail.api.training",
-    "inspect": "vitrail.api.insights",
-    "list_models": "vitrail.models.zoo",
-    "load": "vitrail.bundles.bundle",
-    "look": "vitrail.models.activations",
-    "predict": "vitrail.api.predictions",
-    "save": "vitrail.bundles.bundle",
-    "train": "vitrail.api.training",
+_MODULES = {
+    "vitrail.api.delivery": ("bench", "convert", "export", "weights"),
+    "vitrail.api.insights": ("compare", "explain", "inspect"),
+    "vitrail.api.predictions": ("evaluate", "predict"),
+    "vitrail.api.training": ("doctor", "finetune", "runs", "train"),
+    "vitrail.bundles.bundle": ("Bundle", "load", "save"),
+    "vitrail.core.errors": ("VitrailError",),
+    "vitrail.data.preprocess": ("Preprocess",),
+    "vitrail.inference.classifier": ("Classifier",),
+    "vitrail.models.activations": ("look",),
+    "vitrail.models.create": ("create",),
+    "vitrail.models.zoo": ("list_models",),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "faces":
+        return importlib.import_module("vitrail.faces")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, "__version__", "faces"])

@@ -24,8 +24,8 @@ from vitrail.evaluation.verification import (
     people_folds,
     verify,
 )
-from vitrail.faces.calibrate import check_rate, clopper_pearson, least_rate, threshold_at
 from vitrail.faces.pairs import read_pairs
+from vitrail.faces.thresholds import check_rate, clopper_pearson, least_rate, threshold_at
 from vitrail.training.objectives.margin import judge_pairs
 
 

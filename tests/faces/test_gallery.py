@@ -19,8 +19,8 @@ import pytest
 
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import gallery as module
-from vitrail.faces.calibrate import Calibration
 from vitrail.faces.gallery import Gallery
+from vitrail.faces.thresholds import Calibration
 
 WIDTH = 24
 THRESHOLD = Calibration(far=0.1, threshold=0.5, errors=10, trials=100, interval=(0.05, 0.18), people=9, data="x")

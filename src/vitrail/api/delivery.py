@@ -109,8 +109,9 @@ def bench(
     it finds is kept; --engine auto and --precision auto read it.
 
         >>> found = vitrail.bench("fashion", threads=1)
-        >>> sorted(found["ways"][0])[:4]
-        ['depends_on_batch', 'engine', 'images', 'images_per_second']
+        >>> fastest = max(found["ways"], key=lambda row: row["images_per_second"])
+        >>> fastest["engine"] in ("torch", "onnx", "openvino"), fastest["same"] <= fastest["images"]
+        (True, True)
     """
     from vitrail.evaluation.benchmark import bench as run
 
@@ -154,7 +155,7 @@ def export(
     does, and a README whose program runs it without vitrail.
 
         >>> proof = vitrail.export("fashion", "exported", to="torch")
-        >>> proof["files"], proof["same_answers"] == proof["pictures"]
+        >>> sorted(proof["files"]), proof["same_answers"] == proof["pictures"]
         (['model.pt2'], True)
     """
     from vitrail.inference.targets.base import check_export
@@ -184,6 +185,6 @@ def weights(
     """List public checkpoints that `vitrail convert NAME DST` fetches and reads. Nothing is fetched here.
 
     >>> [published.name for published in vitrail.weights("deit")]
-    ['deit-ti16.in1k', 'deit-s16.in1k', 'deit-b16.in1k']
+    ['deit-ti16.in1k', 'deit-s16.in1k', 'deit-b16.in1k', 'deit-b16.in1k-384']
     """
     return Rows(list_published(pattern))

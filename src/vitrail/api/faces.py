@@ -93,7 +93,7 @@ def train(
         zoo.find(model)
     if isinstance(source, str | Path):
         check_folder(source)
-    from vitrail.faces.train import train_faces
+    from vitrail.faces.training import train_faces
 
     with start.folder() as folder:
         return start.finish(
@@ -301,10 +301,10 @@ def calibrate(
     measure is refused.
 
         >>> enrolled = vitrail.faces.enroll("fashion", "me.gallery", "Me", "people/Ann/0.png")
-        >>> found = vitrail.faces.calibrate("fashion", "me.gallery", "strangers", far=0.2, task="verify")
+        >>> found = vitrail.faces.calibrate("fashion", "me.gallery", "strangers", far=0.5, task="verify")
         >>> same = vitrail.faces.verify("fashion", "people/Ben/0.png", "people/Ben/0.png", gallery="me.gallery")
         >>> found["verify"]["far"], same["same"]
-        (0.2, True)
+        (0.5, True)
     """
     check_folder(bundle)
     from vitrail.faces.gallery import TASKS

@@ -216,7 +216,12 @@ def command(function: Function) -> Function:
 
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     plain = [
-        inspect.Parameter(one.name, kinds[one.is_keyword], default=one.default, annotation=one.type)
+        inspect.Parameter(
+            one.name,
+            kinds[one.is_keyword],
+            default=one.default,
+            annotation=getattr(one.type, "__forward_arg__", one.type),
+        )
         for one in parameters
     ]
     returned = function.__annotations__.get("return", inspect.Signature.empty)
@@ -251,9 +256,9 @@ def _parameter(name: str, annotation: Any, default: Any, *, is_keyword: bool) ->
 
 def _documentation(text: str, parameters: Iterable[Parameter]) -> str:
     """The docstring with all parameters in front of its example."""
-    about, prompt, example = inspect.cleandoc(text).partition("\n\n    >>>")
+    about, *example = re.split(r"\n\n(?=\s*>>>)", inspect.cleandoc(text), maxsplit=1)
     rows = [f"    {one.name}\n        {' '.join(filter(None, (one.flag.help, one.flag.python)))}" for one in parameters]
-    return "\n".join([about, "", "Parameters:", "", *rows]) + prompt + example + "\n"
+    return "\n".join([about, "", "Parameters:", "", *rows, "", *example, ""])
 
 
 def _unknown_keyword(function: str, name: str, value: object, known: list[str]) -> UsageError:

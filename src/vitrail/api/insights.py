@@ -216,8 +216,8 @@ def compare(
     Kill it whenever you like: the same command goes on. More questions, sizes or seeds extend it.
 
         >>> found = vitrail.compare("digits", output="lab", bundles=["fashion"])
-        >>> sorted(found)[:3]
-        ['bundles', 'command', 'data']
+        >>> found["images"], found["bundles"][0]["name"]
+        (360, 'fashion')
     """
     if bundles:
         if questions or families or sizes:

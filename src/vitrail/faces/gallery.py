@@ -33,7 +33,7 @@ import numpy as np
 from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.core.files import writable
 from vitrail.evaluation.verification import unit_means
-from vitrail.faces.calibrate import Calibration
+from vitrail.faces.thresholds import Calibration
 
 FORMAT = 2
 TASKS = ("verify", "identify")

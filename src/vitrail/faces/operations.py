@@ -15,11 +15,11 @@ from vitrail.core.terminal import Meter
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation import verification
 from vitrail.evaluation.verification import Blocks, Verification
-from vitrail.faces.calibrate import Calibration, check_rate, clopper_pearson, threshold_at
 from vitrail.faces.embed import Aligner, Embedder, Face
 from vitrail.faces.gallery import TASKS, Gallery, Index, composed, plain_name
 from vitrail.faces.pairs import read_pairs
 from vitrail.faces.people import merge_spellings, read_people
+from vitrail.faces.thresholds import Calibration, check_rate, clopper_pearson, threshold_at
 
 
 class Faces(NamedTuple):

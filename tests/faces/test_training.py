@@ -17,7 +17,7 @@ from vitrail.faces.embed import Aligner
 from vitrail.faces.operations import evaluate
 from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
-from vitrail.faces.train import train_faces
+from vitrail.faces.training import train_faces
 from vitrail.inference.registry import ENGINES
 from vitrail.models.zoo import find
 from vitrail.training.margin_settings import Margin, adacos_scale
