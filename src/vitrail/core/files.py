@@ -7,7 +7,6 @@ A reader trusts a folder only if its manifest, written last, agrees with every b
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -91,51 +90,37 @@ def locked(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
     if the file system has no locks. The file is not deleted: otherwise two processes could lock two files of the same
     name.
     """
+    from filelock import FileLock, Timeout  # its import takes longer than most locks are held
+
+    # A note left by a soft lock would outlive a killed process: without locks of the system, there is none.
+    lock = FileLock(
+        path, thread_local=False, fallback_to_soft=False, preserve_lock_file=True, on_acquired=_write_holder
+    )
+    is_held = True
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = _open_lock(path)
-    except OSError as error:
-        raise UsageError(
-            f"Output must be in a folder that can be written, got {str(path.parent)!r} ({_reason(error)})."
-        ) from None
-    _LOCKS.add(file)
-    try:
-        is_held = _lock(file, on_busy)
-        if is_held:
-            with contextlib.suppress(OSError):  # a full disk, another user's file: we hold it without a name
-                os.ftruncate(file, 0)
-                os.pwrite(file, f"process {os.getpid()} on {os.uname().nodename}\n".encode(errors="replace"), 0)
-        yield is_held
-    finally:
-        _LOCKS.discard(file)
-        os.close(file)
-
-
-# A process that is forked shares our open files, and a lock lasts until the last of them is closed.
-_LOCKS: set[int] = set()
-os.register_at_fork(after_in_child=lambda: [os.close(_LOCKS.pop()) for _ in tuple(_LOCKS)])
-
-
-def _open_lock(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _lock(file: int, on_busy: Callable[[str], None]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        on_busy(os.pread(file, 300, 0).decode(errors="replace").strip() or "another process")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_busy(path.read_text(errors="replace")[:300].strip() or "another process")
+            lock.acquire()
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        return False
-    return True
+            raise UsageError(
+                f"Output must be in a folder that can be written, got {str(path.parent)!r} ({_reason(error)})."
+            ) from None
+        is_held = False
+    try:
+        yield is_held
+    finally:
+        lock.release()
+
+
+def _write_holder(file: int) -> None:
+    """Write this process into its lock file, for the message of others."""
+    with contextlib.suppress(OSError):  # a full disk: we hold the lock without a name
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {os.uname().nodename}\n".encode(errors="replace"), 0)
 
 
 def user_folder() -> Path:

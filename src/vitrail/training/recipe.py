@@ -350,33 +350,20 @@ def _check_plain(value: object) -> None:
             raise ValueError("it has a date or a time")
 
 
-def write_toml(fields: dict[str, Any]) -> str:
-    """A TOML document of plain values and tables, used for the config.toml of a run. None values are omitted."""
-    tables = {key: value for key, value in fields.items() if isinstance(value, dict)}
-    lines = [
-        f"{key} = {_toml_value(value)}" for key, value in fields.items() if key not in tables and value is not None
-    ]
-    for key, table in tables.items():
-        lines += [
-            "",
-            f"[{key}]",
-            *(f"{name} = {_toml_value(value)}" for name, value in table.items() if value is not None),
-        ]
-    return "\n".join(lines) + "\n"
+def write_toml(fields: Mapping[str, Any]) -> str:
+    """A TOML document of values and tables, used for the config.toml of a run. TOML has no null: None is omitted."""
+    import tomli_w  # for the commands that write it
+
+    return tomli_w.dumps(_plain(fields))
 
 
-def _toml_value(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    """The value without None, and with text that can be encoded in UTF-8."""
     match value:
-        case bool():
-            return "true" if value else "false"
         case str():
-            escaped = "".join(
-                f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
-                for c in writable(value).replace("\\", "\\\\").replace('"', '\\"')
-            )
-            return f'"{escaped}"'
+            return writable(value)
+        case Mapping():
+            return {key: _plain(part) for key, part in value.items() if part is not None}
         case list() | tuple():
-            return f"[{', '.join(map(_toml_value, value))}]"
-        case int() | float():
-            return repr(value)
-    raise TypeError(f"no TOML for {type(value).__name__}")
+            return [_plain(part) for part in value]
+    return value
