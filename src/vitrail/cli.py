@@ -24,7 +24,7 @@ import tyro
 
 from vitrail import __version__
 from vitrail.api.commands import COMMANDS, Command, Group
-from vitrail.api.flags import parameters_of
+from vitrail.api.flags import Parameter
 from vitrail.api.output import Given
 from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.core.flags import REQUIRED, UNSET
@@ -168,11 +168,16 @@ def _parser_of(command: Command | Group) -> Callable[..., dict[str, Any]]:
     return parse
 
 
+def parameters_of(command: Command) -> tuple[Parameter, ...]:
+    """All parameters of a command's function."""
+    return command.function.__dict__["parameters"]
+
+
 def _cli_parameters(command: Command | Group) -> Iterator[inspect.Parameter]:
     if isinstance(command, Group):
         return
     keyword = inspect.Parameter.KEYWORD_ONLY
-    for parameter in parameters_of(command.function):
+    for parameter in parameters_of(command):
         flag = parameter.flag
         if not flag.in_cli:
             continue
@@ -201,7 +206,7 @@ _arg = functools.partial(tyro.conf.arg, help_behavior_hint=_show_default)
 def _run(command: Command, values: dict[str, Any], typed: str) -> None:
     """Call the function of a command, and print its result."""
     given = Given(values, json=values.pop("json", False), open=values.pop("open", False))
-    flags = {parameter.name: parameter.flag for parameter in parameters_of(command.function)}
+    flags = {parameter.name: parameter.flag for parameter in parameters_of(command)}
     keywords = {name: value if (read := flags[name].read) is None else read(value) for name, value in values.items()}
     if "command" in flags:
         keywords["command"] = typed
@@ -298,7 +303,7 @@ def _flags(command: Command | Group | None) -> list[str]:
 
     if not isinstance(command, Command):
         return ["--help", "--version", "--debug"]
-    parameters = [parameter for parameter in parameters_of(command.function) if parameter.flag.in_cli]
+    parameters = [parameter for parameter in parameters_of(command) if parameter.flag.in_cli]
     names = [one.flag.cli_name or one.name for one in parameters if not one.flag.is_positional]
     names += [name for name in ("json", "open") if getattr(command, name) is not None]
     settings = Recipe.__dataclass_fields__ if "set" in names else ()
@@ -309,7 +314,7 @@ def _arguments(command: Command) -> dict[str, str]:
     """How --help calls each argument without a flag."""
     return {
         parameter.name: parameter.flag.metavar or parameter.name
-        for parameter in parameters_of(command.function)
+        for parameter in parameters_of(command)
         if parameter.flag.is_positional
     }
 

@@ -20,8 +20,7 @@ from PIL import Image
 import vitrail
 from vitrail.api import predictions
 from vitrail.api.commands import COMMANDS
-from vitrail.api.flags import parameters_of
-from vitrail.cli import _arguments, _flags
+from vitrail.cli import _arguments, _flags, parameters_of
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
@@ -62,7 +61,7 @@ def test_every_parameter_is_declared_once_for_python_and_the_command_line():
     del every["faces"]
     python_only = {}
     for name, command in every.items():
-        parameters = parameters_of(command.function)
+        parameters = parameters_of(command)
         assert [*inspect.signature(command.function).parameters] == [parameter.name for parameter in parameters]
         python_only[name] = {parameter.name for parameter in parameters if not parameter.flag.in_cli}
         flags = {flag[2:] for flag in _flags(command) if " " not in flag} | {*_arguments(command)}

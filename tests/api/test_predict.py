@@ -588,7 +588,7 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
 
 def test_every_command_that_computes_has_the_same_device_flag():
     from vitrail.api.commands import COMMANDS, Group
-    from vitrail.api.flags import parameters_of
+    from vitrail.cli import parameters_of
     from vitrail.core.flags import UNSET, flag_of
     from vitrail.training.options import RunOptions
 
@@ -598,7 +598,7 @@ def test_every_command_that_computes_has_the_same_device_flag():
     }
     flags = {}
     for name, command in commands.items():
-        for parameter in () if isinstance(command, Group) else parameters_of(command.function):
+        for parameter in () if isinstance(command, Group) else parameters_of(command):
             if parameter.name == "device":
                 flag = parameter.flag
                 flags[name] = (parameter.default if flag.cli_default is UNSET else flag.cli_default, flag.help)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.api.flags import BundleOnDisk, Device, as_pair, command, file_flag, lines_of_stdin, resolution_flag
+from vitrail.api.flags import BundleOnDisk, Device, as_pair, command, file_flag, resolution_flag
 from vitrail.api.results import Report, Rows
 from vitrail.bundles.catalogue import list_published
 from vitrail.bundles.formats.registry import FORMATS, written_formats
@@ -69,10 +69,8 @@ def convert(
 
     size = None if resolution is None else as_pair(resolution)
     told = Told(model, size, tuple(preprocess), None if labels is None else read_labels(Path(labels)))
-    if images is None:
-        shown = open_data("fashion-40").splits["test"].images
-    else:
-        shown = find_images([str(images)], lines_of_stdin())
+    embedded = images is None
+    shown = open_data("fashion-40").splits["test"].images if embedded else find_images([str(images)], stdin=True)
     return Report(
         run(
             str(source),

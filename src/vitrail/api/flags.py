@@ -7,7 +7,6 @@ import functools
 import inspect
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from vitrail.training.callback import Callback
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def lines_of_stdin() -> Iterator[str]:
-    """The names that - stands for; stdin is read only if they are asked for."""
-    return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
 
 
 def parse_resolution(text: str) -> tuple[int, int]:
@@ -199,7 +193,7 @@ class Parameter(NamedTuple):
 
 def command(function: Function) -> Function:
     """Make a public function of a command: its signature lists all keywords, its documentation all parameters, and an
-    unknown keyword is refused with a suggestion."""
+    unknown keyword is refused with a suggestion. The attribute `parameters` has all `Parameter`s."""
     parameters = tuple(_parameters_of(function))
     keywords = [parameter.name for parameter in parameters]
     package = "vitrail.faces" if function.__module__.endswith(".faces") else "vitrail"
@@ -228,11 +222,6 @@ def command(function: Function) -> Function:
     call.__doc__ = _documentation(function.__doc__ or "", parameters)
     call.__dict__.update(__signature__=inspect.Signature(plain, return_annotation=returned), parameters=parameters)
     return cast(Function, call)
-
-
-def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """All parameters of a command."""
-    return function.__dict__["parameters"]
 
 
 def _parameters_of(function: Callable[..., Any]) -> Iterator[Parameter]:

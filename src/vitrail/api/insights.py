@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.api.flags import BundlePath, DataOnDisk, Device, RecordedCommand, command, folder_flag, lines_of_stdin
+from vitrail.api.flags import BundlePath, DataOnDisk, Device, RecordedCommand, command, folder_flag
 from vitrail.api.results import Report
 from vitrail.bundles.folder import check_folder, read_config
 from vitrail.core.errors import UsageError
@@ -111,7 +111,7 @@ def inspect(
         from vitrail.core.files import check_output
 
         check_output(Path(output), force=force)
-    shown, names = name_images(images, lines_of_stdin())
+    shown, names = name_images(images)
     if patch is not None:
         match [as_integer(side) for side in patch] if isinstance(patch, Iterable) else []:
             case int() as row, int() as column:
@@ -170,7 +170,7 @@ def explain(
     if isinstance(bundle, str | Path):
         read_config(check_folder(bundle)).check_in_page()
     is_empty = isinstance(images, list | tuple) and not images
-    shown = [] if is_empty else name_images(images, lines_of_stdin())[0]
+    shown = [] if is_empty else name_images(images)[0]
 
     from vitrail.bundles.bundle import open_bundle
     from vitrail.reports.explain.page import explain as write

@@ -18,7 +18,6 @@ from vitrail.api.flags import (
     command,
     file_flag,
     folder_flag,
-    lines_of_stdin,
 )
 from vitrail.core.errors import UsageError
 from vitrail.core.flags import argument, flag, python_only
@@ -391,27 +390,28 @@ def predict(
     result = Predictions()
     result.labels, result.total = classifier.labels, len(names)
     receive = result.append if receiver is None else receiver(names, classifier.labels, parts)
-    with Meter(len(names), "images") as meter:
-        stream = classifier.stream(
-            chosen,
-            names=names,
-            top_k=top_k,
-            threshold=threshold,
-            features=features is not None,
-            thumbnails=page is not None,
-        )
-        rows = _metered(stream, meter)
-        if outputs is not None:
-            model = str(bundle) if isinstance(bundle, str | Path) else parts.config.name or parts.config.family
-            rows = outputs.take(rows, model=model, best=min(top_k or 5, len(classifier.labels)))
-        with contextlib.closing(rows):
-            for row in rows:
-                prediction = Prediction.of(row)
-                if receiver is not None and sys.stdout.isatty():  # rows and the meter share the terminal
-                    meter.clear()
-                receive(prediction)
-                if receiver is not None and prediction.error is not None:
-                    result.append(prediction)
+    rows = classifier.stream(
+        chosen,
+        names=names,
+        top_k=top_k,
+        threshold=threshold,
+        features=features is not None,
+        thumbnails=page is not None,
+    )
+    meter = Meter(len(names), "images") if len(names) > 1 else None
+    if meter is not None:
+        rows = _metered(rows, meter)
+    if outputs is not None:
+        model = str(bundle) if isinstance(bundle, str | Path) else parts.config.name or parts.config.family
+        rows = outputs.take(rows, model=model, best=min(top_k or 5, len(classifier.labels)))
+    with contextlib.closing(rows):
+        for row in rows:
+            prediction = Prediction.of(row)
+            if receiver is not None and meter is not None and sys.stdout.isatty():  # they share the terminal
+                meter.clear()
+            receive(prediction)
+            if receiver is not None and prediction.error is not None:
+                result.append(prediction)
     return result
 
 
@@ -425,11 +425,12 @@ def _open_images(images: "ImageLike | Iterable[ImageLike]", split: str | None) -
 
             if (data := find_split(paths, split)) is not None:
                 return data.images, [data.name_of(index) for index in range(len(data))]
-    return name_images(images, lines_of_stdin())
+    return name_images(images)
 
 
 def _metered(rows: Iterable[dict[str, Any]], meter: Meter) -> Generator[dict[str, Any]]:
     """The rows; the meter is told of each when it has been taken."""
-    for done, row in enumerate(rows, 1):
-        yield row
-        meter(done)
+    with meter:
+        for done, row in enumerate(rows, 1):
+            yield row
+            meter(done)

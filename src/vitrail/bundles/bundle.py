@@ -31,6 +31,7 @@ from vitrail.core.errors import DamagedError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
 from vitrail.core.memory import check_room
 from vitrail.core.notebook import card
+from vitrail.core.registry import load_object
 from vitrail.core.settings import counted
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
@@ -241,7 +242,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     parts, folder = read_parts(path), check_folder(path)
     check_room((folder / "model.safetensors").stat().st_size, f"Bundle {str(path)!r}")
     with torch.device("meta"):
-        model = build(parts.config)
+        model = load_object(parts.config.model)(parts.config)
     weights = folder / "model.safetensors"
     try:
         with named_in_utf8(weights) as known, safe_open(known, framework="pt") as file:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,13 +53,13 @@ def list_images(folders: Iterable[str | Path]) -> list[str]:
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
 
 
-def find_images(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
-    """The files for the user's arguments: files, images in folders, patterns of * ? [ ] and **. `-` stands for the
-    `listed` ones; missing files among these are kept and reported when they are read."""
+def find_images(words: Sequence[str], *, stdin: bool = False) -> list[str]:
+    """The files for the user's arguments: files, images in folders, patterns of * ? [ ] and **. With `stdin`, `-` means
+    the names on standard input, a line each; missing files among these are kept and reported when they are read."""
     found: list[str] = []
     for word in words:
         if word == "-":
-            for name in filter(None, listed):
+            for name in filter(None, _lines_of_stdin() if stdin else ()):
                 found += list_images([name]) if is_folder(name) else [name]
             continue
         matches = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
@@ -77,12 +78,16 @@ def find_images(words: Sequence[str], listed: Iterable[str] = ()) -> list[str]:
     return found
 
 
+def _lines_of_stdin() -> Iterator[str]:
+    return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
+
+
 def are_image_files(paths: Iterable[str]) -> bool:
     """Whether all paths are files with the ending of an image."""
     return all(path.rpartition(".")[2].lower() in SUFFIXES and is_file(path) for path in paths)
 
 
-def name_images(images: "ImageLike | Iterable[ImageLike]", listed: Iterable[str] = ()) -> tuple[list[Any], list[str]]:
+def name_images(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
     """All images, with folders and patterns replaced by their files (see `find_images`), and the name of each."""
     if (shape := getattr(images, "shape", None)) is not None:
         from vitrail.data.sources.arrays import are_paths, pixels_in_memory
@@ -95,13 +100,13 @@ def name_images(images: "ImageLike | Iterable[ImageLike]", listed: Iterable[str]
     is_one = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
     every = [images] if is_one else list(images)
     if all(isinstance(image, str | os.PathLike) for image in every):
-        files = find_images([str(image) for image in every], listed)
+        files = find_images([str(image) for image in every], stdin=True)
         return files, files
     chosen: list[Any] = []
     names: list[str] = []
     for image in every:
         if isinstance(image, str | os.PathLike):
-            files = find_images([str(image)], listed)
+            files = find_images([str(image)], stdin=True)
             chosen += files
             names += files
         else:

@@ -1,7 +1,7 @@
 """`Classifier`: a bundle that predicts the classes of images."""
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -114,7 +114,7 @@ class Classifier:
         batch_size: int | None = None,
         features: bool = False,
         thumbnails: bool = False,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any]]:
         """Yield for each image file, in order and as soon as it is ready, `{"file", "predictions"}`; or
         `{"file", "error"}`. `features=True` adds "features", the input of the head, and `thumbnails=True` adds
         "thumbnail", a data URL of the image as the model sees it. A model that does not classify has features and no
@@ -140,16 +140,20 @@ class Classifier:
         if wanted.top_k is not None:
             check_integer("top_k", wanted.top_k, low=1, high=10_000_000)
         self.parts.answer.check_threshold(wanted.threshold)
-        size = batch_for(self.config) if batch_size is None else batch_size
-        check_integer("batch_size", size, low=1, high=1_000_000)
+        if batch_size is not None:
+            check_integer("batch_size", batch_size, low=1, high=1_000_000)
         threads = self.threads or cores()
         numbered = enumerate(images)
         # The first answers come soonest if each thread begins with one image.
         first = [[one] for one in islice(numbered, threads)]
         if not first:
             return
-        rest = iter(lambda: list(islice(numbered, size)), [])
         with self._engine.running(threads // len(first), len(first)) as run:
+            if len(first) == 1 < threads:
+                yield from self._answer(first[0], run, wanted, thumbnails)
+                return
+            size = batch_size or batch_for(self.config)
+            rest = iter(lambda: list(islice(numbered, size)), [])
             jobs = (partial(self._answer, piece, run, wanted, thumbnails) for piece in chain(first, rest))
             with contextlib.closing(prefetch(jobs, len(first), ahead=2 * len(first))) as done:
                 for answers in done:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable, Generator
 from importlib.metadata import PackageNotFoundError, version
@@ -119,7 +120,8 @@ class Engine(abc.ABC):
                 f"Precision must be one that engine {cls.name} has ({', '.join(cls.precisions)}), got {precision!r}."
             )
         for package in cls.packages:
-            need(package, cls.name)
+            if sys.modules.get(package) is None:
+                need(package, cls.name)
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
