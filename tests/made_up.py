@@ -1,43 +1,43 @@
-"""Results of a lab that were never measured, to see what questions make of them."""
+"""Invented results of a lab, to test what questions conclude from them."""
 
 import numpy as np
 
-from tests.fake_lab import told
+from tests.fake_lab import verdict_states
 from vitrail.lab.results import Results
 from vitrail.lab.training import RATES
 from vitrail.lab.trial import pack
 
 
 class Filled:
-    """Results of a lab, made up."""
+    """Invented results of a lab."""
 
     def __init__(self, folder, question, count=2000):
         self.results = Results(folder / "results.jsonl", "x", question.lab.sizes[0])
         self.count = count
         self.generator = np.random.default_rng(0)
 
-    def put(self, cell, **result):
-        self.results.add({"key": cell.key("x"), "cell": cell.to_json(), "result": result, "measured": {}})
+    def put(self, trial, **result):
+        self.results.add({"key": trial.trial_id("x"), "cell": trial.to_json(), "result": result, "measured": {}})
 
-    def train(self, cell, accuracy, **more):
-        """A trained cell that names so many images rightly, and the trials before it."""
+    def train(self, trial, accuracy, **more):
+        """Add a trained trial of this accuracy, and the trials that choose its learning rate."""
         for rate in RATES:
-            for trial in self.results.trials(cell):
-                if not self.results.has(trial):
-                    self.put(trial, **self.answers(accuracy), validation_accuracy=accuracy - rate)
-        done = self.results.resolve(cell)
+            for rate_trial in self.results.rate_trials(trial):
+                if not self.results.has(rate_trial):
+                    self.put(rate_trial, **self.answers(accuracy), validation_accuracy=accuracy - rate)
+        done = self.results.resolve(trial)
         if not self.results.has(done):
             self.put(done, **self.answers(accuracy), **more)
 
     def answers(self, accuracy):
-        """Always the same images are hard, but for a few."""
+        """Return predictions of this accuracy: nearly the same images are wrong every time."""
         right = (np.arange(self.count) + 0.5) / self.count < accuracy
         flipped = self.generator.choice(self.count, 4, replace=False)
         right[flipped[:2]], right[flipped[2:]] = True, False
-        told = {"right": pack(right), "count": self.count, "accuracy": float(right.mean())}
-        return {"training_accuracy": 1.0, "curve": [], **told}
+        predictions = {"right": pack(right), "count": self.count, "accuracy": float(right.mean())}
+        return {"training_accuracy": 1.0, "curve": [], **predictions}
 
 
 def states(question, filled, level=0.05):
     question.read(filled.results)
-    return told(question, level)
+    return verdict_states(question, level)

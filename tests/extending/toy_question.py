@@ -6,30 +6,30 @@ import numpy as np
 
 from vitrail.lab.question import Question, Verdict
 from vitrail.lab.statistics import Estimate
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.trial import Outcome, Trial
 
 
 class Contrast(Question):
-    words: ClassVar = {
+    messages: ClassVar = {
         "title": {"en": "Brightness of classes", "ko": "클래스의 밝기"},
         "about": {"en": "The brightest class less the darkest.", "ko": "가장 밝은 클래스 - 가장 어두운 클래스."},
         "T1": {"en": "Classes differ in brightness.", "ko": "클래스마다 밝기가 다르다."},
         "T1-rule": {"en": "mean grey, brightest - darkest", "ko": "평균 밝기, 가장 밝은 것 - 가장 어두운 것"},
     }
     claims = ("T1",)
-    cell = Cell("toy_question:measure", {"part": "test"})
+    cell = Trial("toy_question:measure", {"part": "test"})
 
     def rounds(self):
         return [[self.cell]]
 
     def read(self, results):
-        self.found = results.get(self.cell)
+        self.accuracies = results.get(self.cell)
 
     def verdicts(self):
-        yield Verdict("T1", "trained", None if self.found is None else Estimate(*self.found["difference"]))
+        yield Verdict("T1", "trained", None if self.accuracies is None else Estimate(*self.accuracies["difference"]))
 
     def numbers(self):
-        return self.found or {}
+        return self.accuracies or {}
 
 
 def measure(settings, images, of, folder):

@@ -23,13 +23,13 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
 from vitrail.lab import compare as lab_room
 from vitrail.lab.compare import compare
-from vitrail.lab.executor import run_cells
+from vitrail.lab.executor import run_trials
 from vitrail.lab.images import prepare, restore, store
-from vitrail.lab.measurements import looking_cell
+from vitrail.lab.measurements import measurement_trial
 from vitrail.lab.permute import LEVELS, permutation, permute_input
 from vitrail.lab.plan import make_plan, parse_budget
 from vitrail.lab.question import Lab, Question, Verdict
-from vitrail.lab.questions.data import Data
+from vitrail.lab.questions.data import DataQuestion
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
@@ -43,8 +43,8 @@ from vitrail.lab.statistics import (
     pool,
     sample_efficiency,
 )
-from vitrail.lab.training import BEYOND, RATES
-from vitrail.lab.trial import Cell, Outcome, pack, unpack
+from vitrail.lab.training import FURTHER_RATES, RATES
+from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.models import zoo
 from vitrail.models.create import build
 
@@ -57,11 +57,11 @@ DIGITS = prepare(open_data("digits"))
 def test_images_are_divided_once_without_overlap_and_subsets_are_nested():
     digits = open_data("digits").splits["train"].images
     assert len(DIGITS.training) + len(DIGITS.validation) == len(digits)
-    seen = {one.tobytes() for one in np.asarray(DIGITS.training.images)}
-    assert not seen & {one.tobytes() for one in np.asarray(DIGITS.validation.images)}
+    seen = {image.tobytes() for image in np.asarray(DIGITS.training.images)}
+    assert not seen & {image.tobytes() for image in np.asarray(DIGITS.validation.images)}
     small, large = (DIGITS.subset(count) for count in (100, 300))
     assert np.bincount(small.labels).tolist() == [10] * 10
-    assert {one.tobytes() for one in small.images} <= {one.tobytes() for one in large.images}
+    assert {image.tobytes() for image in small.images} <= {image.tobytes() for image in large.images}
     assert (DIGITS.size, DIGITS.sizes()) == ("Pico", (300, 1240))
 
 
@@ -73,9 +73,9 @@ def test_other_images_are_resized_and_models_cost_the_same_there():
     assert (images.size, images.resolution, images.channels) == ("Nano/8", (32, 32), 3)
     assert any("held out for the test" in note for note in images.notes)
     for channels, data in ((1, DIGITS), (3, images)):
-        cost = data.matched("vit").macs
+        cost = data.matched_config("vit").macs
         for family in ("hybrid", "resnet", "mixer", "lstm", "mlp"):
-            config = data.matched(family)
+            config = data.matched_config(family)
             assert abs(config.macs / cost - 1) < 0.06
             assert (config.channels, config.resolution) == (channels, data.resolution)
 
@@ -115,20 +115,20 @@ def test_images_come_back_as_they_were_stored(tmp_path):
 def test_permutations_move_what_they_say(level):
     order = permutation(level, (8, 8), (2, 2), 0)
     assert sorted(order.tolist()) == list(range(64))
-    cells = torch.arange(64).view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
+    patches = torch.arange(64).view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
     moved = order.view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
-    same_patch = [set(row.tolist()) in [set(cell.tolist()) for cell in cells] for row in moved]
+    same_patch = [set(row.tolist()) in [set(patch.tolist()) for patch in patches] for row in moved]
     assert all(same_patch) == (level != "pixels")
     others = [permutation(level, (8, 8), (2, 2), seed).tolist() for seed in (0, 1, 2)]
     assert others[0] == order.tolist()
     assert others[0] != others[1] != others[2] != others[0]  # each seed has another
     if level == "within":
-        assert [set(row.tolist()) for row in moved] == [set(cell.tolist()) for cell in cells]
+        assert [set(row.tolist()) for row in moved] == [set(patch.tolist()) for patch in patches]
         assert len({tuple((row - row.min()).tolist()) for row in moved}) == 1
 
 
 def test_a_permuted_model_sees_permuted_images():
-    model = build(DIGITS.matched("vit")).eval()
+    model = build(DIGITS.matched_config("vit")).eval()
     torch.nn.init.normal_(model.head.weight)
     images = torch.rand(3, 1, 8, 8)
     order = permutation("pixels", (8, 8), (2, 2), 3)
@@ -159,8 +159,8 @@ def test_intervals_cover_what_they_should():
             for cut in (-1.0, -0.8, -0.6)
         ]
         noise = pool(group.mean(axis=1) for group in groups)
-        found = difference(groups[0].astype(float), groups[1].astype(float), noise)
-        low, high = found.interval()
+        estimate = difference(groups[0].astype(float), groups[1].astype(float), noise)
+        low, high = estimate.interval()
         wide = math.sqrt(2 + 0.04)
         truth = stats.norm.sf(-1.0 / wide) - stats.norm.sf(-0.8 / wide)
         hits += low < truth < high
@@ -168,26 +168,26 @@ def test_intervals_cover_what_they_should():
 
 
 def test_estimates_combine_as_welch_does():
-    one, other = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
-    parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (one, other)]
+    values, other_values = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
+    parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (values, other_values)]
     together = combine((1.0, parts[0]), (-1.0, parts[1]))
-    expected = stats.ttest_ind(one, other, equal_var=False)
+    expected = stats.ttest_ind(values, other_values, equal_var=False)
     assert together.p_value == pytest.approx(expected.pvalue, rel=1e-9)
     assert together.freedom == pytest.approx(expected.df, rel=1e-9)
     assert together.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
 
 
 def test_seed_noise_is_pooled():
-    found = pool([[0.1, 0.3], [0.5, 0.5, 0.8]])
-    assert (found.variance, found.freedom) == (pytest.approx((0.02 + 0.06) / 3), 3)
+    noise = pool([[0.1, 0.3], [0.5, 0.5, 0.8]])
+    assert (noise.variance, noise.freedom) == (pytest.approx((0.02 + 0.06) / 3), 3)
     assert math.isnan(pool([[0.1]]).variance)
 
 
 def test_curves_are_fitted_inverted_and_crossed():
     counts = [300, 1000, 3000, 10000, 30000]
     law = PowerLaw(0.07, 5, 0.5)
-    found = fit_power_law(counts, law(np.array(counts)).tolist())
-    assert found == pytest.approx(law, rel=0.03)
+    fitted = fit_power_law(counts, law(np.array(counts)).tolist())
+    assert fitted == pytest.approx(law, rel=0.03)
     assert fit_power_law(counts[:3], law(np.array(counts[:3])).tolist()) is None  # three numbers fit any three points
     ahead, behind = [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.8]
     assert sample_efficiency(counts, ahead, behind) == pytest.approx(math.sqrt(10), rel=0.05)
@@ -207,16 +207,18 @@ def test_curves_meet_beyond_the_range_where_their_laws_say():
 
 def test_what_it_would_take():
     """Twice the error of the seeds needs four times as many; what test images blur, no seed sharpens."""
-    found = Estimate(0.01, 0.02, 10)
-    assert not found.would_tell(seeds=15)
-    assert found.would_tell(seeds=17)  # as many times four as make t at 160 degrees of freedom of 0.02 less than 0.01
-    assert not Estimate(0.01, 0.02, 10, lasting=0.006).would_tell(seeds=1e9)
-    assert Estimate(0.01, 0.02, 10, lasting=0.006).would_tell(seeds=1e3, images=2)
+    estimate = Estimate(0.01, 0.02, 10)
+    assert not estimate.would_exclude_zero(seeds=15)
+    assert estimate.would_exclude_zero(
+        seeds=17
+    )  # as many times four as make t at 160 degrees of freedom of 0.02 less than 0.01
+    assert not Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e9)
+    assert Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e3, images=2)
     generator = np.random.default_rng(0)
     right = (generator.random((4, 500)) < 0.8).astype(float)
-    one = difference(right, 1 - right, SeedNoise(1e-4, 3))
-    assert one.lasting == pytest.approx(float((2 * right - 1).mean(axis=0).std(ddof=1)) / math.sqrt(500))
-    assert one.halves == pytest.approx(tuple(float((2 * part - 1).mean()) for part in (right[:2], right[2:])))
+    paired = difference(right, 1 - right, SeedNoise(1e-4, 3))
+    assert paired.image_error == pytest.approx(float((2 * right - 1).mean(axis=0).std(ddof=1)) / math.sqrt(500))
+    assert paired.halves == pytest.approx(tuple(float((2 * part - 1).mean()) for part in (right[:2], right[2:])))
 
 
 @pytest.mark.parametrize(
@@ -260,24 +262,41 @@ def test_right_answers_survive_packing():
 def test_images_of_a_lab_that_are_damaged_are_prepared_again(tmp_path):
     store(DIGITS, tmp_path / "images")
     (tmp_path / "images" / "about.json").write_text("{}")
-    images = lab_room._take_images(open_data("digits"), tmp_path, None)
+    images = lab_room._prepare_images(open_data("digits"), tmp_path, None)
     assert (images.fingerprint, len(images.test)) == (DIGITS.fingerprint, len(DIGITS.test))
 
 
 def test_a_key_is_of_all_that_matters_and_of_nothing_else():
-    cell = Cell("a:b", {"x": 1, "y": [2]}, work=3.0)
-    assert cell.key("images") == Cell("a:b", {"y": [2], "x": 1}, work=9.0).key("images")
-    others = [Cell("a:c", cell.settings), Cell("a:b", {"x": 2, "y": [2]}), Cell("a:b", cell.settings, of=(cell,))]
-    assert len({cell.key("images"), cell.key("others"), *(one.key("images") for one in others)}) == 5
-    assert Cell.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
+    trial = Trial("a:b", {"x": 1, "y": [2]}, work=3.0)
+    assert trial.trial_id("images") == Trial("a:b", {"y": [2], "x": 1}, work=9.0).trial_id("images")
+    others = [
+        Trial("a:c", trial.settings),
+        Trial("a:b", {"x": 2, "y": [2]}),
+        Trial("a:b", trial.settings, inputs=(trial,)),
+    ]
+    assert (
+        len(
+            {
+                trial.trial_id("images"),
+                trial.trial_id("others"),
+                *(other_trial.trial_id("images") for other_trial in others),
+            }
+        )
+        == 5
+    )
+    assert Trial.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
 
 
 def test_a_setting_that_models_get_later_leaves_older_results_where_they_are(tmp_path):
     model = zoo.find("ViT-Nano/7").to_document()
     older = {name: value for name, value in model.items() if name != "layer_scale"}
-    now, before = Cell("a:b", {"model": model}), Cell("a:b", {"model": older})
-    assert now.key("x") == before.key("x") != Cell("a:b", {"model": {**model, "layer_scale": 0.1}}).key("x")
-    assert now.key("x") != Cell("a:b", {"model": {**model, "patch": [4, 4]}}).key("x")
+    now, before = Trial("a:b", {"model": model}), Trial("a:b", {"model": older})
+    assert (
+        now.trial_id("x")
+        == before.trial_id("x")
+        != Trial("a:b", {"model": {**model, "layer_scale": 0.1}}).trial_id("x")
+    )
+    assert now.trial_id("x") != Trial("a:b", {"model": {**model, "patch": [4, 4]}}).trial_id("x")
     line = {"key": "of another version", "cell": before.to_json(), "result": {"accuracy": 0.5}, "measured": {}}
     (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
     assert Results(tmp_path / "results.jsonl", "x", 300).get(now) == {"accuracy": 0.5}
@@ -287,7 +306,7 @@ class Turns(Question):
     """Three rounds of one cell each, of 10, 20 and 40 units of work."""
 
     def rounds(self):
-        return [[Cell("a:b", {"round": number, "of": self.name}, work=10.0 * 2**number)] for number in range(3)]
+        return [[Trial("a:b", {"round": number, "of": self.name}, work=10.0 * 2**number)] for number in range(3)]
 
 
 def test_a_budget_takes_rounds_in_turns(tmp_path):
@@ -297,9 +316,9 @@ def test_a_budget_takes_rounds_in_turns(tmp_path):
     everything = make_plan(questions, results, {"vit": 1.0}, budget=None, jobs=1)
     assert (everything.taken, everything.dropped) == ({"one": 3, "two": 3}, ())
     assert everything.seconds == pytest.approx(140, rel=0.05)
-    some = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
-    assert some.taken == {"one": 2, "two": 2}
-    assert [line.partition(" (")[0] for line in some.dropped] == [
+    partial_plan = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
+    assert partial_plan.taken == {"one": 2, "two": 2}
+    assert [line.partition(" (")[0] for line in partial_plan.dropped] == [
         "one: round 3 of 3 and what follows",
         "two: round 3 of 3 and what follows",
     ]
@@ -313,11 +332,11 @@ def test_a_cell_that_looks_at_a_trained_one_costs_its_training_too(tmp_path):
 
     class Looks(Question):
         def rounds(self):
-            return ([Cell("x:y", {}, (trained,), work=1.0)],)
+            return ([Trial("x:y", {}, (trained,), work=1.0)],)
 
     results = Results(tmp_path / "results.jsonl", "x", 300)
-    found = make_plan({"looks": Looks("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
-    assert found.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
+    plan = make_plan({"looks": Looks("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
+    assert plan.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
 
 
 def test_budgets_are_times():
@@ -335,48 +354,50 @@ TINY = {"families": ("vit", "resnet"), "sizes": (20, 100), "seeds": 2, "question
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setitem(sys.modules["vitrail.lab.compare"]._SEEN, "Pico", 256)
+    monkeypatch.setitem(sys.modules["vitrail.lab.compare"]._IMAGES_SEEN, "Pico", 256)
 
 
 def results_of(folder):
     lines = (folder / "results.jsonl").read_text().splitlines()
-    return {one["key"]: one["result"] for one in map(json.loads, lines)}
+    return {record["key"]: record["result"] for record in map(json.loads, lines)}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """A lab of seconds, in this process."""
-    seen = sys.modules["vitrail.lab.compare"]._SEEN
+    seen = sys.modules["vitrail.lab.compare"]._IMAGES_SEEN
     before, seen["Pico"] = seen["Pico"], 256
     folder = tmp_path_factory.mktemp("lab") / "digits"
-    said = []
-    found = compare("digits", folder, **TINY, jobs=1, tell=said.append)
+    output = []
+    document = compare("digits", folder, **TINY, jobs=1, tell=output.append)
     seen["Pico"] = before
-    return folder, found, said
+    return folder, document, output
 
 
 def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
-    folder, found, _ = tiny
-    assert {one["id"] for one in found["claims"]} == {"C1", "C2", "C3", "C7", "C8"}
-    assert json.loads((folder / "claims.json").read_text()) == found
+    folder, document, _ = tiny
+    assert {record["id"] for record in document["claims"]} == {"C1", "C2", "C3", "C7", "C8"}
+    assert json.loads((folder / "claims.json").read_text()) == document
     page = (folder / "index.html").read_text()
     assert "The bias lab on digits" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["request"]["sizes"] == [20, 100]
     trained = [
-        one for one in map(json.loads, (folder / "results.jsonl").read_text().splitlines()) if "curve" in one["result"]
+        record
+        for record in map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+        if "curve" in record["result"]
     ]
     # Trials of two models, cells of which two are trials, and trials beyond the end for a rate that is one.
-    settings = [one["cell"]["settings"] for one in trained]
-    trials = [one for one in settings if (one["count"], one["seed"]) == (20, 0)]
-    beyond = [one["learning_rate"] for one in trials if one["learning_rate"] not in RATES]
+    settings = [record["cell"]["settings"] for record in trained]
+    rate_settings = [record for record in settings if (record["count"], record["seed"]) == (20, 0)]
+    beyond = [record["learning_rate"] for record in rate_settings if record["learning_rate"] not in RATES]
     assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(beyond)
-    assert set(beyond) <= {rate for rates in BEYOND.values() for rate in rates}
+    assert set(beyond) <= {rate for rates in FURTHER_RATES.values() for rate in rates}
     lab = Lab(restore(folder / "images"), ("vit", "resnet"), (20, 100), TINY["seeds"], 256)
     results = Results(folder / "results.jsonl", lab.images.fingerprint, 20, len(lab.images.validation))
-    cells = [cell for some in Data("data", lab).cells.values() for cell in some]
-    assert all(results.get(cell) is not None and results.beyond(cell) is None for cell in cells)
+    all_trials = [trial for variant_trials in DataQuestion("data", lab).trials.values() for trial in variant_trials]
+    assert all(results.get(trial) is not None and results.next_rate_trial(trial) is None for trial in all_trials)
     bundle = vitrail.load(folder / "cells" / trained[0]["key"])
     images = restore(folder / "images")
     with torch.no_grad():
@@ -386,12 +407,12 @@ def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
 
 
 def test_the_same_command_again_runs_nothing(tiny, quick):
-    folder, found, _ = tiny
+    folder, document, _ = tiny
     before = (folder / "results.jsonl").read_bytes()
-    said = []
-    assert compare("digits", folder, **TINY, jobs=1, tell=said.append) == found
+    output = []
+    assert compare("digits", folder, **TINY, jobs=1, tell=output.append) == document
     assert (folder / "results.jsonl").read_bytes() == before
-    assert said == []
+    assert output == []
 
 
 def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
@@ -408,18 +429,18 @@ def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
 
 
 def test_another_question_leaves_the_report_of_the_first(tiny, quick, tmp_path):
-    folder, found, _ = tiny
+    folder, document, _ = tiny
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    words = {**TINY, "questions": ("position",), "budget": "1s"}  # its first round is a proof
-    both = compare("digits", copy, **words, jobs=1, tell=lambda _: None)
-    assert {one["id"] for one in found["claims"]} | {"C18", "C21"} <= {one["id"] for one in both["claims"]}
+    options = {**TINY, "questions": ("position",), "budget": "1s"}  # its first round is a proof
+    both = compare("digits", copy, **options, jobs=1, tell=lambda _: None)
+    assert {claim["id"] for claim in document["claims"]} | {"C18", "C21"} <= {claim["id"] for claim in both["claims"]}
     assert json.loads((copy / "plan.json").read_text())["rounds"] == {"data": 4, "position": 1}
 
 
 def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick):
     folder, _, _ = tiny
-    for words, match in (
+    for options, match in (
         ({"sizes": (5,)}, "Sizes must be from 10"),
         ({"sizes": (10_000,)}, "Sizes must be"),
         ({"families": ("swin",)}, "Families must be some of"),
@@ -430,7 +451,7 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
         ({"backend": "spark"}, "Backend must be loky or dask, or one that is registered with joblib, got 'spark'"),
     ):
         with pytest.raises(UsageError, match=match):
-            compare("digits", tmp_path / "new", **{**TINY, **words}, jobs=1, tell=lambda _: None)
+            compare("digits", tmp_path / "new", **{**TINY, **options}, jobs=1, tell=lambda _: None)
     assert not list((tmp_path / "new").glob("cells/*"))
     with pytest.raises(UsageError, match="on the same images"):
         compare("fashion-40", folder, **TINY, jobs=1, tell=lambda _: None)
@@ -438,9 +459,11 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
     (tmp_path / "photos" / "a.png").touch()
     with pytest.raises(UsageError, match="new folder or one that compare wrote"):
         compare("digits", tmp_path / "photos", **TINY, jobs=1, tell=lambda _: None)
-    one = Dataset("one", ("a",), {"train": Split("train", np.zeros((9, 8, 8, 1), np.uint8), np.zeros(9, np.int64))})
+    one_class = Dataset(
+        "one", ("a",), {"train": Split("train", np.zeros((9, 8, 8, 1), np.uint8), np.zeros(9, np.int64))}
+    )
     with pytest.raises(UsageError, match="at least 2 classes"):
-        compare(one, tmp_path / "one", **TINY, jobs=1, tell=lambda _: None)
+        compare(one_class, tmp_path / "one", **TINY, jobs=1, tell=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +490,7 @@ import sys
 from pathlib import Path
 from vitrail.lab import compare as lab
 if __name__ == "__main__":
-    lab._SEEN["Pico"] = 256
+    lab._IMAGES_SEEN["Pico"] = 256
     lab.compare("digits", Path(sys.argv[1]), families=("vit", "resnet"), sizes=(20, 100), seeds=2, questions=("data",),
                 jobs=int(sys.argv[2]), backend=sys.argv[3], tell=print)
 """
@@ -487,22 +510,24 @@ def test_a_bundle_that_somebody_deleted_is_trained_again_for_who_looks_at_it(tmp
     """The looking cell of a trained one whose bundle is gone: trained again, once, and nothing else."""
     store(DIGITS, tmp_path / "images")
     lab = Lab(DIGITS, ("mlp",), (20,), 1, 128)
-    looking = looking_cell("vitrail.lab.questions.robustness:measure", lab.train("mlp", count=20, seed=0), 1.0)
+    measurement = measurement_trial("vitrail.lab.questions.robustness:measure", lab.train("mlp", count=20, seed=0), 1.0)
     results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
 
     def run():
-        lab_room._run(tmp_path, results, [looking], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None)
+        lab_room._run_stages(
+            tmp_path, results, [measurement], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None
+        )
         return (tmp_path / "results.jsonl").read_text().splitlines()
 
     before = run()
-    found = results.get(looking)
+    measured = results.get(measurement)
     shutil.rmtree(tmp_path / "cells")
     assert run() == before  # nobody looks any more
     kept = [line for line in before if json.loads(line)["cell"]["of"] == []]
     (tmp_path / "results.jsonl").write_text("\n".join(kept) + "\n")
     results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
     assert len(run()) == len(kept) + 2
-    assert results.get(looking) == found
+    assert results.get(measurement) == measured
 
 
 def die_once(settings, _images, _of, folder):
@@ -516,16 +541,16 @@ def die_once(settings, _images, _of, folder):
 @pytest.mark.slow
 def test_a_lost_worker_loses_its_cell_alone_which_is_run_again(tmp_path):
     store(DIGITS, tmp_path / "images")
-    cells = [Cell("test_lab:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
-    found = list(run_cells(tmp_path, cells, jobs=2, backend="loky"))
-    assert sorted(one["result"]["number"] for one in found) == list(range(6))
+    trials = [Trial("test_lab:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
+    records = list(run_trials(tmp_path, trials, jobs=2, backend="loky"))
+    assert sorted(record["result"]["number"] for record in records) == list(range(6))
 
 
 def test_missing_packages_of_the_lab_are_named_with_their_extra(tmp_path, monkeypatch):
     for package, extra, backend in (("distributed", "dask", "dask"), ("joblib", "lab", "loky")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(MissingError, match=rf"'{extra}' extra \({package} is missing\).* \"\.\[{extra}\]\"\.$"):
-            list(run_cells(tmp_path, [], jobs=2, backend=backend))
+            list(run_trials(tmp_path, [], jobs=2, backend=backend))
 
 
 @pytest.mark.slow
@@ -567,11 +592,11 @@ def test_the_data_question_says_what_the_numbers_say(tmp_path):
     lab = Lab(DIGITS, ("vit", "resnet"), (300, 1000), 3, 1000)
     for sign, state in ((1, "supported"), (-1, "contradicted")):
         results = Results(tmp_path / f"{sign}.jsonl", "x", 300)
-        question = Data("data", lab)
+        question = DataQuestion("data", lab)
         generator = np.random.default_rng(0)
-        for (family, count), cells in question.cells.items():
+        for (family, count), trials in question.trials.items():
             lead = sign * (0.10 if count == 300 else 0.03) * (1 if family == "resnet" else -1)
-            for cell in cells:
+            for trial in trials:
                 right = generator.random(2000) < 0.7 + lead + generator.normal(0, 0.005)
                 result = {
                     "accuracy": float(right.mean()),
@@ -581,23 +606,23 @@ def test_the_data_question_says_what_the_numbers_say(tmp_path):
                     "validation_accuracy": 0.5,
                     "curve": [],
                 }
-                for one in (*results.trials(cell), cell.changed(learning_rate=3e-4)):
-                    if results.has(one):
+                for item in (*results.rate_trials(trial), trial.clone_with(learning_rate=3e-4)):
+                    if results.has(item):
                         continue
-                    results.add({"key": one.key("x"), "cell": one.to_json(), "result": result, "measured": {}})
+                    results.add({"key": item.trial_id("x"), "cell": item.to_json(), "result": result, "measured": {}})
         question.read(results)
-        states = {one.claim: one.state(0.01) for one in question.verdicts()}
+        states = {item.claim: item.state(0.01) for item in question.verdicts()}
         assert (states["C1"], states["C3"]) == (state, state)
         assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
 
 
 def test_families_with_other_sizes_stand_in_the_right_columns(tmp_path):
     """Other questions share some cells, so that one family may have sizes that another lacks."""
-    question = Data("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
+    question = DataQuestion("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
     filled = Filled(tmp_path, question)
     for family, count in (("vit", 300), ("resnet", 300), ("resnet", 600), ("resnet", 1000), ("vit", 1000)):
-        for cell in question.cells[family, count]:
-            filled.train(cell, 0.5 + count / 4000)
+        for trial in question.trials[family, count]:
+            filled.train(trial, 0.5 + count / 4000)
     question.read(filled.results)
     rows = re.findall("<tr>(.*?)</tr>", question.html(dict(question.figures())))
     assert [re.sub("<.*?>", "|", row).count("%") for row in rows[1:]] == [2, 3]
@@ -607,8 +632,8 @@ def test_families_with_other_sizes_stand_in_the_right_columns(tmp_path):
 
 def test_a_question_without_results_cannot_tell(tmp_path):
     lab = Lab(DIGITS, ("vit", "resnet", "mixer"), (300, 1000), 3, 1000)
-    question = Data("data", lab)
+    question = DataQuestion("data", lab)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
-    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell"}
+    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
     assert "Nothing was run" in question.html({})

@@ -9,10 +9,10 @@ import torch
 from vitrail.analysis.heads import measure_heads
 from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import redraw
-from vitrail.lab.measurements import Readings
-from vitrail.lab.perturbations import Asked
+from vitrail.lab.measurements import MeasuredValues
+from vitrail.lab.perturbations import PerturbedPredictions
 from vitrail.lab.results import Results
-from vitrail.lab.trial import Cell
+from vitrail.lab.trial import Trial
 from vitrail.models.base import Layout
 from vitrail.models.create import create
 
@@ -29,15 +29,15 @@ def test_a_shift_moves_every_pixel_and_mirrors_the_rim():
 def test_a_ring_has_every_shift_of_its_distance_and_no_other():
     spot = torch.zeros(4000, 1, 9, 9)
     spot[:, :, 4, 4] = 1
-    moved = perturbations.ring(2)(spot, np.arange(4000))
+    moved = perturbations.ring_shift(2)(spot, np.arange(4000))
     _, _, rows, columns = moved.nonzero(as_tuple=True)
-    found, counts = np.unique(np.stack([rows - 4, columns - 4], axis=1), axis=0, return_counts=True)
-    assert len(found) == 16
-    assert (np.abs(found).max(axis=1) == 2).all()
+    shifts, counts = np.unique(np.stack([rows - 4, columns - 4], axis=1), axis=0, return_counts=True)
+    assert len(shifts) == 16
+    assert (np.abs(shifts).max(axis=1) == 2).all()
     assert counts.min() > 190  # 250 of each
-    assert perturbations.shifts(28) == (1, 2, 3, 4)
-    assert perturbations.shifts(224) == (8, 16, 24, 32)
-    assert perturbations.shifts(8) == (1,)
+    assert perturbations.shift_distances(28) == (1, 2, 3, 4)
+    assert perturbations.shift_distances(224) == (8, 16, 24, 32)
+    assert perturbations.shift_distances(8) == (1,)
 
 
 def test_shuffling_keeps_blocks_whole_and_moves_each_image_otherwise():
@@ -56,10 +56,10 @@ def test_shuffling_keeps_blocks_whole_and_moves_each_image_otherwise():
 def test_dropping_takes_exactly_its_share_and_more_contains_less():
     images = torch.rand(3, 2, 8, 8)
     few, many = (perturbations.drop(share, (4, 4))(images, np.arange(3)) for share in (0.25, 0.75))
-    gone = [(one != images).any(1) for one in (few, many)]
-    assert [one.sum(dim=(1, 2)).tolist() for one in gone] == [[16] * 3, [48] * 3]
-    assert (gone[1] | ~gone[0]).all()
-    assert few[0][:, gone[0][0]][:, 0].tolist() == pytest.approx(images[0].mean(dim=(1, 2)).tolist())
+    is_dropped = [(mask != images).any(1) for mask in (few, many)]
+    assert [mask.sum(dim=(1, 2)).tolist() for mask in is_dropped] == [[16] * 3, [48] * 3]
+    assert (is_dropped[1] | ~is_dropped[0]).all()
+    assert few[0][:, is_dropped[0][0]][:, 0].tolist() == pytest.approx(images[0].mean(dim=(1, 2)).tolist())
 
 
 def test_filters_divide_an_image_into_two():
@@ -77,17 +77,23 @@ def test_filters_divide_an_image_into_two():
 def test_a_ratio_has_the_error_of_a_ratio():
     right = np.array([1, 1, 1, 0, 0, 1, 1, 1], float)
     same = np.array([1, 0, 1, 1, 0, 1, 1, 0.5]) * right
-    values = perturbations.ratio(same, right)
-    one = perturbations.mean_of(values)
-    assert one.value == pytest.approx(4.5 / 6)
-    drawn = np.random.default_rng(0).integers(8, size=(20_000, 8))
-    drawn = drawn[right[drawn].sum(1) > 2]
-    spread = np.std(same[drawn].sum(1) / right[drawn].sum(1))
-    assert one.error == pytest.approx(spread, rel=0.25)
-    asked = {"shift 1 0": Asked(right > 0, same > 0.4), "shift 2 0": Asked(right > 0, np.zeros(8, bool))}
-    assert perturbations.shift_values(asked, right > 0)["consistency"].mean() == pytest.approx(0.5 * 5 / 6)
-    assert perturbations.shift_values(asked, right > 0, 2)["consistency"].mean() == pytest.approx(0)
-    assert Asked.from_json(asked["shift 1 0"].to_json(), 8).same.tolist() == asked["shift 1 0"].same.tolist()
+    values = perturbations.linearised_ratio(same, right)
+    estimate = perturbations.mean_of(values)
+    assert estimate.value == pytest.approx(4.5 / 6)
+    random_model = np.random.default_rng(0).integers(8, size=(20_000, 8))
+    random_model = random_model[right[random_model].sum(1) > 2]
+    spread = np.std(same[random_model].sum(1) / right[random_model].sum(1))
+    assert estimate.error == pytest.approx(spread, rel=0.25)
+    predictions = {
+        "shift 1 0": PerturbedPredictions(right > 0, same > 0.4),
+        "shift 2 0": PerturbedPredictions(right > 0, np.zeros(8, bool)),
+    }
+    assert perturbations.shift_values(predictions, right > 0)["consistency"].mean() == pytest.approx(0.5 * 5 / 6)
+    assert perturbations.shift_values(predictions, right > 0, 2)["consistency"].mean() == pytest.approx(0)
+    assert (
+        PerturbedPredictions.from_json(predictions["shift 1 0"].to_json(), 8).same.tolist()
+        == predictions["shift 1 0"].same.tolist()
+    )
 
 
 # Exact values of bias.md
@@ -102,32 +108,34 @@ def test_attention_distances_of_known_attention(grid, step, uniform, box):
     near = (np.abs(rows[:, None] - rows) <= 1) & (np.abs(columns[:, None] - columns) <= 1)
     both = np.stack([np.ones_like(near, float), near.astype(float)])
     both /= both.sum(axis=2, keepdims=True)
-    found = measure_heads(both[None], Layout(grid, (step, step), 0, "mean"))
-    assert found.distance[0].tolist() == pytest.approx([uniform, box], abs=5e-5)
-    assert found.of_uniform[0, 0] == pytest.approx(1)
+    measured = measure_heads(both[None], Layout(grid, (step, step), 0, "mean"))
+    assert measured.distance[0].tolist() == pytest.approx([uniform, box], abs=5e-5)
+    assert measured.of_uniform[0, 0] == pytest.approx(1)
 
 
 def test_untrained_attention_is_near_uniform_and_models_without_it_have_none():
     images = torch.randn(3, 1, 28, 28)
-    found = internals.head_distances(create("ViT-Micro/4"), images)
-    assert {layer: one.shape for layer, one in found.items()} == dict.fromkeys(range(6), (3, 4))
-    assert all(abs(one.mean() - 1) < 0.1 for one in found.values())
+    distances = internals.head_distances(create("ViT-Micro/4"), images)
+    assert {layer: layer_distances.shape for layer, layer_distances in distances.items()} == dict.fromkeys(
+        range(6), (3, 4)
+    )
+    assert all(abs(layer_distances.mean() - 1) < 0.1 for layer_distances in distances.values())
     assert internals.head_distances(create("ResNet-Nano"), images) == {}
 
 
 def test_equivariance_of_patches_and_of_circular_convolutions_is_exact():
     images = torch.randn(6, 1, 28, 28, dtype=torch.float64)
     patches = redraw(create("ViT-Nano/7", position="none", depth=1).double())
-    found = internals.equivariance_errors(patches, images, [1, 4, 7])
-    assert found["blocks.0"][7].max() < 1e-12
-    assert found["pooled"][7].max() < 1e-12
-    assert found["blocks.0"][1].min() > 0.1
+    errors = internals.equivariance_errors(patches, images, [1, 4, 7])
+    assert errors["blocks.0"][7].max() < 1e-12
+    assert errors["pooled"][7].max() < 1e-12
+    assert errors["blocks.0"][1].min() > 0.1
     positions = internals.equivariance_errors(redraw(create("ViT-Nano/7", depth=1).double()), images, [7])
     assert positions["blocks.0"][7].min() > 1e-3
     circular = redraw(create("ResNet-Nano", edges="circular", strides=(1, 1, 1)).double())
-    found = internals.equivariance_errors(circular, images, [1, 5])
-    assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "pooled"}
-    assert max(one.max() for layer in found.values() for one in layer.values()) < 1e-12
+    errors = internals.equivariance_errors(circular, images, [1, 5])
+    assert set(errors) == {"blocks.0", "blocks.1", "blocks.2", "pooled"}
+    assert max(values.max() for layer in errors.values() for values in layer.values()) < 1e-12
     strided = internals.equivariance_errors(redraw(create("ResNet-Nano", edges="circular").double()), images, [1, 4])
     assert strided["blocks.2"][4].max() < 1e-12
     assert strided["blocks.2"][1].min() > 1e-3
@@ -139,14 +147,14 @@ def test_features_of_unrelated_images_are_one_apart(monkeypatch):
     def unrelated(_model, images):
         return {"pooled": 3 + 5 * torch.randn(len(images), 8, 1, 1, generator=generator, dtype=torch.float64)}
 
-    monkeypatch.setattr(internals, "_maps", unrelated)
-    found = internals.equivariance_errors(create("ViT-Pico/2"), torch.zeros(2000, 1, 8, 8), [1])
-    assert found["pooled"][1].mean() == pytest.approx(1, abs=0.03)
+    monkeypatch.setattr(internals, "_layer_maps", unrelated)
+    errors = internals.equivariance_errors(create("ViT-Pico/2"), torch.zeros(2000, 1, 8, 8), [1])
+    assert errors["pooled"][1].mean() == pytest.approx(1, abs=0.03)
 
 
 def test_features_between_two_places_are_interpolated():
-    found = internals._rolled(torch.arange(6.0).view(1, 1, 1, 6), 1.5, 3)
-    assert found.flatten().tolist() == [4.5, 2.5, 0.5, 1.5, 2.5, 3.5]
+    rolled = internals._roll(torch.arange(6.0).view(1, 1, 1, 6), 1.5, 3)
+    assert rolled.flatten().tolist() == [4.5, 2.5, 0.5, 1.5, 2.5, 3.5]
     model = redraw(create("ViT-Pico/2", patch=1, position="none", depth=1, resolution=16).double())
     images = torch.randn(8, 1, 16, 16, dtype=torch.float64)
     assert internals.equivariance_errors(model, images, [1])["blocks.0"][1].max() < 1e-12
@@ -156,17 +164,17 @@ def test_receptive_areas_are_those_of_a_convolution():
     model = create("ResNet-Nano", resolution=29, edges="circular").eval()
     areas = internals.receptive_areas(model, torch.randn(2, 1, 29, 29), [0], share=1.0)
     assert areas[0].tolist() == pytest.approx([(7 / 29) ** 2] * 2)  # three 3 x 3 convolutions
-    assert [internals.third(depth) for depth in (1, 3, 4, 5, 6, 12)] == [0, 0, 0, 1, 1, 3]
+    assert [internals.third_layer(depth) for depth in (1, 3, 4, 5, 6, 12)] == [0, 0, 0, 1, 1, 3]
 
 
 def test_layer_similarity_and_its_error():
     torch.manual_seed(0)
     model = create("ViT-Nano/7")
-    found = internals.layer_similarity(model, torch.randn(64, 1, 28, 28))
-    assert np.diag(found.table) == pytest.approx(1)
-    one = found.estimate()
-    assert 0 < one.value <= 1
-    assert one.freedom == 3
+    similarity = internals.layer_similarity(model, torch.randn(64, 1, 28, 28))
+    assert np.diag(similarity.table) == pytest.approx(1)
+    estimate = similarity.estimate()
+    assert 0 < estimate.value <= 1
+    assert estimate.freedom == 3
     assert internals.layer_similarity(model, torch.randn(20, 1, 28, 28)) is None
     flat = internals.jackknife(2.0, np.array([1.0, 2.0, 3.0]))
     assert flat.error == pytest.approx(np.std([-1, 0, 1], ddof=1) * 2 / math.sqrt(3))
@@ -174,11 +182,11 @@ def test_layer_similarity_and_its_error():
 
 def test_calibration_of_a_model_that_is_as_sure_as_right_and_of_one_that_is_too_sure():
     generator = np.random.default_rng(0)
-    sure = generator.uniform(0.5, 1, 2000)
-    said = np.stack([sure, 1 - sure], axis=1)
-    good = perturbations.calibration(said, generator.uniform(size=2000) < sure, draws=50)
+    confidences = generator.uniform(0.5, 1, 2000)
+    probabilities = np.stack([confidences, 1 - confidences], axis=1)
+    good = perturbations.measure_calibration(probabilities, generator.uniform(size=2000) < confidences, draws=50)
     assert good.error.value < 2 * good.by_chance
-    bad = perturbations.calibration(said, generator.uniform(size=2000) < sure - 0.2, draws=50)
+    bad = perturbations.measure_calibration(probabilities, generator.uniform(size=2000) < confidences - 0.2, draws=50)
     assert bad.error.value == pytest.approx(0.2, abs=0.03)
     assert bad.error.interval()[0] > bad.by_chance
     assert perturbations.mean_of(bad.over).value == pytest.approx(0.2, abs=0.03)
@@ -187,25 +195,25 @@ def test_calibration_of_a_model_that_is_as_sure_as_right_and_of_one_that_is_too_
 def test_answers_are_counted_in_their_order():
     model = redraw(create("ViT-Pico/2"))
     images = torch.randn(40, 1, 8, 8)
-    plain = perturbations.probabilities(model, images).argmax(axis=1)
+    plain = perturbations.predict_probabilities(model, images).argmax(axis=1)
     both = {"none": lambda images, _: images, "negative": lambda images, _: -images}
-    found = dict(perturbations.ask(model, images, plain, both, plain=plain))
-    assert found["none"].right.all()
-    assert found["none"].same.all()
-    assert 0 < found["negative"].same.mean() < 1
+    predictions = dict(perturbations.predict_perturbed(model, images, plain, both, plain=plain))
+    assert predictions["none"].right.all()
+    assert predictions["none"].same.all()
+    assert 0 < predictions["negative"].same.mean() < 1
 
 
 def test_variants_that_are_alike_share_their_seed_noise(tmp_path):
     results = Results(tmp_path / "results.jsonl", "x", 300)
-    groups = {(name, n): [Cell(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
-    for (name, n), cells in groups.items():
-        for seed, cell in enumerate(cells):  # the larger n is ten times as noisy
+    groups = {(name, n): [Trial(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
+    for (name, n), trials in groups.items():
+        for seed, trial in enumerate(trials):  # the larger n is ten times as noisy
             values = (name == "a") + seed * (0.1 if n == 2 else 0.01) + np.array([-0.001, 0.001] * 50)
             results.add(
-                {"key": cell.key("x"), "cell": cell.to_json(), "result": {"v": values.tolist()}, "measured": {}}
+                {"key": trial.trial_id("x"), "cell": trial.to_json(), "result": {"v": values.tolist()}, "measured": {}}
             )
-    found = Readings(results, groups, lambda one: one["v"], lambda key: key[1])
-    errors = [found.difference(("a", n), ("b", n)).error for n in (1, 2)]
+    measured = MeasuredValues(results, groups, lambda result: result["v"], lambda key: key[1])
+    errors = [measured.difference(("a", n), ("b", n)).error for n in (1, 2)]
     assert errors == pytest.approx([0.01 / math.sqrt(2), 0.1 / math.sqrt(2)], rel=0.02)
-    assert found.difference(("a", 1), ("c", 1)) is None
-    assert found.estimate(("a", 1)).value == pytest.approx(1.005)
+    assert measured.difference(("a", 1), ("c", 1)) is None
+    assert measured.estimate(("a", 1)).value == pytest.approx(1.005)

@@ -14,7 +14,7 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.lab.exact import redraw
 from vitrail.lab.perturbations import mean_of
-from vitrail.lab.profile import Number, Profile, _asks, _names, compare_pairs, profile
+from vitrail.lab.profile import Measurement, Profile, _name_bundles, compare_pairs, plan_perturbations, profile
 from vitrail.models import zoo
 from vitrail.models.create import build
 
@@ -40,13 +40,13 @@ def bundles(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(bundles):
+def profiled(bundles):
     return profile("fashion-40", [bundles / "blind", bundles / "cnn"], tell=lambda _: None)
 
 
-def test_an_order_blind_model_is_found_so(found):
-    profiles, _, split = found
-    blind, cnn = (one.numbers for one in profiles)
+def test_an_order_blind_model_is_found_so(profiled):
+    profiles, _, split = profiled
+    blind, cnn = (item.numbers for item in profiles)
     assert len(split) == 40
     assert blind["accuracy"].estimate.value > 0.6
     assert blind["shuffle"].estimate.value == 1
@@ -55,45 +55,45 @@ def test_an_order_blind_model_is_found_so(found):
     assert "nearest" in blind
     assert "nearest" not in cnn
     assert blind["accuracy"].reference == pytest.approx(0.1)
-    assert all(low <= one.estimate.value <= high + 1e-9 for one in blind.values() for low, high in [one.interval])
+    assert all(low <= item.estimate.value <= high + 1e-9 for item in blind.values() for low, high in [item.interval])
     assert blind["shuffle"].interval == pytest.approx(wilson(29, 29), abs=0.05)
     assert cnn["accuracy"].interval[1] <= 1
-    assert set(profiles[0].asked) >= {"", "shuffle 4", "drop 0.5", "low 0.25", "high 0.25", "shift 3.57"}
+    assert set(profiles[0].accuracies) >= {"", "shuffle 4", "drop 0.5", "low 0.25", "high 0.25", "shift 3.57"}
     assert profiles[0].cost["parameters"] == zoo.find("ViT-Nano/7").replace(position="none").parameters
 
 
-def test_pairs_are_compared_on_the_same_images(found):
-    profiles, pairs, _ = found
+def test_pairs_are_compared_on_the_same_images(profiled):
+    profiles, pairs, _ = profiled
     by_name = {pair.measure: pair for pair in pairs}
     assert set(by_name) == {"accuracy", "shift", "shuffle", "drop", "low", "high", "area", "similarity", "over"}
-    assert by_name["shuffle"].tells
+    assert by_name["shuffle"].is_significant
     assert by_name["shuffle"].difference.value == pytest.approx(1 - profiles[1].numbers["shuffle"].estimate.value)
     same = Profile(
-        "x", load("fashion"), {"a": Number(mean_of(np.arange(9.0)), np.arange(9.0))}, {}, {}, {}, None, [], {}
+        "x", load("fashion"), {"a": Measurement(mean_of(np.arange(9.0)), np.arange(9.0))}, {}, {}, {}, None, [], {}
     )
     (none,) = compare_pairs([same, same])
-    assert not none.tells
+    assert not none.is_significant
 
 
-def test_the_page_and_its_numbers(call, tmp_path, bundles, found, monkeypatch):
-    monkeypatch.setattr("vitrail.lab.profile.profile", lambda *_, **__: found)  # measured above
-    words = ["compare", "fashion-40", "--bundles", bundles / "blind", bundles / "cnn", "--output", tmp_path / "out"]
-    said = call(*words)
-    assert said.returncode == 0, said.stderr
-    assert "cnn" in said.stdout
+def test_the_page_and_its_numbers(call, tmp_path, bundles, profiled, monkeypatch):
+    monkeypatch.setattr("vitrail.lab.profile.profile", lambda *_, **__: profiled)  # measured above
+    arguments = ["compare", "fashion-40", "--bundles", bundles / "blind", bundles / "cnn", "--output", tmp_path / "out"]
+    completed = call(*arguments)
+    assert completed.returncode == 0, completed.stderr
+    assert "cnn" in completed.stdout
     page = (tmp_path / "out" / "index.html").read_text()
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
-    assert [one["name"] for one in document["bundles"]] == ["blind", "cnn"]
+    assert [bundle["name"] for bundle in document["bundles"]] == ["blind", "cnn"]
     assert "a ViT without positions: 100.0 %, exactly" in page
     assert "위치 임베딩이 없는 ViT" in page
     assert len(list((tmp_path / "out" / "figures").glob("*.svg"))) == 20
     assert len(list((tmp_path / "out" / "figures").glob("*.ko.svg"))) == 10
-    again = call(*words, "--json")  # written anew
+    again = call(*arguments, "--json")  # written anew
     assert json.loads(again.stdout) == document
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["digits", "--bundles", "fashion", "--questions", "data"], "--bundles must come without"),
         (["digits", "--bundles", "nothing-here"], "Bundle must be"),
@@ -102,40 +102,42 @@ def test_the_page_and_its_numbers(call, tmp_path, bundles, found, monkeypatch):
         (["fashion-40", "--bundles", "fashion", "--budget", "0.000001s"], "Budget must be at least"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(call, tmp_path, words, message):
-    said = call("compare", *words, "--output", tmp_path / "out")
-    assert said.returncode == 2
-    assert message in said.stderr
+def test_what_cannot_be_asked_is_refused(call, tmp_path, arguments, message):
+    completed = call("compare", *arguments, "--output", tmp_path / "out")
+    assert completed.returncode == 2
+    assert message in completed.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_others_is_left_alone(call, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    said = call("compare", "fashion-40", "--bundles", "fashion", "--output", tmp_path)
-    assert said.returncode == 2
-    assert "Output must be a new folder" in said.stderr
+    completed = call("compare", "fashion-40", "--bundles", "fashion", "--output", tmp_path)
+    assert completed.returncode == 2
+    assert "Output must be a new folder" in completed.stderr
 
 
 def test_bundles_of_other_resolutions_are_asked_the_same():
     models = [zoo.find("ViT-Nano/7"), zoo.find("ResNet-Nano").replace(resolution=56), zoo.find("iGPT-Micro")]
-    asks = _asks([Bundle(model=build(one), preprocess=plain(one)) for one in models])
-    assert asks.distances(14) == {1: 1 / 14, 2: 1 / 7}
-    assert asks.distances(56) == {4: 1 / 14, 8: 1 / 7}
-    assert asks.grids == [(2, 2), (7, 7), (14, 14)]
-    assert asks.told == (2, 2)  # 4 x 4 patches, whole
-    assert asks.leaves_whole
-    assert asks.cells == (4, 4)
+    plan = plan_perturbations([Bundle(model=build(config), preprocess=plain(config)) for config in models])
+    assert plan.distances(14) == {1: 1 / 14, 2: 1 / 7}
+    assert plan.distances(56) == {4: 1 / 14, 8: 1 / 7}
+    assert plan.grids == [(2, 2), (7, 7), (14, 14)]
+    assert plan.reported_grid == (2, 2)  # 4 x 4 patches, whole
+    assert plan.keeps_all_patches
+    assert plan.drop_grid == (4, 4)
     odd = [zoo.find("ViT-Micro/4"), zoo.find("ResNet-Nano/8").replace(channels=1)]
-    assert not _asks([Bundle(model=build(one), preprocess=plain(one)) for one in odd]).leaves_whole  # 7 x 7, 32 px
+    assert not plan_perturbations(
+        [Bundle(model=build(config), preprocess=plain(config)) for config in odd]
+    ).keeps_all_patches  # 7 x 7, 32 px
 
 
 def test_the_reference_of_shuffled_blocks_is_exact_for_whose_patches_stay_whole():
     configs = [zoo.find("ViT-Micro/4"), zoo.find("ViT-Nano/7"), zoo.find("ResNet-Nano")]
-    asks = _asks([Bundle(model=build(one), preprocess=plain(one)) for one in configs])
-    assert asks.told == (4, 4)  # 7 x 7 patches are cut, 4 x 4 are not
-    assert [asks.keeps_patches(one) for one in configs] == [False, True, False]
-    alone = _asks([Bundle(model=build(one), preprocess=plain(one)) for one in configs[1:]])
-    assert [alone.keeps_patches(one) for one in configs[1:]] == [True, True]
+    plan = plan_perturbations([Bundle(model=build(config), preprocess=plain(config)) for config in configs])
+    assert plan.reported_grid == (4, 4)  # 7 x 7 patches are cut, 4 x 4 are not
+    assert [plan.keeps_patches(config) for config in configs] == [False, True, False]
+    alone = plan_perturbations([Bundle(model=build(config), preprocess=plain(config)) for config in configs[1:]])
+    assert [alone.keeps_patches(config) for config in configs[1:]] == [True, True]
 
 
 def plain(config):
@@ -143,5 +145,5 @@ def plain(config):
 
 
 def test_bundles_are_named_by_as_much_as_is_needed():
-    assert list(_names(["a/bundle", "b/bundle", "c"])) == ["a/bundle", "b/bundle", "c"]
-    assert list(_names(["a/one", "b/two/"])) == ["one", "two"]
+    assert list(_name_bundles(["a/bundle", "b/bundle", "c"])) == ["a/bundle", "b/bundle", "c"]
+    assert list(_name_bundles(["a/one", "b/two/"])) == ["one", "two"]

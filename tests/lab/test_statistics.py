@@ -10,35 +10,35 @@ from tests.fake_lab import digits_lab
 from tests.made_up import Filled
 from vitrail.lab import page
 from vitrail.lab.question import Accuracies, Question, Verdict
-from vitrail.lab.questions.augmentation import Augmentation
-from vitrail.lab.questions.data import Data
-from vitrail.lab.questions.encoder import Encoder
-from vitrail.lab.questions.order import Order
-from vitrail.lab.questions.position import Position
-from vitrail.lab.questions.size import Size
-from vitrail.lab.questions.transfer import Transfer, halves
+from vitrail.lab.questions.augmentation import AugmentationQuestion
+from vitrail.lab.questions.data import DataQuestion
+from vitrail.lab.questions.encoder import EncoderQuestion
+from vitrail.lab.questions.order import OrderQuestion
+from vitrail.lab.questions.position import PositionQuestion
+from vitrail.lab.questions.size import SizeQuestion
+from vitrail.lab.questions.transfer import TransferQuestion, halves
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
     SeedNoise,
+    central_interval,
     combine,
     contrast,
     draw_accuracies,
-    ends_of,
     log_errors,
     mean_of,
     pool,
     smallest,
     sum_of_means,
 )
-from vitrail.lab.trial import Cell, pack
+from vitrail.lab.trial import Trial, pack
 
 LEVEL = 0.05
 
 
-def rate(one, trials):
+def rate(event, trials):
     """How often something is found, in so many trials."""
-    return sum(bool(one()) for _ in range(trials)) / trials
+    return sum(bool(event()) for _ in range(trials)) / trials
 
 
 # Degrees of freedom
@@ -46,9 +46,9 @@ def rate(one, trials):
 
 def test_means_of_one_noise_have_its_degrees_of_freedom_once():
     noise = pool([[1.0, 2.0], [3.0, 3.5], [0.0, 0.1], [4.0, 4.2]])
-    found = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], noise)])
-    assert (found.freedom, found.value) == (pytest.approx(4), pytest.approx(-1.75))
-    assert found.error == pytest.approx(math.sqrt(noise.variance))
+    estimate = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], noise)])
+    assert (estimate.freedom, estimate.value) == (pytest.approx(4), pytest.approx(-1.75))
+    assert estimate.error == pytest.approx(math.sqrt(noise.variance))
     other = SeedNoise(noise.variance, 2)
     apart = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], other)])
     assert apart.freedom == pytest.approx(4 / (1 / 4 + 1 / 2))  # Welch and Satterthwaite
@@ -72,7 +72,7 @@ def test_equal_means_differ_as_often_as_the_level_says():
 # The smallest of several
 
 
-def drawn(generator, kinds, lead=0.0):
+def random_model(generator, kinds, lead=0.0):
     """Leads of some kinds over one reference, three seeds each."""
     groups = generator.normal(size=(kinds + 1, 3))
     groups[:kinds] += lead
@@ -84,17 +84,17 @@ def test_the_smallest_of_many_that_are_equal_is_rarely_called_worse():
     generator = np.random.default_rng(0)
 
     def is_contradicted():
-        return Verdict("P1", "trained", smallest(drawn(generator, 6))).state(LEVEL) == "contradicted"
+        return Verdict("P1", "trained", smallest(random_model(generator, 6))).state(LEVEL) == "contradicted"
 
     assert rate(is_contradicted, 1500) < 0.03  # 0.025 is the level; the one that seems smallest alone has 0.09
 
 
 def test_the_smallest_is_above_zero_only_if_each_is():
     sure, unsure = Estimate(0.02, 0.001, 20), Estimate(0.03, 0.02, 20)
-    found = smallest([sure, unsure])
-    assert found.value == 0.02
-    assert found.interval() == pytest.approx((unsure.interval()[0], sure.interval(LEVEL / 2)[1]))
-    assert Verdict("C1", "trained", found).state(LEVEL) == "cannot tell"
+    estimate = smallest([sure, unsure])
+    assert estimate.value == 0.02
+    assert estimate.interval() == pytest.approx((unsure.interval()[0], sure.interval(LEVEL / 2)[1]))
+    assert Verdict("C1", "trained", estimate).state(LEVEL) == "cannot tell"
     assert Verdict("C1", "trained", smallest([sure, sure])).state(LEVEL) == "supported"
     assert smallest([sure, None]) is None
     assert math.isnan(smallest([sure, Estimate(0.1, math.nan, 0)]).error)
@@ -102,11 +102,11 @@ def test_the_smallest_is_above_zero_only_if_each_is():
 
 @pytest.mark.parametrize("values", [(0.03, 0.02), (-0.03, 0.02), (-0.03, -0.05), (0.0, 0.001)])
 def test_the_p_value_of_the_smallest_is_where_its_interval_reaches_zero(values):
-    found = smallest([Estimate(value, 0.01, 8) for value in values])
-    p = found.p_value
-    low, high = found.interval(min(p * 1.01, 1))
+    estimate = smallest([Estimate(value, 0.01, 8) for value in values])
+    p = estimate.p_value
+    low, high = estimate.interval(min(p * 1.01, 1))
     is_beyond = low > 0 or high < 0
-    low, high = found.interval(p * 0.99)
+    low, high = estimate.interval(p * 0.99)
     assert low < 0 < high
     assert is_beyond or p == 1
 
@@ -127,49 +127,49 @@ def test_the_smallest_is_doubted_for_any_of_its_parts():
 def fill_two_sizes(folder):
     """Accuracies whose seeds differ by 8 points with few images and by 0.2 with many."""
     results = Results(folder / "results.jsonl", "x", 300)
-    groups = {(name, n): [Cell(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
-    for (_, n), cells in groups.items():
-        for seed, cell in enumerate(cells):
+    groups = {(name, n): [Trial(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
+    for (_, n), trials in groups.items():
+        for seed, trial in enumerate(trials):
             right = np.arange(1000) < 500 + (80 if n == 1 else 2) * seed
             result = {"right": pack(right), "count": 1000}
-            results.add({"key": cell.key("x"), "cell": cell.to_json(), "result": result, "measured": {}})
+            results.add({"key": trial.trial_id("x"), "cell": trial.to_json(), "result": result, "measured": {}})
     return results, groups
 
 
 def test_sizes_have_their_own_seed_noise(tmp_path):
-    found = Accuracies(*fill_two_sizes(tmp_path), alike=lambda key: key[1])
-    spread = [found.noise_of(("a", n)) for n in (1, 2)]
-    assert [one.variance for one in spread] == [pytest.approx(0.08**2 / 2), pytest.approx(0.002**2 / 2)]
-    assert [one.freedom for one in spread] == [2, 2]
-    across = found.contrast((1.0, ("a", 1)), (-1.0, ("b", 1)), (-1.0, ("a", 2)), (1.0, ("b", 2)))
+    accuracies = Accuracies(*fill_two_sizes(tmp_path), noise_group=lambda key: key[1])
+    spread = [accuracies.noise_of(("a", n)) for n in (1, 2)]
+    assert [noise.variance for noise in spread] == [pytest.approx(0.08**2 / 2), pytest.approx(0.002**2 / 2)]
+    assert [noise.freedom for noise in spread] == [2, 2]
+    across = accuracies.contrast((1.0, ("a", 1)), (-1.0, ("b", 1)), (-1.0, ("a", 2)), (1.0, ("b", 2)))
     assert across.error == pytest.approx(math.sqrt(0.08**2 / 2 + 0.002**2 / 2), rel=1e-6)
     assert across.freedom == pytest.approx(2, rel=0.01)
-    assert found.difference(("a", 2), ("b", 2)).error < 0.01
+    assert accuracies.difference(("a", 2), ("b", 2)).error < 0.01
 
 
 def noises(question, folder):
     """The seed noise of every variant of a question without results but for two seeds of each."""
     filled = Filled(folder, question)
-    for cells in question.cells.values():
-        for cell in cells:
-            filled.train(cell, 0.8)
+    for trials in question.trials.values():
+        for trial in trials:
+            filled.train(trial, 0.8)
     question.read(filled.results)
-    return {name: question.found.noise_of(name) for name in question.found.right}
+    return {name: question.accuracies.noise_of(name) for name in question.accuracies.right}
 
 
 def test_questions_pool_noise_over_what_is_alike(tmp_path):
-    for number, (kind, size) in enumerate(((Data, 1), (Augmentation, 2), (Size, 2))):
+    for number, (kind, size) in enumerate(((DataQuestion, 1), (AugmentationQuestion, 2), (SizeQuestion, 2))):
         (tmp_path / str(number)).mkdir()
-        found = noises(kind("q", digits_lab()), tmp_path / str(number))
-        of_sizes = {name[size]: noise for name, noise in found.items()}
+        pooled = noises(kind("q", digits_lab()), tmp_path / str(number))
+        of_sizes = {name[size]: noise for name, noise in pooled.items()}
         assert len(of_sizes) == 2
-        assert all(noise is of_sizes[name[size]] for name, noise in found.items())
-        counts = {n: sum(name[size] == n for name in found) for n in of_sizes}
+        assert all(noise is of_sizes[name[size]] for name, noise in pooled.items())
+        counts = {n: sum(name[size] == n for name in pooled) for n in of_sizes}
         assert {n: noise.freedom for n, noise in of_sizes.items()} == counts  # two seeds each
     (tmp_path / "encoder").mkdir()
-    found = noises(Encoder("q", digits_lab()), tmp_path / "encoder")
-    assert found["pre"] is found["post"] is found["bare-deep"]
-    assert found["pre"] is not found["base"]
+    pooled = noises(EncoderQuestion("q", digits_lab()), tmp_path / "encoder")
+    assert pooled["pre"] is pooled["post"] is pooled["bare-deep"]
+    assert pooled["pre"] is not pooled["base"]
 
 
 def test_a_lead_at_a_noisy_size_is_found_as_often_as_the_level_says():
@@ -196,16 +196,16 @@ def test_log_errors_are_paired_and_have_the_error_of_a_logarithm():
     hard = generator.normal(size=4000)
     rights = [np.stack([hard + generator.normal(0, 0.3, 4000) < cut] * 2).astype(float) for cut in (1.0, 1.1, 0.2, 0.3)]
     noise, weights = SeedNoise(1e-8, 6), (1.0, -1.0, -1.0, 1.0)
-    found = log_errors([(weight, right, noise) for weight, right in zip(weights, rights, strict=True)])
+    estimate = log_errors([(weight, right, noise) for weight, right in zip(weights, rights, strict=True)])
     wrong = [1 - right.mean() for right in rights]
-    assert found.value == pytest.approx(sum(w * math.log(one) for w, one in zip(weights, wrong, strict=True)))
+    assert estimate.value == pytest.approx(sum(w * math.log(share) for w, share in zip(weights, wrong, strict=True)))
     draws = []
     for _ in range(400):
-        some = generator.integers(4000, size=4000)
-        shares = [1 - right[:, some].mean() for right in rights]
-        draws.append(sum(w * math.log(one) for w, one in zip(weights, shares, strict=True)))
-    assert found.error == pytest.approx(np.std(draws), rel=0.15)
-    assert found.halves == pytest.approx((found.value, found.value))
+        sample = generator.integers(4000, size=4000)
+        shares = [1 - right[:, sample].mean() for right in rights]
+        draws.append(sum(w * math.log(share) for w, share in zip(weights, shares, strict=True)))
+    assert estimate.error == pytest.approx(np.std(draws), rel=0.15)
+    assert estimate.halves == pytest.approx((estimate.value, estimate.value))
 
 
 def test_draws_of_accuracies_share_their_images_and_know_their_seeds():
@@ -217,20 +217,20 @@ def test_draws_of_accuracies_share_their_images_and_know_their_seeds():
     noisy = draw_accuracies([(right, SeedNoise(1e-2, 3)), (right, SeedNoise(1e-2, 3))])
     apart = noisy[:, 0] - noisy[:, 1]
     wide = math.sqrt(1e-2) * stats.t.ppf(0.975, 3)
-    assert ends_of(apart.tolist())[1] == pytest.approx(wide, rel=0.25)
-    assert ends_of([1.0] * 390 + [math.inf] * 10) == (1.0, 1.0)
-    assert math.isinf(ends_of([1.0] * 380 + [math.inf] * 20)[1])
+    assert central_interval(apart.tolist())[1] == pytest.approx(wide, rel=0.25)
+    assert central_interval([1.0] * 390 + [math.inf] * 10) == (1.0, 1.0)
+    assert math.isinf(central_interval([1.0] * 380 + [math.inf] * 20)[1])
 
 
 def ask_about_data(folder, accuracy, sizes=(100, 300, 600, 1000)):
     """The verdicts of the data question if models have these accuracies, by family and size."""
-    question = Data("data", digits_lab(sizes))
+    question = DataQuestion("data", digits_lab(sizes))
     filled = Filled(folder, question)
-    for key, cells in question.cells.items():
-        for cell in cells:
-            filled.train(cell, accuracy(*key))
+    for key, trials in question.trials.items():
+        for trial in trials:
+            filled.train(trial, accuracy(*key))
     question.read(filled.results)
-    return question, {one.claim: one for one in question.verdicts()}
+    return question, {verdict.claim: verdict for verdict in question.verdicts()}
 
 
 @pytest.mark.parametrize(
@@ -251,115 +251,119 @@ def test_whether_vit_overtakes_is_said_as_far_as_the_noise_allows(tmp_path, lead
     def accuracy(family, count):
         return 0.5 + 0.1 * math.log10(count / 100) + (lead[count] if family == "vit" else 0)
 
-    _, found = ask_about_data(tmp_path, accuracy, sizes)
-    verdict = found["C2"]
-    assert verdict.sentence == sentence
+    _, verdicts = ask_about_data(tmp_path, accuracy, sizes)
+    verdict = verdicts["C2"]
+    assert verdict.message == sentence
     for language in ("en", "ko"):
-        assert Data.words[f"C2-{sentence}"][language].format(**verdict.words)
+        assert DataQuestion.messages[f"C2-{sentence}"][language].format(**verdict.fields)
     if at is not None:  # half of the way from 300 to 600, in logarithms
-        assert float(verdict.words["at"].replace(",", "")) == pytest.approx(at, rel=0.05)
-        assert float(verdict.words["low"].replace(",", "")) < at < float(verdict.words["high"].replace(",", ""))
+        assert float(verdict.fields["at"].replace(",", "")) == pytest.approx(at, rel=0.05)
+        assert float(verdict.fields["low"].replace(",", "")) < at < float(verdict.fields["high"].replace(",", ""))
 
 
 def test_few_images_are_the_two_smallest_sizes(tmp_path):
     """The CNN leads by 20 points at 100 images, by 10 at 300, and lags at 1,000."""
     leads = {100: 0.2, 300: 0.1, 1000: -0.2}
-    _, found = ask_about_data(
+    _, verdicts = ask_about_data(
         tmp_path, lambda family, count: 0.6 + leads[count] * (family == "resnet"), sizes=tuple(leads)
     )
-    assert found["C1"].estimate.value == pytest.approx(0.1, abs=0.01)
-    assert len(found["C1"].estimate.among) == 2
+    assert verdicts["C1"].estimate.value == pytest.approx(0.1, abs=0.01)
+    assert len(verdicts["C1"].estimate.parts) == 2
 
 
 def test_one_size_says_nothing_of_growing_data(tmp_path):
-    _, found = ask_about_data(tmp_path, lambda _family, _count: 0.8, sizes=(300,))
-    assert [found[claim].estimate for claim in ("C3", "C7")] == [None, None]
+    _, verdicts = ask_about_data(tmp_path, lambda _family, _count: 0.8, sizes=(300,))
+    assert [verdicts[claim].estimate for claim in ("C3", "C7")] == [None, None]
 
 
 def test_a_gap_has_the_noise_of_the_images_it_was_measured_on(tmp_path):
-    question, found = ask_about_data(tmp_path, lambda _family, count: 0.5 if count == 100 else 0.8)
-    gap = found["C7"].estimate
+    question, verdicts = ask_about_data(tmp_path, lambda _family, count: 0.5 if count == 100 else 0.8)
+    gap = verdicts["C7"].estimate
     assert gap.value == pytest.approx(0.3, abs=0.01)
-    tested = question.found.difference(("vit", 100), ("vit", 1000))
-    assert gap.among[0].lasting == pytest.approx(tested.lasting)  # all training images were judged
-    assert tested.lasting == pytest.approx(math.sqrt(0.3 * 0.7 / 2000), rel=0.05)
-    question.fitted = {("vit", 8000): 0.9, ("vit", 300): 0.9}
+    tested = question.accuracies.difference(("vit", 100), ("vit", 1000))
+    assert gap.parts[0].image_error == pytest.approx(tested.image_error)  # all training images were judged
+    assert tested.image_error == pytest.approx(math.sqrt(0.3 * 0.7 / 2000), rel=0.05)
+    question.training_accuracy = {("vit", 8000): 0.9, ("vit", 300): 0.9}
     assert question._sampled(("vit", 8000)) == pytest.approx(math.sqrt(0.9 * 0.1 / 2000 * 0.75))
     assert question._sampled(("vit", 300)) == 0
 
 
 def test_mixer_is_judged_only_between_the_ends(tmp_path):
-    question = Data("data", digits_lab((100, 300, 600)))
+    question = DataQuestion("data", digits_lab((100, 300, 600)))
     filled = Filled(tmp_path, question)
-    for key, cells in question.cells.items():
+    for key, trials in question.trials.items():
         if key[0] == "vit" or key == ("mixer", 300):  # the largest size is not there
-            for cell in cells:
-                filled.train(cell, 0.8)
+            for trial in trials:
+                filled.train(trial, 0.8)
     question.read(filled.results)
-    verdict = next(one for one in question.verdicts() if one.claim == "C34b")
+    verdict = next(candidate for candidate in question.verdicts() if candidate.claim == "C34b")
     assert verdict.estimate is None
 
 
 # Learning rates that end too early, wherever a number comes from
 
 
-def cut(filled, cell):
+def cut(filled, trial):
     """Let each rate beyond the usual ones be better than the one before, up to the outermost."""
-    for trial, share in zip(filled.results.trials(cell), (0.5, 0.5, 0.6), strict=True):
-        filled.put(trial, **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
+    for rate_trial, share in zip(filled.results.rate_trials(trial), (0.5, 0.5, 0.6), strict=True):
+        filled.put(rate_trial, **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
     for share in (0.8, 0.97):
         filled.put(
-            filled.results.beyond(cell), **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share
+            filled.results.next_rate_trial(trial),
+            **filled.answers(0.8),
+            fewshot=0.5,
+            finetuned=0.5,
+            validation_accuracy=share,
         )
 
 
 def test_transfer_is_doubted_where_rates_were_cut_off_and_knows_its_test_images(tmp_path):
     lab = digits_lab()
     for is_cut in (False, True):
-        question = Transfer("transfer", lab)
+        question = TransferQuestion("transfer", lab)
         folder = tmp_path / str(is_cut)
         folder.mkdir()
         filled = Filled(folder, question)
-        for number, (key, cells) in enumerate(question.cells.items()):
-            for seed, cell in enumerate(cells):
+        for number, (key, trials) in enumerate(question.trials.items()):
+            for seed, trial in enumerate(trials):
                 if not seed and key == ("vit", "linear", 100) and is_cut:
-                    cut(filled, cell)
-                for trial in filled.results.trials(cell):
-                    if not filled.results.has(trial):
-                        filled.put(trial, fewshot=0.5, finetuned=0.5, validation_accuracy=0.5)
+                    cut(filled, trial)
+                for rate_trial in filled.results.rate_trials(trial):
+                    if not filled.results.has(rate_trial):
+                        filled.put(rate_trial, fewshot=0.5, finetuned=0.5, validation_accuracy=0.5)
                 share = 0.5 + 0.3 * (key[2] == 300) + 0.001 * seed + 1e-5 * number
-                filled.put(filled.results.resolve(cell), fewshot=share, finetuned=share, validation_accuracy=0.97)
+                filled.put(filled.results.resolve(trial), fewshot=share, finetuned=share, validation_accuracy=0.97)
         question.read(filled.results)
         verdict = next(question.verdicts())
         assert verdict.state(LEVEL) == ("cannot tell" if is_cut else "supported")
         assert verdict.doubt == ("cut-off" if is_cut else None)
     new = [lab.images.labels.index(name) for name in halves(lab.images)[1].labels]
     tested = int(np.isin(lab.images.test.labels, new).sum())
-    one = question._estimate("fewshot", ("vit", "linear", 100))
-    assert one.lasting == pytest.approx(math.sqrt(0.5 * 0.5 / tested), rel=0.01)
+    estimate = question._estimate("fewshot", ("vit", "linear", 100))
+    assert estimate.image_error == pytest.approx(math.sqrt(0.5 * 0.5 / tested), rel=0.01)
 
 
 def test_positions_and_orders_are_doubted_where_rates_were_cut_off(tmp_path):
     lab = digits_lab()
-    question = Position("position", lab)
+    question = PositionQuestion("position", lab)
     filled = Filled(tmp_path, question)
-    for seed, cell in enumerate(question.fine):
-        filled.train(cell, 0.8, places=[[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]])
+    for seed, trial in enumerate(question.fine):
+        filled.train(trial, 0.8, places=[[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]])
     question.read(filled.results)
     verdict = next(question.verdicts())
     assert (verdict.estimate.value, verdict.doubt) == (pytest.approx(0.4005), None)
-    assert len(verdict.estimate.among) == 2
+    assert len(verdict.estimate.parts) == 2
     cut(filled, question.fine[0])
-    for seed, cell in enumerate(question.fine):
+    for seed, trial in enumerate(question.fine):
         course = [[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]]
-        filled.put(filled.results.resolve(cell), **filled.answers(0.8), places=course)
+        filled.put(filled.results.resolve(trial), **filled.answers(0.8), places=course)
     question.read(filled.results)
     assert next(question.verdicts()).doubt == "cut-off"
-    question = Order("order", lab)
-    question.found = Accuracies(filled.results, {})
-    question.looked, question.noise = {"raster": [{"after": {"recency": 0.7}}]}, SeedNoise(1e-6, 3)
+    question = OrderQuestion("order", lab)
+    question.accuracies = Accuracies(filled.results, {})
+    question.measurements, question.noise = {"raster": [{"after": {"recency": 0.7}}]}, SeedNoise(1e-6, 3)
     assert not question._forgets("raster").is_cut_off
-    question.found.cut_off = {"raster"}
+    question.accuracies.cut_off = {"raster"}
     assert question._forgets("raster").is_cut_off
     assert question._forgets("raster").value == pytest.approx(0.2)
 
@@ -371,11 +375,11 @@ def test_a_mean_is_a_sum_of_one():
 
 def uncertain(value, seeds, images):
     """An estimate with these standard errors, from seeds with nine degrees of freedom and 2,000 test images."""
-    return combine((1.0, Estimate(value, images, 1999, lasting=images)), (1.0, Estimate(0.0, seeds, 9)))
+    return combine((1.0, Estimate(value, images, 1999, image_error=images)), (1.0, Estimate(0.0, seeds, 9)))
 
 
 @pytest.mark.parametrize(
-    ("verdict", "why"),
+    ("verdict", "name"),
     [
         (Verdict("C1", "trained"), "not-run"),
         (Verdict("C1", "exact"), "not-run"),
@@ -397,13 +401,13 @@ def uncertain(value, seeds, images):
         (Verdict("C1", "trained", Estimate(0.1, 0.001, 9)), None),
     ],
 )
-def test_why_nothing_was_decided_and_what_it_takes(verdict, why):
-    found = page._why(digits_lab(), verdict, LEVEL)
-    assert (None if found is None else found.name) == why
-    for language in ("en", "ko") if found is not None else ():
-        text = found.text(language)
+def test_why_nothing_was_decided_and_what_it_takes(verdict, name):
+    reason = page._undecided_reason(digits_lab(), verdict, LEVEL)
+    assert (None if reason is None else reason.name) == name
+    for language in ("en", "ko") if reason is not None else ():
+        text = reason.text(language)
         assert "{" not in text
-        assert text in found.html()
+        assert text in reason.html()
 
 
 @pytest.mark.parametrize(
@@ -425,14 +429,14 @@ def test_the_fewest_seeds_and_images_that_would_tell_are_named(estimate, name, s
     (count,) = remedy.fields.values()
     now = lab.seeds if name == "more-seeds" else 1
     for number, tells in ((count - 1, False), (count, True)):
-        assert estimate.would_tell(level, **dict.fromkeys(sources, number / now)) == tells
+        assert estimate.would_exclude_zero(level, **dict.fromkeys(sources, number / now)) == tells
 
 
 def test_test_images_are_asked_for_only_where_they_would_tell():
     """No number of seeds tells these from zero, and no number of test images does: the seeds differ too much."""
     estimate = uncertain(-0.0053, 0.0524, 0.0028)
-    assert not estimate.would_tell(seeds=1e12)
-    assert not estimate.would_tell(images=1e12)
+    assert not estimate.would_exclude_zero(seeds=1e12)
+    assert not estimate.would_exclude_zero(images=1e12)
     assert page._remedy(digits_lab(), estimate, LEVEL).name == "far-too-few"
 
 
@@ -440,7 +444,7 @@ def test_more_seeds_and_images_make_the_interval_that_they_would_give():
     generator = np.random.default_rng(0)
     few, many = (generator.normal(size=(4, seeds)) for seeds in (5, 20))
     noise = pool(few.tolist())
-    grown = sum_of_means([(1.0, few[0], noise), (-1.0, few[1], noise)], images=0.1, freedom=1e4)._grown(4, 9)
+    grown = sum_of_means([(1.0, few[0], noise), (-1.0, few[1], noise)], images=0.1, freedom=1e4)._rescaled(4, 9)
     again = SeedNoise(noise.variance, 4 * noise.freedom)
     drawn_anew = sum_of_means([(1.0, many[0], again), (-1.0, many[1], again)], images=0.1 / 3, freedom=9e4)
     assert grown.error == pytest.approx(drawn_anew.error)
@@ -467,12 +471,12 @@ def test_equality_is_decided_by_two_one_sided_tests(value, error):
 
 def test_an_open_equality_is_explained_by_its_margin():
     """Positions in one and two dimensions on Fashion-MNIST: the interval excludes zero and crosses one point."""
-    verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, lasting=0.0019), margin=0.01)
-    text = page._why(digits_lab(), verdict, LEVEL).text("en")
+    verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, image_error=0.0019), margin=0.01)
+    text = page._undecided_reason(digits_lab(), verdict, LEVEL).text("en")
     assert text.startswith("The interval excludes zero and crosses the margin of ±1.0 points: there is a difference,")
     assert text.endswith("times as many of both, seeds and test images, would tell.")
     level = Verdict("C20", "trained", Estimate(-0.004, 0.0035, 35), margin=0.01)
-    assert "excludes zero" not in page._why(digits_lab(), level, LEVEL).text("en")
+    assert "excludes zero" not in page._undecided_reason(digits_lab(), level, LEVEL).text("en")
 
 
 def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):
@@ -482,7 +486,7 @@ def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):
         def verdicts(self):
             yield from (Verdict(claim, "trained", Estimate(0.01, error, math.inf)) for claim, error in self.errors)
 
-    Claims.words = {name: {"en": name, "ko": name} for name in ("title", "about", "C1", "C1-rule", "C2", "C2-rule")}
+    Claims.messages = {name: {"en": name, "ko": name} for name in ("title", "about", "C1", "C1-rule", "C2", "C2-rule")}
     question = Claims("claims", digits_lab())
     nearly = 0.01 / stats.norm.isf(0.02)
     for errors, wanted in (
@@ -491,6 +495,6 @@ def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):
         ([("C1", nearly), ("C2", nearly / 10)], ["supported", "supported"]),
     ):
         question.errors = errors
-        found = page.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
-        assert [one["verdict"] for one in found["claims"]] == wanted
-        assert all((one["interval"][0] > 0) == (one["verdict"] == "supported") for one in found["claims"])
+        document = page.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
+        assert [claim_["verdict"] for claim_ in document["claims"]] == wanted
+        assert all((claim_["interval"][0] > 0) == (claim_["verdict"] == "supported") for claim_ in document["claims"])

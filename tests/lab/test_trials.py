@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from tests.fake_lab import digits_lab, nothing
+from tests.fake_lab import digits_lab, states_without_results
 from vitrail.lab import compare
 from vitrail.lab.plan import make_plan
 from vitrail.lab.question import Accuracies, Question
 from vitrail.lab.registry import QUESTIONS
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import SeedNoise, combine, contrast, difference
-from vitrail.lab.training import shifts, train
-from vitrail.lab.trial import Cell
+from vitrail.lab.training import shift_augmentation, train
+from vitrail.lab.trial import Trial
 
 
 class Timed(Question):
@@ -22,8 +22,8 @@ class Timed(Question):
 
     def rounds(self):
         return (
-            [Cell("m:f", {"number": number}, work=10.0) for number in range(2)],
-            [Cell("m:f", {"number": number}, work=10.0, alone=True) for number in (2, 3)],
+            [Trial("m:f", {"number": number}, work=10.0) for number in range(2)],
+            [Trial("m:f", {"number": number}, work=10.0, alone=True) for number in (2, 3)],
         )
 
 
@@ -31,15 +31,15 @@ def test_what_is_timed_runs_one_at_a_time_after_all_else(tmp_path, monkeypatch):
     results = Results(tmp_path / "results.jsonl", "images", 100)
     ran = []
 
-    def run(_folder, cells, *, jobs, backend):
-        for cell in cells:
-            ran.append((cell.settings["number"], jobs))
-            yield {"key": cell.key("images"), "cell": cell.to_json(), "result": {}, "measured": {}}
+    def run(_folder, trials, *, jobs, backend):
+        for trial in trials:
+            ran.append((trial.settings["number"], jobs))
+            yield {"key": trial.trial_id("images"), "cell": trial.to_json(), "result": {}, "measured": {}}
 
-    monkeypatch.setattr(compare, "run_cells", run)
+    monkeypatch.setattr(compare, "run_trials", run)
     question = Timed("timed", digits_lab())
-    cells = [cell for some in reversed(question.rounds()) for cell in some]
-    compare._run(tmp_path, results, cells, {"vit": 1.0}, jobs=4, backend="loky", tell=lambda _: None)
+    trials = [trial for question_round in reversed(question.rounds()) for trial in question_round]
+    compare._run_stages(tmp_path, results, trials, {"vit": 1.0}, jobs=4, backend="loky", tell=lambda _: None)
     assert ran == [(0, 4), (1, 4), (2, 1), (3, 1)]
     empty = Results(tmp_path / "nothing.jsonl", "images", 100)
     plan = make_plan({"timed": question}, empty, {"vit": 1.0}, budget=None, jobs=4)
@@ -47,46 +47,46 @@ def test_what_is_timed_runs_one_at_a_time_after_all_else(tmp_path, monkeypatch):
 
 
 def test_a_cell_is_the_same_whether_it_is_timed_alone_or_not():
-    cell = Cell("m:f", {"number": 1})
-    assert dataclasses.replace(cell, alone=True).key("images") == cell.key("images")
+    trial = Trial("m:f", {"number": 1})
+    assert dataclasses.replace(trial, alone=True).trial_id("images") == trial.trial_id("images")
 
 
 def test_learning_rates_of_tasks_without_a_number_of_images_are_tried_on_the_task(tmp_path):
     results = Results(tmp_path / "results.jsonl", "images", 100)
-    own = results.trials(Cell("m:f", {"seed": 3, "learning_rate": None}))
-    assert [cell.settings for cell in own] == [{"seed": 0, "learning_rate": rate} for rate in (3e-4, 1e-3, 3e-3)]
-    usual = results.trials(digits_lab().train("vit", count=300, seed=1))
-    assert {cell.settings["count"] for cell in usual} == {100}
+    own = results.rate_trials(Trial("m:f", {"seed": 3, "learning_rate": None}))
+    assert [trial.settings for trial in own] == [{"seed": 0, "learning_rate": rate} for rate in (3e-4, 1e-3, 3e-3)]
+    usual = results.rate_trials(digits_lab().train("vit", count=300, seed=1))
+    assert {trial.settings["count"] for trial in usual} == {100}
 
 
 def test_a_rate_beyond_the_end_of_the_range_is_taken_where_it_is_clearly_better(tmp_path):
-    results, cell = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
+    results, trial = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
 
-    def put(one, share):
-        found = {"validation_accuracy": share}
-        results.add({"key": one.key("images"), "cell": one.to_json(), "result": found, "measured": {}})
+    def put(tried, share):
+        result = {"validation_accuracy": share}
+        results.add({"key": tried.trial_id("images"), "cell": tried.to_json(), "result": result, "measured": {}})
 
-    for trial, share in zip(results.trials(cell), (0.5, 0.6, 0.7), strict=True):
-        assert results.beyond(cell) is None
-        put(trial, share)
-    first = results.beyond(cell)
-    assert first.settings == results.trials(cell)[2].settings | {"learning_rate": 1e-2}
+    for rate_trial, share in zip(results.rate_trials(trial), (0.5, 0.6, 0.7), strict=True):
+        assert results.next_rate_trial(trial) is None
+        put(rate_trial, share)
+    first = results.next_rate_trial(trial)
+    assert first.settings == results.rate_trials(trial)[2].settings | {"learning_rate": 1e-2}
     for share, rate in ((0.6, 3e-3), (0.72, 3e-3), (0.74, 1e-2)):  # 2 standard errors are 2.9 points
         put(first, share)
-        assert results.rate(cell) == rate
-        assert not results.is_cut_off(cell)
-    second = results.beyond(cell)
+        assert results.rate(trial) == rate
+        assert not results.is_cut_off(trial)
+    second = results.next_rate_trial(trial)
     assert second.settings == first.settings | {"learning_rate": 3e-2}
     for share, rate, is_cut_off in ((0.75, 1e-2, False), (0.78, 3e-2, True)):
         put(second, share)
-        assert (results.rate(cell), results.beyond(cell)) == (rate, None)
-        assert results.is_cut_off(cell) is is_cut_off
-        assert results.is_cut_off(Cell("m:look", {}, of=(cell,))) is is_cut_off
-    put(results.trials(cell)[1], 0.8)
-    assert (results.rate(cell), results.beyond(cell)) == (1e-3, None)
-    assert not results.is_cut_off(cell)
-    put(results.trials(cell)[0], 0.9)
-    assert results.beyond(cell).settings["learning_rate"] == 1e-4
+        assert (results.rate(trial), results.next_rate_trial(trial)) == (rate, None)
+        assert results.is_cut_off(trial) is is_cut_off
+        assert results.is_cut_off(Trial("m:look", {}, inputs=(trial,))) is is_cut_off
+    put(results.rate_trials(trial)[1], 0.8)
+    assert (results.rate(trial), results.next_rate_trial(trial)) == (1e-3, None)
+    assert not results.is_cut_off(trial)
+    put(results.rate_trials(trial)[0], 0.9)
+    assert results.next_rate_trial(trial).settings["learning_rate"] == 1e-4
 
 
 def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
@@ -104,9 +104,11 @@ def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
 
 
 def test_parts_of_the_images_are_judged_alone(tmp_path):
-    found = Accuracies(Results(tmp_path / "results.jsonl", "images", 100), {})
-    found.right = {"one": np.array([[1, 1, 0, 0], [1, 0, 0, 0]])}
-    parts = found.by_part({"left": np.array([True, True, False, False]), "right": np.array([False, False, True, True])})
+    accuracies = Accuracies(Results(tmp_path / "results.jsonl", "images", 100), {})
+    accuracies.right = {"one": np.array([[1, 1, 0, 0], [1, 0, 0, 0]])}
+    parts = accuracies.by_part(
+        {"left": np.array([True, True, False, False]), "right": np.array([False, False, True, True])}
+    )
     assert parts.estimate(("one", "left")).value == 0.75
     assert parts.estimate(("one", "right")).value == 0
     assert [parts.noise_of(("one", part)).freedom for part in ("left", "right")] == [1, 1]
@@ -122,20 +124,20 @@ def test_large_training_sets_have_one_seed_less():
 
 def test_small_batches_see_as_many_images(tmp_path):
     lab = digits_lab()
-    cell = lab.train("mlp", count=100, seed=0, seen=64, recipe={"batch": 4}).changed(learning_rate=1e-3)
-    found = train(cell.settings, lab.images, [], tmp_path / "one").result
-    assert found["curve"][-1][0] == 16
+    trial = lab.train("mlp", count=100, seed=0, seen=64, recipe={"batch": 4}).clone_with(learning_rate=1e-3)
+    result = train(trial.settings, lab.images, [], tmp_path / "one").result
+    assert result["curve"][-1][0] == 16
 
 
 def test_shifts_are_those_of_the_size():
-    assert [shifts((side, side))["padding"] for side in (8, 28, 32)] == [1, 2, 2]
+    assert [shift_augmentation((side, side))["padding"] for side in (8, 28, 32)] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["augmentation", "size", "range", "encoder", "compute"])
 def test_only_families_that_are_asked_for_are_trained(tmp_path, name):
     for families in (("mlp",), ("vit", "mlp")):
         question = QUESTIONS[name](name, dataclasses.replace(digits_lab(), families=families))
-        trained = {cell.family for some in question.rounds() for cell in some}
+        trained = {trial.family for question_round in question.rounds() for trial in question_round}
         assert trained == set(families) - {"mlp"}
-        verdicts = nothing(question, tmp_path)
+        verdicts = states_without_results(question, tmp_path)
         assert set(verdicts.values()) <= {"cannot tell", "reported"}

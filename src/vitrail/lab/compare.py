@@ -22,16 +22,16 @@ from vitrail.core.terminal import Say, clock
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
 from vitrail.lab import plan as planning
-from vitrail.lab.executor import check_backend, run_cells
-from vitrail.lab.hardware import machine
+from vitrail.lab.executor import check_backend, run_trials
+from vitrail.lab.hardware import describe_machine
 from vitrail.lab.images import Images, is_stored, prepare, restore, store
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.registry import FAMILIES, QUESTIONS
 from vitrail.lab.results import Results, needs_rate
-from vitrail.lab.trial import VERSION, Cell
+from vitrail.lab.trial import VERSION, Trial
 
-_SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
+_IMAGES_SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
 
 
 def compare(
@@ -61,21 +61,25 @@ def compare(
     seconds = None if budget is None else planning.parse_budget(budget)
     dataset = open_data(data)
     _check_folder(output)
-    with locked(output / ".lock", lambda holder: _refuse(output, holder)):
-        before = _read_plan(output)
-        images = _take_images(dataset, output, before)
+    with locked(output / ".lock", lambda holder: _raise_locked(output, holder)):
+        earlier_plan = _read_plan(output)
+        images = _prepare_images(dataset, output, earlier_plan)
         for note in images.notes:
             tell(f"note: {note}")
         lab = _make_lab(images, families, sizes, seeds)
-        asked = {name: QUESTIONS[name](name, lab) for name in names}
-        earlier = {name: count for name, count in (before or {}).get("rounds", {}).items() if name in QUESTIONS}
-        smallest = lab.sizes[0] if before is None else before["smallest"]
+        selected = {name: QUESTIONS[name](name, lab) for name in names}
+        earlier_rounds = {
+            name: count for name, count in (earlier_plan or {}).get("rounds", {}).items() if name in QUESTIONS
+        }
+        smallest = lab.sizes[0] if earlier_plan is None else earlier_plan["smallest"]
         results = Results(output / "results.jsonl", images.fingerprint, smallest, len(images.validation))
-        speeds = dict(before["speeds"]) if before and before.get("machine") == machine() else {}
+        speeds = (
+            dict(earlier_plan["speeds"]) if earlier_plan and earlier_plan.get("machine") == describe_machine() else {}
+        )
         missing = [name for name in lab.families if name not in speeds]
         if missing:
             tell(f"measuring the speed of training here: {', '.join(missing)}")
-            speeds |= _measure(output, images, missing, jobs, backend)
+            speeds |= _measure_speeds(output, images, missing, jobs, backend)
         request = {
             "questions": names,
             "families": list(lab.families),
@@ -83,24 +87,31 @@ def compare(
             "seeds": seeds,
             "budget": budget,
         }
-        commands = list(dict.fromkeys([*(before or {}).get("commands", ()), command or "Python"]))
-        if before is not None and before["request"] == request:
-            made = planning.Plan(before["rounds"], before["seconds"], tuple(before["dropped"]))
+        commands = list(dict.fromkeys([*(earlier_plan or {}).get("commands", ()), command or "Python"]))
+        if earlier_plan is not None and earlier_plan["request"] == request:
+            plan = planning.Plan(earlier_plan["rounds"], earlier_plan["seconds"], tuple(earlier_plan["dropped"]))
         else:
-            made = planning.make_plan(asked, results, speeds, budget=seconds, jobs=jobs)
-        document = planning.document(lab, request, speeds, made) | {"smallest": smallest, "commands": commands}
-        write_json(output / "plan.json", document | {"rounds": earlier | made.taken})
-        for line in made.dropped:
+            plan = planning.make_plan(selected, results, speeds, budget=seconds, jobs=jobs)
+        document = planning.plan_document(lab, request, speeds, plan) | {"smallest": smallest, "commands": commands}
+        write_json(output / "plan.json", document | {"rounds": earlier_rounds | plan.taken})
+        for line in plan.dropped:
             tell(f"dropped for the budget: {line}")
-        cells = [
-            cell for name, question in asked.items() for one in question.rounds()[: made.taken[name]] for cell in one
+        trials = [
+            trial
+            for name, question in selected.items()
+            for question_round in question.rounds()[: plan.taken[name]]
+            for trial in question_round
         ]
-        _run(output, results, cells, speeds, jobs=jobs, backend=backend, tell=tell)
+        _run_stages(output, results, trials, speeds, jobs=jobs, backend=backend, tell=tell)
         # The report is about every question that this lab was ever asked, and its correction over all of their claims.
-        told = {name: asked.get(name) or QUESTIONS[name](name, lab) for name in QUESTIONS if name in earlier | asked}
-        for question in told.values():
+        reported = {
+            name: selected.get(name) or QUESTIONS[name](name, lab)
+            for name in QUESTIONS
+            if name in earlier_rounds | selected
+        }
+        for question in reported.values():
             question.read(results)
-        return write_report(output, lab, told, machines=results.machines(), commands=commands)
+        return write_report(output, lab, reported, machines=results.machines(), commands=commands)
 
 
 def _check_folder(output: Path) -> None:
@@ -112,7 +123,7 @@ def _check_folder(output: Path) -> None:
     check_writable(output)
 
 
-def _refuse(output: Path, holder: str) -> None:
+def _raise_locked(output: Path, holder: str) -> None:
     raise UsageError(
         f"Output must be written by one process at a time, got {str(output)!r}, which {holder} is writing."
     )
@@ -122,36 +133,37 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
     path = output / "plan.json"
     if not path.exists():
         return None
-    found = read_json(path)
-    if not _is_plan(found):
+    plan = read_json(path)
+    if not _is_plan(plan):
         raise DamagedError(path=path, cause="is not a plan as written", advice="Choose another --output.")
-    if found["version"] != VERSION:
+    if plan["version"] != VERSION:
         raise UsageError(
-            f"Output must be of this version of the lab ({VERSION}), got {found['version']}. Choose another --output."
+            f"Output must be of this version of the lab ({VERSION}), got {plan['version']}. Choose another --output."
         )
-    return found
+    return plan
 
 
-def _is_plan(found: object) -> bool:
+def _is_plan(plan: object) -> bool:
     """Whether a document has the fields of a plan, each of its kind."""
-    kinds = {"version": int, "data": dict, "smallest": int, "request": dict, "seconds": int}
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
+    types = {"version": int, "data": dict, "smallest": int, "request": dict, "seconds": int}
+    if not isinstance(plan, dict) or not all(isinstance(plan.get(name), expected) for name, expected in types.items()):
         return False
-    texts, numbers = (found.get("dropped"), found.get("commands", [])), (found.get("speeds"), found.get("rounds"))
+    texts, numbers = (plan.get("dropped"), plan.get("commands", [])), (plan.get("speeds"), plan.get("rounds"))
     return (
-        {"name", "fingerprint"} <= found["data"].keys()
-        and all(isinstance(some, list) and all(isinstance(one, str) for one in some) for some in texts)
+        {"name", "fingerprint"} <= plan["data"].keys()
+        and all(isinstance(values, list) and all(isinstance(value, str) for value in values) for values in texts)
         and all(
-            isinstance(some, dict) and all(isinstance(one, int | float) for one in some.values()) for some in numbers
+            isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+            for values in numbers
         )
     )
 
 
-def _take_images(dataset: Dataset, output: Path, before: dict[str, Any] | None) -> Images:
+def _prepare_images(dataset: Dataset, output: Path, earlier_plan: dict[str, Any] | None) -> Images:
     """The images of the lab, prepared once."""
     fingerprint = dataset.fingerprint()
-    if before is not None and before["data"]["fingerprint"] != fingerprint:
-        name = before["data"]["name"]
+    if earlier_plan is not None and earlier_plan["data"]["fingerprint"] != fingerprint:
+        name = earlier_plan["data"]["name"]
         raise UsageError(f"Output must be a lab on the same images, got one on {name!r}. Choose another --output.")
     folder = output / "images"
     if is_stored(folder):
@@ -175,21 +187,21 @@ def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], see
             f" {images.largest // classes:,}), got {', '.join(map(str, sizes))}."
         )
     for family in chosen:
-        images.matched(family)
-    return Lab(images, chosen, counts, seeds, _SEEN[images.size])
+        images.matched_config(family)
+    return Lab(images, chosen, counts, seeds, _IMAGES_SEEN[images.size])
 
 
-def _measure(output: Path, images: Images, families: Iterable[str], jobs: int, backend: str) -> dict[str, float]:
-    cells = planning.speed_cells(images, list(families))
-    by_key = {cell.key(images.fingerprint): family for family, cell in cells.items()}
-    records = run_cells(output, list(cells.values()), jobs=jobs, backend=backend)
+def _measure_speeds(output: Path, images: Images, families: Iterable[str], jobs: int, backend: str) -> dict[str, float]:
+    trials = planning.speed_trials(images, list(families))
+    by_key = {trial.trial_id(images.fingerprint): family for family, trial in trials.items()}
+    records = run_trials(output, list(trials.values()), jobs=jobs, backend=backend)
     return {by_key[record["key"]]: record["measured"]["speed"] for record in records}
 
 
-def _run(
+def _run_stages(
     output: Path,
     results: Results,
-    cells: Sequence[Cell],
+    trials: Sequence[Trial],
     speeds: dict[str, float],
     *,
     jobs: int,
@@ -198,31 +210,31 @@ def _run(
 ) -> None:
     """Learning rates first, beyond the usual ones where that is better; then what is trained with them, what looks at
     trained models, and, one at a time, what must not be disturbed."""
-    trained, looking = _trained(cells), [cell for cell in cells if not needs_rate(cell)]
-    stages: dict[str, Callable[[], Iterable[Cell | None]]] = {
-        "learning rates": lambda: (trial for cell in trained for trial in results.trials(cell)),
-        "rates beyond": lambda: map(results.beyond, trained),
-        "training": lambda: trained,
-        "measuring": lambda: (cell for cell in looking if not cell.alone),
-        "timing": lambda: (cell for cell in looking if cell.alone),
+    training, measurements = _training_trials(trials), [trial for trial in trials if not needs_rate(trial)]
+    stages: dict[str, Callable[[], Iterable[Trial | None]]] = {
+        "learning rates": lambda: (rate_trial for trial in training for rate_trial in results.rate_trials(trial)),
+        "rates beyond": lambda: map(results.next_rate_trial, training),
+        "training": lambda: training,
+        "measuring": lambda: (trial for trial in measurements if not trial.alone),
+        "timing": lambda: (trial for trial in measurements if trial.alone),
     }
 
-    def left_of(stage: str) -> dict[str, Cell]:
-        wanted = (results.resolve(cell) for cell in stages[stage]() if cell is not None)
-        gone = _gone(output, results, looking)
-        known = [cell for cell in wanted if cell is not None]
-        return {key: cell for cell in known if (key := cell.key("")) in gone or not results.has(cell)}
+    def remaining_trials(stage: str) -> dict[str, Trial]:
+        candidates = (results.resolve(trial) for trial in stages[stage]() if trial is not None)
+        missing = _without_bundle(output, results, measurements)
+        resolved = [trial for trial in candidates if trial is not None]
+        return {key: trial for trial in resolved if (key := trial.trial_id("")) in missing or not results.has(trial)}
 
     for stage in stages:
-        while left := left_of(stage):  # a rate beyond that is better leads to the next one
-            _run_stage(output, results, stage, left, speeds, jobs=jobs, backend=backend, tell=tell)
+        while remaining := remaining_trials(stage):  # a rate beyond that is better leads to the next one
+            _run_stage(output, results, stage, remaining, speeds, jobs=jobs, backend=backend, tell=tell)
 
 
 def _run_stage(
     output: Path,
     results: Results,
     stage: str,
-    left: dict[str, Cell],
+    remaining: dict[str, Trial],
     speeds: dict[str, float],
     *,
     jobs: int,
@@ -230,26 +242,35 @@ def _run_stage(
     tell: Say,
 ) -> None:
     """Run cells, told with the time that is left."""
-    at_once = 1 if stage == "timing" else jobs
-    work = {key: planning.estimate(cell, speeds) for key, cell in left.items()}
-    total, done, began = sum(work.values()), 0.0, time.monotonic()
-    tell(f"{stage}: {len(left)} cells, about {clock(total / at_once)}")
-    for number, record in enumerate(run_cells(output, list(left.values()), jobs=at_once, backend=backend), 1):
+    workers = 1 if stage == "timing" else jobs
+    work = {key: planning.estimate(trial, speeds) for key, trial in remaining.items()}
+    total, done, started = sum(work.values()), 0.0, time.monotonic()
+    tell(f"{stage}: {len(remaining)} cells, about {clock(total / workers)}")
+    for number, record in enumerate(run_trials(output, list(remaining.values()), jobs=workers, backend=backend), 1):
         results.add(record)
-        done += work[Cell.from_json(record["cell"]).key("")]
-        spent = time.monotonic() - began
-        tell(f"  {number}/{len(left)}  {_describe(record)}  {clock(spent / done * (total - done))} left")
+        done += work[Trial.from_json(record["cell"]).trial_id("")]
+        spent = time.monotonic() - started
+        tell(f"  {number}/{len(remaining)}  {_describe(record)}  {clock(spent / done * (total - done))} left")
 
 
-def _trained(cells: Iterable[Cell]) -> list[Cell]:
+def _training_trials(trials: Iterable[Trial]) -> list[Trial]:
     """Cells that train, also those that others look at."""
-    return [part for cell in cells for part in (cell, *cell.of) if needs_rate(part)]
+    return [part for trial in trials for part in (trial, *trial.inputs) if needs_rate(part)]
 
 
-def _gone(output: Path, results: Results, looking: Iterable[Cell]) -> set[str]:
+def _without_bundle(output: Path, results: Results, measurements: Iterable[Trial]) -> set[str]:
     """Trained cells whose bundle somebody deleted, while cells that look at it are still to be run."""
-    resolved = [one for cell in looking if (one := results.resolve(cell)) is not None and not results.has(one)]
-    return {part.key("") for one in resolved for part in one.of if not results.folder(output, part).is_dir()}
+    pending = [
+        measurement
+        for trial in measurements
+        if (measurement := results.resolve(trial)) is not None and not results.has(measurement)
+    ]
+    return {
+        part.trial_id("")
+        for measurement in pending
+        for part in measurement.inputs
+        if not results.folder(output, part).is_dir()
+    }
 
 
 def _describe(record: dict[str, Any]) -> str:

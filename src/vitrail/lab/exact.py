@@ -32,7 +32,7 @@ def redraw(model: Module, std: float = 0.2) -> Module:
     return model.eval()
 
 
-def drawn(config: ModelConfig) -> AnyModel:
+def random_model(config: ModelConfig) -> AnyModel:
     """A model with random weights in double precision."""
     return redraw(build(config).double(), std=0.3)
 
@@ -44,6 +44,6 @@ def random_images(model: AnyModel, count: int = 3, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def difference(one: Tensor, other: Tensor) -> float:
+def relative_difference(outputs: Tensor, other_outputs: Tensor) -> float:
     """The largest difference of two outputs (B, ...), as a share of how much those of different images differ."""
-    return float((one - other).abs().max() / (one - one.mean(0)).abs().max())
+    return float((outputs - other_outputs).abs().max() / (outputs - outputs.mean(0)).abs().max())

@@ -15,37 +15,37 @@ import torch
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.optional import need
 from vitrail.core.registry import load_object
-from vitrail.lab.hardware import here
+from vitrail.lab.hardware import machine_name
 from vitrail.lab.images import Images, restore
-from vitrail.lab.trial import Cell
+from vitrail.lab.trial import Trial
 
 BACKENDS = ("loky", "dask")
 _ATTEMPTS = 3
 
 
-def run_cells(folder: Path, cells: Sequence[Cell], *, jobs: int, backend: str) -> Iterator[dict[str, Any]]:
+def run_trials(folder: Path, trials: Sequence[Trial], *, jobs: int, backend: str) -> Iterator[dict[str, Any]]:
     """The records of all cells, in the order in which they finish."""
     joblib = _joblib()
-    left = {cell.key(_images(folder).fingerprint): cell for cell in cells}
+    remaining = {trial.trial_id(_load_images(folder).fingerprint): trial for trial in trials}
     if jobs == 1 and backend == "loky":
         with _one_thread():
-            yield from (run_cell(str(folder), cell.to_json()) for cell in left.values())
+            yield from (run_trial(str(folder), trial.to_json()) for trial in remaining.values())
         return
-    with _connected(backend, jobs):
+    with _connect_backend(backend, jobs):
         for attempt in range(_ATTEMPTS):
-            calls = [joblib.delayed(run_cell)(str(folder), cell.to_json()) for cell in left.values()]
+            calls = [joblib.delayed(run_trial)(str(folder), trial.to_json()) for trial in remaining.values()]
             try:
                 with joblib.parallel_config(backend, n_jobs=jobs), warnings.catch_warnings():
                     # loky replaces a process whose memory has grown; no cell is lost
                     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
                     for record in joblib.Parallel(return_as="generator_unordered", pre_dispatch="2*n_jobs")(calls):
-                        del left[record["key"]]
+                        del remaining[record["key"]]
                         yield record
                 return
             except VitrailError:
                 raise
             except Exception as error:  # a lost worker: loky, Dask and others each have an error for it
-                if attempt == _ATTEMPTS - 1 or not _is_loss(error):
+                if attempt == _ATTEMPTS - 1 or not _is_lost_worker(error):
                     raise
 
 
@@ -63,19 +63,19 @@ def check_backend(backend: str) -> None:
         ) from None
 
 
-def run_cell(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
+def run_trial(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
     """One cell, in whatever process this is."""
-    cell, images = Cell.from_json(fields), _images(Path(folder))
-    cells = Path(folder) / "cells"
-    of = [cells / part.key(images.fingerprint) for part in cell.of]
-    key = cell.key(images.fingerprint)
+    trial, images = Trial.from_json(fields), _load_images(Path(folder))
+    folders = Path(folder) / "cells"
+    bundles = [folders / part.trial_id(images.fingerprint) for part in trial.inputs]
+    key = trial.trial_id(images.fingerprint)
     with _one_thread():
-        result, measured = load_object(cell.task)(cell.settings, images, of, cells / key)
-    return {"key": key, "cell": fields, "result": result, "measured": measured, "machine": here()}
+        result, measured = load_object(trial.task)(trial.settings, images, bundles, folders / key)
+    return {"key": key, "cell": fields, "result": result, "measured": measured, "machine": machine_name()}
 
 
 @functools.lru_cache(1)
-def _images(folder: Path) -> Images:
+def _load_images(folder: Path) -> Images:
     return restore(folder / "images")
 
 
@@ -89,7 +89,7 @@ def _one_thread() -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def _is_loss(error: Exception) -> bool:
+def _is_lost_worker(error: Exception) -> bool:
     return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "KilledWorker")
 
 
@@ -98,7 +98,7 @@ def _joblib() -> Any:
 
 
 @contextlib.contextmanager
-def _connected(backend: str, jobs: int) -> Generator[None]:
+def _connect_backend(backend: str, jobs: int) -> Generator[None]:
     """Dask needs a client: of the cluster that its own configuration names, else of processes on this machine."""
     if backend not in BACKENDS:
         yield  # registered with joblib by another package
@@ -106,12 +106,14 @@ def _connected(backend: str, jobs: int) -> Generator[None]:
     if backend == "loky":
         yield
         return
-    client_of = need("distributed", extra="dask", subject="Backend dask").Client
+    client_type = need("distributed", extra="dask", subject="Backend dask").Client
     config = need("dask.config", extra="dask", subject="Backend dask")
     address = config.get("scheduler-address", None)
     try:
         client = (
-            client_of(address) if address else client_of(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+            client_type(address)
+            if address
+            else client_type(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
         )
     except OSError as error:
         raise UsageError(f"Dask's scheduler must answer, got {address!r} ({error}).") from None

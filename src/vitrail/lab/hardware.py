@@ -12,10 +12,10 @@ import torch
 from vitrail import __version__
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What times depend on."""
     return {
-        "processor": _processor(),
+        "processor": _processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "features": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
@@ -24,15 +24,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.machine()
+        match = None
+    return match[1] if match else platform.machine()
 
 
 @functools.cache
-def here() -> str:
+def machine_name() -> str:
     """This machine in a few words, noted with every result: a lab may go on on another one."""
-    return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{_processor_name()}, {torch.backends.cpu.get_cpu_capability()}"

@@ -61,14 +61,14 @@ class Images:
             classes=len(self.labels), channels=self.channels, resolution=self.resolution, settings=settings
         )
 
-    def matched(self, family: str, size: str | None = None, **changes: Any) -> ModelConfig:
+    def matched_config(self, family: str, size: str | None = None, **changes: Any) -> ModelConfig:
         """The preset of a family, scaled where it would cost more or less than the ViT of its size by over 6 %. What is
         changed of a model on purpose may change its cost."""
         size = size or self.size
-        config, wanted = self.config(size, family), self.config(size, "vit").macs
-        if abs(config.macs / wanted - 1) > _TOLERANCE:
-            config = config.with_macs(wanted)
-        if abs(config.macs / wanted - 1) > _TOLERANCE:
+        config, target_macs = self.config(size, family), self.config(size, "vit").macs
+        if abs(config.macs / target_macs - 1) > _TOLERANCE:
+            config = config.with_macs(target_macs)
+        if abs(config.macs / target_macs - 1) > _TOLERANCE:
             raise UsageError(f"Family must cost what ViT costs at {self.resolution} px within 6 %, got {family!r}.")
         return config.replace(**changes)
 
@@ -124,11 +124,11 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
     preprocess = Preprocess(resolution=(side, side), mean=half, std=half, crop_fraction=1.0)
     if pixels is None or pixels.shape[1:3] != (side, side):
         notes.append(f"images were resized to {side} x {side} px")
-    parts = [_at_size(split, preprocess) for split in (training, validation, test)]
+    parts = [_resize(split, preprocess) for split in (training, validation, test)]
     return Images(dataset.name, dataset.labels, size, *parts, dataset.fingerprint(), tuple(notes))
 
 
-def _at_size(split: Split, preprocess: Preprocess) -> Split:
+def _resize(split: Split, preprocess: Preprocess) -> Split:
     pixels = split.in_memory
     if pixels is None or pixels.shape[1:] != (*preprocess.resolution, preprocess.channels):
         pixels = preprocess.crop_all(split.images)
@@ -137,19 +137,24 @@ def _at_size(split: Split, preprocess: Preprocess) -> Split:
 
 def store(images: Images, folder: Path) -> None:
     """Write them where every process of the lab finds them."""
-    with atomic_folder(folder, force=True, owned=True) as aside:
+    with atomic_folder(folder, force=True, owned=True) as temporary:
         for part in _PARTS:
             split: Split = getattr(images, part)
-            np.save(aside / f"{part}.npy", np.ascontiguousarray(split.images))
-            np.save(aside / f"{part}-labels.npy", split.labels)
-        about = {"name": images.name, "labels": list(images.labels), "size": images.size, "notes": list(images.notes)}
-        write_json(aside / "about.json", {**about, "fingerprint": images.fingerprint})
+            np.save(temporary / f"{part}.npy", np.ascontiguousarray(split.images))
+            np.save(temporary / f"{part}-labels.npy", split.labels)
+        metadata = {
+            "name": images.name,
+            "labels": list(images.labels),
+            "size": images.size,
+            "notes": list(images.notes),
+        }
+        write_json(temporary / "about.json", {**metadata, "fingerprint": images.fingerprint})
 
 
 def restore(folder: Path) -> Images:
     """The inverse of `store`. Pixels stay on disk until they are needed."""
     verify(folder, [f"{part}{end}.npy" for part in _PARTS for end in ("", "-labels")] + ["about.json"])
-    about = read_json(folder / "about.json")
+    metadata = read_json(folder / "about.json")
     parts = [
         Split(
             part,
@@ -158,8 +163,8 @@ def restore(folder: Path) -> Images:
         )
         for part in _PARTS
     ]
-    labels, notes = tuple(about["labels"]), tuple(about["notes"])
-    return Images(about["name"], labels, about["size"], *parts, about["fingerprint"], notes)
+    labels, notes = tuple(metadata["labels"]), tuple(metadata["notes"])
+    return Images(metadata["name"], labels, metadata["size"], *parts, metadata["fingerprint"], notes)
 
 
 def is_stored(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.analysis.heads import measure_heads
 from vitrail.analysis.layers import cka_table, layer_grams
 from vitrail.analysis.receptive_field import reaches
-from vitrail.lab.perturbations import batches
+from vitrail.lab.perturbations import index_batches
 from vitrail.lab.statistics import Estimate
 from vitrail.models.activations import look
 from vitrail.models.base import AnyModel
@@ -23,11 +23,11 @@ def head_distances(model: AnyModel, images: Tensor) -> dict[int, np.ndarray]:
     layout = model.layout()
     if layout is None:
         return {}
-    found: dict[int, list[np.ndarray]] = {}
+    distances: dict[int, list[np.ndarray]] = {}
     for batch in images.split(max(1, min(32, 200_000 // (model.config.tokens or 1) ** 2))):
         for layer, attention in look(model, batch).attention.items():
-            found.setdefault(layer, []).append(measure_heads(attention.cpu(), layout).of_uniform)
-    return {layer: np.concatenate(parts) for layer, parts in found.items()}
+            distances.setdefault(layer, []).append(measure_heads(attention.cpu(), layout).of_uniform)
+    return {layer: np.concatenate(parts) for layer, parts in distances.items()}
 
 
 def receptive_areas(
@@ -35,67 +35,67 @@ def receptive_areas(
 ) -> dict[int, np.ndarray]:
     """For each layer, of each image (n): the area of the smallest square around the centre that holds `share` of the
     gradient of the layer's output there, as a share of the image."""
-    each = [reaches(model, image, layers, draws=4) for image in images.split(1)]
-    return {layer: np.array([one[layer].areas([share])[share] for one in each]) for layer in layers}
+    fields = [reaches(model, image, layers, draws=4) for image in images.split(1)]
+    return {layer: np.array([field[layer].areas([share])[share] for field in fields]) for layer in layers}
 
 
-def third(depth: int) -> int:
+def third_layer(depth: int) -> int:
     """The layer after which a third of the depth is over."""
     return max(round(depth / 3), 1) - 1
 
 
-def equivariance_errors(model: AnyModel, images: Tensor, far: Sequence[int]) -> dict[str, dict[int, np.ndarray]]:
+def equivariance_errors(model: AnyModel, images: Tensor, distances: Sequence[int]) -> dict[str, dict[int, np.ndarray]]:
     """For each layer with places, and `pooled`, and each distance: how far the features of the moved image are from the
     moved features, for each image. 0 is equivariant (or, pooled, invariant), 1 as different as unrelated images.
 
     Images are rolled along each axis; a distance that is no multiple of a layer's stride moves its features between
     two places, by linear interpolation. Places near the rim are left out: what was rolled over it is seen there.
     """
-    plain = _maps(model, images)
+    plain = _layer_maps(model, images)
     spread = {
-        name: 2 * float((one - one.mean(dim=(0, 2, 3), keepdim=True)).square().sum(1).mean())
-        for name, one in plain.items()
+        name: 2 * float((maps - maps.mean(dim=(0, 2, 3), keepdim=True)).square().sum(1).mean())
+        for name, maps in plain.items()
     }
-    found: dict[str, dict[int, np.ndarray]] = {name: {} for name in plain}
-    for distance in far:
+    errors: dict[str, dict[int, np.ndarray]] = {name: {} for name in plain}
+    for distance in distances:
         parts: dict[str, list[Tensor]] = {}
         for axis in (2, 3):
-            for name, moved in _maps(model, images.roll(distance, axis)).items():
+            for name, moved in _layer_maps(model, images.roll(distance, axis)).items():
                 places = plain[name].shape[axis]
                 steps = 0.0 if name == "pooled" else distance * places / images.shape[axis]
-                wanted = _rolled(plain[name], steps, axis)
+                expected = _roll(plain[name], steps, axis)
                 rim = int(np.ceil(steps - 1e-9))
                 if places <= 2 * rim:
                     continue
-                error = (moved - wanted).square().sum(1).narrow(axis - 1, rim, places - 2 * rim)
+                error = (moved - expected).square().sum(1).narrow(axis - 1, rim, places - 2 * rim)
                 parts.setdefault(name, []).append(error.mean(dim=(1, 2)))
-        for name, some in parts.items():
-            found[name][distance] = torch.stack(some).mean(0).numpy() / max(spread[name], 1e-300)
-    return found
+        for name, axis_errors in parts.items():
+            errors[name][distance] = torch.stack(axis_errors).mean(0).numpy() / max(spread[name], 1e-300)
+    return errors
 
 
-def _maps(model: AnyModel, images: Tensor) -> dict[str, Tensor]:
+def _layer_maps(model: AnyModel, images: Tensor) -> dict[str, Tensor]:
     """What leaves every layer that has places, (n, D, h, w), and what the head reads, (n, D, 1, 1)."""
-    found: dict[str, list[Tensor]] = {}
+    maps: dict[str, list[Tensor]] = {}
     config = model.config
-    for numbers in batches(model, len(images)):
+    for numbers in index_batches(model, len(images)):
         steps = look(model, images[numbers[0] : numbers[-1] + 1], attention=False).steps
         for name, output in steps.items():
             if name == "pooled" and output.ndim == 2:
-                found.setdefault(name, []).append(output[:, :, None, None])
+                maps.setdefault(name, []).append(output[:, :, None, None])
             elif name.startswith("blocks.") and output.ndim == 4:
-                found.setdefault(name, []).append(output)
+                maps.setdefault(name, []).append(output)
             elif name.startswith("blocks.") and output.ndim == 3 and config.grid is not None:
                 tokens = output[:, config.prefix :].transpose(1, 2)
-                found.setdefault(name, []).append(tokens.unflatten(2, config.grid))
-    return {name: torch.cat(parts).double().cpu() for name, parts in found.items()}
+                maps.setdefault(name, []).append(tokens.unflatten(2, config.grid))
+    return {name: torch.cat(parts).double().cpu() for name, parts in maps.items()}
 
 
-def _rolled(maps: Tensor, steps: float, axis: int) -> Tensor:
-    whole = int(np.floor(steps + 1e-9))
-    part = max(steps - whole, 0.0)
-    first = maps.roll(whole, axis)
-    return first if part < 1e-9 else (1 - part) * first + part * maps.roll(whole + 1, axis)
+def _roll(maps: Tensor, steps: float, axis: int) -> Tensor:
+    full_steps = int(np.floor(steps + 1e-9))
+    fraction = max(steps - full_steps, 0.0)
+    rolled = maps.roll(full_steps, axis)
+    return rolled if fraction < 1e-9 else (1 - fraction) * rolled + fraction * maps.roll(full_steps + 1, axis)
 
 
 class Similarity(NamedTuple):
@@ -107,7 +107,7 @@ class Similarity(NamedTuple):
 
     def estimate(self) -> Estimate:
         """The mean over pairs of different layers; its error by the jackknife over batches."""
-        return jackknife(_between(self.table), self.others)
+        return jackknife(_mean_off_diagonal(self.table), self.others)
 
 
 def layer_similarity(model: AnyModel, images: Tensor) -> Similarity | None:
@@ -118,13 +118,16 @@ def layer_similarity(model: AnyModel, images: Tensor) -> Similarity | None:
     batches = len(next(iter(grams.values())))
 
     def table(left_out: int | None) -> np.ndarray:
-        kept = {name: [one for at, one in enumerate(some) if at != left_out] for name, some in grams.items()}
+        kept = {
+            name: [gram for index, gram in enumerate(batch_grams) if index != left_out]
+            for name, batch_grams in grams.items()
+        }
         return cka_table(kept, kept)
 
-    return Similarity(table(None), np.array([_between(table(at)) for at in range(batches)]))
+    return Similarity(table(None), np.array([_mean_off_diagonal(table(index)) for index in range(batches)]))
 
 
-def _between(table: np.ndarray) -> float:
+def _mean_off_diagonal(table: np.ndarray) -> float:
     return float(table[~np.eye(len(table), dtype=bool)].mean())
 
 
@@ -135,6 +138,6 @@ def jackknife(value: float, without: np.ndarray) -> Estimate:
     return Estimate(value, float(np.sqrt(spread)), count - 1)
 
 
-def rounded(values: np.ndarray) -> list[Any]:
+def round_values(values: np.ndarray) -> list[Any]:
     """Numbers for a file, to five digits."""
     return [float(f"{value:.5g}") for value in values]

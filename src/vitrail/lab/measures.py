@@ -25,7 +25,7 @@ class Conditions(NamedTuple):
     equally far apart."""
 
 
-def conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Conditions:
+def measure_conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Conditions:
     """Conditions of an encoding by what it says of each pair of places: a distance (M = 1), or several numbers."""
     rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     down, right = rows[:, None] - rows, columns[:, None] - columns
@@ -36,15 +36,15 @@ def conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Conditions:
     total = np.square(values - values.mean(axis=0)).sum()
     within = np.square(values - means[group]).sum()
     if pairs_NNM.shape[2] == 1:
-        apart = values[:, 0]
+        separations = values[:, 0]
     else:
-        one, other = np.triu_indices(len(means), 1)
-        apart = np.linalg.norm(means[one] - means[other], axis=1)
-    unique = float(apart.min() / apart.mean()) if apart.mean() > 0 else 0.0
+        first, second = np.triu_indices(len(means), 1)
+        separations = np.linalg.norm(means[first] - means[second], axis=1)
+    unique = float(separations.min() / separations.mean()) if separations.mean() > 0 else 0.0
     return Conditions(unique, largest, float(within / total) if total > 1e-20 else 0.0)
 
 
-def distances(table_ND: np.ndarray) -> np.ndarray:
+def pairwise_distances(table_ND: np.ndarray) -> np.ndarray:
     """How far apart the encodings of places are, (N, N, 1)."""
     return np.linalg.norm(table_ND[:, None] - table_ND, axis=-1)[..., None]
 
@@ -54,9 +54,9 @@ def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pa
     gradient with respect to its pixels."""
     sums = np.zeros(len(order_N))
     with torch.enable_grad(), evaluating(model):
-        for some, their in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
-            pixels = some.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(model(pixels).gather(1, their[:, None]).sum(), pixels)
+        for batch, batch_labels in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
+            pixels = batch.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(pixels).gather(1, batch_labels[:, None]).sum(), pixels)
             heights, widths = gradient.shape[2] // patch[0], gradient.shape[3] // patch[1]
             squares = gradient.double().square().sum(1).view(-1, heights, patch[0], widths, patch[1]).sum((2, 4))
             sums += squares.sqrt().flatten(1)[:, order_N].sum(0).numpy()
@@ -64,22 +64,24 @@ def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pa
 
 
 @torch.no_grad()
-def worth_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor) -> np.ndarray:
+def removal_effect_by_place(
+    model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor
+) -> np.ndarray:
     """How much the logit of the label changes if a patch is that of the mean image, by its place in an order, (N)."""
     columns = images.shape[3] // patch[1]
-    usual, found = images.mean(dim=0), []
+    mean_image, effects = images.mean(dim=0), []
     with evaluating(model):
         logits = model(images).gather(1, labels[:, None])
         for place in order_N.tolist():
             down, right = place // columns * patch[0], place % columns * patch[1]
             at = (..., slice(down, down + patch[0]), slice(right, right + patch[1]))
             without = images.clone()
-            without[at] = usual[at]
-            found.append(float((model(without).gather(1, labels[:, None]) - logits).abs().mean()))
-    return np.array(found)
+            without[at] = mean_image[at]
+            effects.append(float((model(without).gather(1, labels[:, None]) - logits).abs().mean()))
+    return np.array(effects)
 
 
-def recency(strength_N: np.ndarray) -> float:
+def recency_index(strength_N: np.ndarray) -> float:
     """Where in a sequence the strength lies: 0 at its beginning, 0.5 evenly, 1 at its end."""
     return float((np.arange(len(strength_N)) * strength_N).sum() / ((len(strength_N) - 1) * strength_N.sum()))
 

@@ -28,8 +28,8 @@ def permutation(level: str, resolution: Pair, patch: Pair, seed: int) -> torch.T
     if level == "patches":
         return patch_order(_order(grid[0] * grid[1], seed), resolution, patch)
     if level == "within":
-        cells = patchify(places[None, None], patch)[..., _order(patch[0] * patch[1], seed)]
-        return unpatchify(cells, grid, patch).flatten()
+        patches = patchify(places[None, None], patch)[..., _order(patch[0] * patch[1], seed)]
+        return unpatchify(patches, grid, patch).flatten()
     raise UsageError(f"Level must be one of {', '.join(LEVELS)}, got {level!r}.")
 
 

@@ -21,10 +21,10 @@ from vitrail.lab.trial import pack, unpack
 from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
 
-Change = Callable[[Tensor, np.ndarray], Tensor]
+Perturbation = Callable[[Tensor, np.ndarray], Tensor]
 """What is done to images (B, C, H, W), given their numbers (B): what is random depends on those alone."""
 
-SHARES = (0.25, 0.5, 0.75)
+DROP_SHARES = (0.25, 0.5, 0.75)
 """Of cells that are dropped."""
 BANDS = (0.125, 0.25, 0.5)
 """Where filters cut, as shares of the highest frequency."""
@@ -36,27 +36,27 @@ _DRAWS = 2  # shifts of each image at each distance
 
 def shift(images: Tensor, down: np.ndarray, right: np.ndarray) -> Tensor:
     """Move each image by so many pixels (B); what comes in over the rim is mirrored there."""
-    sides = [_mirrored(size, by) for size, by in zip(images.shape[2:], (down, right), strict=True)]
+    sides = [_mirrored_indices(size, pixels) for size, pixels in zip(images.shape[2:], (down, right), strict=True)]
     rows, columns = (torch.from_numpy(side).to(images.device) for side in sides)
     each = torch.arange(len(images), device=images.device)[:, None, None]
     return images[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
-def _mirrored(size: int, by: np.ndarray) -> np.ndarray:
+def _mirrored_indices(size: int, pixels: np.ndarray) -> np.ndarray:
     """Where the pixels of a side come from (B, size)."""
-    places = np.abs(np.arange(size) - by[:, None])
+    places = np.abs(np.arange(size) - pixels[:, None])
     return np.where(places > size - 1, 2 * (size - 1) - places, places)
 
 
-def shifts(side: int) -> tuple[int, ...]:
+def shift_distances(side: int) -> tuple[int, ...]:
     """Distances in pixels: one to four parts of 28 of the side, which is 1 to 4 px of a small image."""
     return tuple(sorted({max(round(part * side / 28), 1) for part in (1, 2, 3, 4)}))
 
 
-def ring(distance: int, draw: int = 0) -> Change:
+def ring_shift(distance: int, draw: int = 0) -> Perturbation:
     """Each image moved by `distance` in one direction at least and no more in the other, at random."""
 
-    def change(images: Tensor, numbers: np.ndarray) -> Tensor:
+    def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
         place = rng.integers(8 * distance, distance, draw, numbers, stream="lab shift")
         side, along = np.divmod(place, 2 * distance)
         far, near = np.full_like(along, distance), along - distance
@@ -64,53 +64,55 @@ def ring(distance: int, draw: int = 0) -> Change:
         right = np.select([side == 0, side == 1, side == 2], [near, far, -near], -far)
         return shift(images, down, right)
 
-    return change
+    return perturb
 
 
-def shuffle(grid: Pair) -> Change:
+def shuffle(grid: Pair) -> Perturbation:
     """The blocks of a grid in a random order, each image in another."""
 
-    def change(images: Tensor, numbers: np.ndarray) -> Tensor:
+    def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
         blocks = grid[0] * grid[1]
         keys = rng.bits(blocks, numbers[:, None], np.arange(blocks), stream="lab shuffle")
         order = torch.from_numpy(np.argsort(keys, axis=1)).to(images.device)
         batch, channels, height, width = images.shape
         tall, wide = height // grid[0], width // grid[1]
-        cells = images.view(batch, channels, grid[0], tall, grid[1], wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-        moved = cells[torch.arange(batch, device=images.device)[:, None], order]
+        block_pixels = (
+            images.view(batch, channels, grid[0], tall, grid[1], wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        )
+        moved = block_pixels[torch.arange(batch, device=images.device)[:, None], order]
         return moved.unflatten(1, grid).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
-    return change
+    return perturb
 
 
 def shuffle_grids(*resolutions: Pair) -> list[Pair]:
     """Grids of blocks that divide images of all these sizes: from 2 x 2 on, each of about twice as many a side."""
-    found: list[Pair] = []
+    grids: list[Pair] = []
     for side in range(2, min(min(sizes) for sizes in resolutions) + 1):
         fits = all(height % side == 0 and width % side == 0 for height, width in resolutions)
-        if fits and side <= 16 and (not found or side >= 1.7 * found[-1][0]):
-            found.append((side, side))
-    return found
+        if fits and side <= 16 and (not grids or side >= 1.7 * grids[-1][0]):
+            grids.append((side, side))
+    return grids
 
 
-def drop(share: float, grid: Pair) -> Change:
+def drop(share: float, grid: Pair) -> Perturbation:
     """A random share of the cells of a grid filled with the image's mean colour, in each image others."""
 
-    def change(images: Tensor, numbers: np.ndarray) -> Tensor:
+    def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
         count = grid[0] * grid[1]
         keys = rng.bits(count, numbers[:, None], np.arange(count), stream="lab drop")
-        gone = np.argsort(np.argsort(keys, axis=1), axis=1) < round(share * count)
-        return fill(images, torch.from_numpy(gone).to(images.device), grid)
+        is_dropped = np.argsort(np.argsort(keys, axis=1), axis=1) < round(share * count)
+        return fill(images, torch.from_numpy(is_dropped).to(images.device), grid)
 
-    return change
+    return perturb
 
 
-def low_pass(band: float) -> Change:
+def low_pass(band: float) -> Perturbation:
     """Only frequencies up to `band`, as a share of the highest that the shorter side has."""
     return lambda images, _numbers: _filtered(images, lambda frequency: frequency <= band)
 
 
-def high_pass(band: float) -> Change:
+def high_pass(band: float) -> Perturbation:
     """Only frequencies above `band`, and the mean colour."""
     return lambda images, _numbers: _filtered(images, lambda frequency: (frequency > band) | (frequency == 0))
 
@@ -126,7 +128,7 @@ def _filtered(images: Tensor, keeps: Callable[[Tensor], Tensor]) -> Tensor:
 # Answers
 
 
-class Asked(NamedTuple):
+class PerturbedPredictions(NamedTuple):
     """A model's answers to changed images, one for each image."""
 
     right: np.ndarray
@@ -139,41 +141,43 @@ class Asked(NamedTuple):
         return {"right": pack(self.right), "same": pack(self.same)}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, str], count: int) -> "Asked":
+    def from_json(cls, fields: Mapping[str, str], count: int) -> "PerturbedPredictions":
         """The inverse of `to_json`."""
         return cls(*(unpack(fields[name], count).astype(bool) for name in cls._fields))
 
 
 @torch.inference_mode()
-def probabilities(model: AnyModel, images: Tensor, change: Change | None = None) -> np.ndarray:
+def predict_probabilities(model: AnyModel, images: Tensor, perturbation: Perturbation | None = None) -> np.ndarray:
     """What the model says of images (n, classes)."""
-    found = []
+    parts = []
     with evaluating(model):
-        for numbers in batches(model, len(images)):
+        for numbers in index_batches(model, len(images)):
             batch = images[numbers[0] : numbers[-1] + 1]
-            found.append(model(batch if change is None else change(batch, numbers)).float().softmax(-1).cpu().numpy())
-    return np.concatenate(found)
+            parts.append(
+                model(batch if perturbation is None else perturbation(batch, numbers)).float().softmax(-1).cpu().numpy()
+            )
+    return np.concatenate(parts)
 
 
-def ask(
-    model: AnyModel, images: Tensor, labels: np.ndarray, changes: Mapping[str, Change], *, plain: np.ndarray
-) -> Iterator[tuple[str, Asked]]:
+def predict_perturbed(
+    model: AnyModel, images: Tensor, labels: np.ndarray, perturbations: Mapping[str, Perturbation], *, plain: np.ndarray
+) -> Iterator[tuple[str, PerturbedPredictions]]:
     """The answers to every change; `plain` are those to the images as they are (n)."""
-    for name, change in changes.items():
-        answers = probabilities(model, images, change).argmax(axis=1)
-        yield name, Asked(answers == labels, answers == plain)
+    for name, perturbation in perturbations.items():
+        predicted = predict_probabilities(model, images, perturbation).argmax(axis=1)
+        yield name, PerturbedPredictions(predicted == labels, predicted == plain)
 
 
-def shift_changes(distances: Iterable[int]) -> dict[str, Change]:
+def shift_perturbations(distances: Iterable[int]) -> dict[str, Perturbation]:
     """Every distance, several draws of each: `shift 2 1` is the second draw of two pixels."""
-    return {f"shift {far} {draw}": ring(far, draw) for far in distances for draw in range(_DRAWS)}
+    return {f"shift {far} {draw}": ring_shift(far, draw) for far in distances for draw in range(_DRAWS)}
 
 
-def other_changes(grids: Sequence[Pair], cells: Pair) -> dict[str, Change]:
+def other_perturbations(grids: Sequence[Pair], drop_grid: Pair) -> dict[str, Perturbation]:
     """Shuffled blocks, dropped cells, filters."""
     return {
         **{f"shuffle {grid[0]}": shuffle(grid) for grid in grids},
-        **{f"drop {share:g}": drop(share, cells) for share in SHARES},
+        **{f"drop {share:g}": drop(share, drop_grid) for share in DROP_SHARES},
         **{f"low {band:g}": low_pass(band) for band in BANDS},
         **{f"high {band:g}": high_pass(band) for band in BANDS},
     }
@@ -183,31 +187,37 @@ CURVES = ("shuffle", "drop", "low", "high")
 """Kinds of `other_changes`; each is drawn as a curve."""
 
 
-def curve(kind: str, names: Iterable[str]) -> list[tuple[float, str]]:
+def curve_points(kind: str, names: Iterable[str]) -> list[tuple[float, str]]:
     """The changes of a kind as points of a curve: blocks a side, or per cent of cells or frequencies. The image as it
     is, which has no name, stands where it belongs."""
     scale, unchanged = {"shuffle": (1, 1), "drop": (100, 0), "low": (100, 100), "high": (100, 0)}[kind]
-    found = [(scale * float(name.partition(" ")[2]), name) for name in names if name.startswith(f"{kind} ")]
-    return sorted([*found, (float(unchanged), "")])
+    points = [(scale * float(name.partition(" ")[2]), name) for name in names if name.startswith(f"{kind} ")]
+    return sorted([*points, (float(unchanged), "")])
 
 
-def shift_values(asked: Mapping[str, Asked], right: np.ndarray, far: int | None = None) -> dict[str, np.ndarray]:
+def shift_values(
+    predictions: Mapping[str, PerturbedPredictions], right: np.ndarray, far: int | None = None
+) -> dict[str, np.ndarray]:
     """For each image the mean over shifts (of one distance, or of all): whether it is named rightly, and, among those
     that are right where they stand, whether the answer stays."""
-    some = [one for name, one in asked.items() if name.startswith("shift" if far is None else f"shift {far} ")]
-    same = np.mean([one.same for one in some], axis=0)
+    selected = [
+        prediction
+        for name, prediction in predictions.items()
+        if name.startswith("shift" if far is None else f"shift {far} ")
+    ]
+    same = np.mean([prediction.same for prediction in selected], axis=0)
     return {
-        "accuracy": np.mean([one.right for one in some], axis=0),
-        "consistency": ratio(same * right, right.astype(float)),
+        "accuracy": np.mean([prediction.right for prediction in selected], axis=0),
+        "consistency": linearised_ratio(same * right, right.astype(float)),
     }
 
 
-def ratio(parts: np.ndarray, of: np.ndarray) -> np.ndarray:
+def linearised_ratio(parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """A number for each image; their mean is sum(parts) / sum(of), and their spread that of the ratio (linearised)."""
-    if not of.sum():
-        return np.zeros(len(of))
-    share = parts.sum() / of.sum()
-    return share + (parts - share * of) / of.mean()
+    if not totals.sum():
+        return np.zeros(len(totals))
+    share = parts.sum() / totals.sum()
+    return share + (parts - share * totals) / totals.mean()
 
 
 def mean_of(values: np.ndarray) -> Estimate:
@@ -215,7 +225,7 @@ def mean_of(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))), len(values) - 1)
 
 
-class Calibration(NamedTuple):
+class CalibrationMeasure(NamedTuple):
     """Whether a model is as sure as it is right."""
 
     error: Estimate
@@ -226,19 +236,19 @@ class Calibration(NamedTuple):
     """For each image confidence less 1 if right: the mean is how far the model is too sure."""
 
 
-def calibration(said: np.ndarray, right: np.ndarray, draws: int = 200) -> Calibration:
+def measure_calibration(probabilities: np.ndarray, right: np.ndarray, draws: int = 200) -> CalibrationMeasure:
     """From the probabilities (n, classes) that a model gives, and whether each answer was right (n)."""
-    sure = said.max(axis=1)
-    count = len(sure)
-    drawn = rng.integers(count, np.arange(draws)[:, None], np.arange(count), stream="lab bootstrap")
-    errors = [calibration_error(sure[some], right[some]) for some in drawn]
+    confidences = probabilities.max(axis=1)
+    count = len(confidences)
+    samples = rng.integers(count, np.arange(draws)[:, None], np.arange(count), stream="lab bootstrap")
+    errors = [calibration_error(confidences[sample], right[sample]) for sample in samples]
     luck = rng.uniform(np.arange(draws)[:, None], np.arange(count), stream="lab luck")
-    ideal = [calibration_error(sure, some < sure) for some in luck]
-    error = Estimate(calibration_error(sure, right), float(np.std(errors, ddof=1)))
-    return Calibration(error, float(np.mean(ideal)), sure - right)
+    ideal = [calibration_error(confidences, sample < confidences) for sample in luck]
+    error = Estimate(calibration_error(confidences, right), float(np.std(errors, ddof=1)))
+    return CalibrationMeasure(error, float(np.mean(ideal)), confidences - right)
 
 
-def batches(model: AnyModel, count: int) -> Iterator[np.ndarray]:
+def index_batches(model: AnyModel, count: int) -> Iterator[np.ndarray]:
     """Numbers of images, a batch at a time."""
     size = batch_for(model.config)
     for start in range(0, count, size):

@@ -11,12 +11,12 @@ import torch
 
 from vitrail.core.errors import UsageError
 from vitrail.core.terminal import clock
-from vitrail.lab.hardware import machine
+from vitrail.lab.hardware import describe_machine
 from vitrail.lab.images import Images
 from vitrail.lab.question import Lab, Question
 from vitrail.lab.results import Results
-from vitrail.lab.training import training_cell
-from vitrail.lab.trial import VERSION, Cell, Outcome
+from vitrail.lab.training import training_trial
+from vitrail.lab.trial import VERSION, Outcome, Trial
 from vitrail.models.config import read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
@@ -27,22 +27,22 @@ _MEASURED = 1.0  # seconds of training that tell a family's speed
 
 def parse_budget(text: str) -> float:
     """Seconds from words like 20m, 90s, 2h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text.strip())
-    if not found or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text.strip())
+    if not match or not float(match[1]):
         raise UsageError(f"Budget must be a time such as 20m, 90s or 2h, got {text!r}.")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def speed_cells(images: Images, families: Sequence[str]) -> dict[str, Cell]:
+def speed_trials(images: Images, families: Sequence[str]) -> dict[str, Trial]:
     """Cells that measure how much work a second each family gets done here."""
-    found = {}
+    trials = {}
     for family in families:
-        cell = training_cell(images, family, count=images.largest, seed=0, seen=10**6, learning_rate=1e-3)
-        found[family] = dataclasses.replace(cell, task="vitrail.lab.plan:measure_speed")
-    return found
+        trial = training_trial(images, family, count=images.largest, seed=0, seen=10**6, learning_rate=1e-3)
+        trials[family] = dataclasses.replace(trial, task="vitrail.lab.plan:measure_speed")
+    return trials
 
 
-def measure_speed(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def measure_speed(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Multiply-accumulates a second of training steps, one thread. Seconds are the processor's: what else the machine
     does now may be over soon."""
     config = read_model(settings["model"])
@@ -50,14 +50,14 @@ def measure_speed(settings: dict[str, Any], images: Images, _of: list[Path], _fo
     use_channels_last(model)
     batch = torch.zeros(128, config.channels, *config.resolution)
     labels = torch.zeros(128, dtype=torch.long)
-    steps, began = -2, time.process_time()
-    while steps < 3 or time.process_time() - began < _MEASURED:
+    steps, started = -2, time.process_time()
+    while steps < 3 or time.process_time() - started < _MEASURED:
         if steps == 0:
-            began = time.process_time()
+            started = time.process_time()
         model.zero_grad(set_to_none=True)
         torch.nn.functional.cross_entropy(model(batch), labels).backward()
         steps += 1
-    return Outcome({}, {"speed": 3 * config.macs * 128 * steps / (time.process_time() - began)})
+    return Outcome({}, {"speed": 3 * config.macs * 128 * steps / (time.process_time() - started)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,46 +84,46 @@ def make_plan(
     taken, dropped, spent = dict.fromkeys(questions, 0), [], 0.0
     planned: set[str] = set()
     rounds = {name: question.rounds() for name, question in questions.items()}
-    least = None
+    smallest_cost = None
 
     def runs_something() -> bool:
-        return any(some for name, count in taken.items() for some in rounds[name][:count])
+        return any(round_trials for name, count in taken.items() for round_trials in rounds[name][:count])
 
     for turn in range(max(map(len, rounds.values()), default=0)):
-        for name, some in rounds.items():
-            if turn >= len(some) or taken[name] < turn:
+        for name, question_rounds in rounds.items():
+            if turn >= len(question_rounds) or taken[name] < turn:
                 continue
             cost, keys = 0.0, set()
-            for cell in some[turn]:
-                parts = (*cell.of, cell)
-                for one in (one for part in parts for one in _steps(results, part)):
-                    key = one.key("")
-                    if key not in planned and key not in keys and results.get(one) is None:
-                        cost += estimate(one, speeds) / (1 if one.alone else jobs)
+            for trial in question_rounds[turn]:
+                parts = (*trial.inputs, trial)
+                for step in (step for part in parts for step in _steps(results, part)):
+                    key = step.trial_id("")
+                    if key not in planned and key not in keys and results.get(step) is None:
+                        cost += estimate(step, speeds) / (1 if step.alone else jobs)
                     keys.add(key)
             if budget is not None and spent + cost > budget:
-                dropped.append(f"{name}: round {turn + 1} of {len(some)} and what follows ({clock(cost)})")
-                least = least if runs_something() else min(least or cost, cost)
+                dropped.append(f"{name}: round {turn + 1} of {len(question_rounds)} and what follows ({clock(cost)})")
+                smallest_cost = smallest_cost if runs_something() else min(smallest_cost or cost, cost)
                 continue
             taken[name], spent = turn + 1, spent + cost
             planned |= keys
     if not runs_something():
-        raise UsageError(f"Budget must be at least {(least or 0) / 60 + 0.5:.0f}m for these questions.")
+        raise UsageError(f"Budget must be at least {(smallest_cost or 0) / 60 + 0.5:.0f}m for these questions.")
     return Plan(taken, spent, tuple(dropped))
 
 
-def _steps(results: Results, cell: Cell) -> list[Cell]:
+def _steps(results: Results, trial: Trial) -> list[Trial]:
     """What is run for a cell: trials of its learning rate, as far as they are known now, and the cell."""
-    beyond = results.beyond(cell)
-    return [*results.trials(cell), *([] if beyond is None else [beyond]), cell]
+    beyond = results.next_rate_trial(trial)
+    return [*results.rate_trials(trial), *([] if beyond is None else [beyond]), trial]
 
 
-def estimate(cell: Cell, speeds: Mapping[str, float]) -> float:
+def estimate(trial: Trial, speeds: Mapping[str, float]) -> float:
     """Seconds that a cell should take on one core."""
-    return cell.work / speeds.get(cell.family, min(speeds.values())) + _OVERHEAD
+    return trial.work / speeds.get(trial.family, min(speeds.values())) + _OVERHEAD
 
 
-def document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], plan: Plan) -> dict[str, Any]:
+def plan_document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], plan: Plan) -> dict[str, Any]:
     """What `plan.json` holds."""
     return {
         "version": VERSION,
@@ -131,7 +131,7 @@ def document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], pla
         "smallest": lab.sizes[0],
         "request": request,
         "speeds": dict(speeds),
-        "machine": machine(),
+        "machine": describe_machine(),
         "rounds": plan.taken,
         "seconds": round(plan.seconds),
         "dropped": list(plan.dropped),

@@ -26,14 +26,14 @@ from vitrail.lab.statistics import (
     lost_skill,
     pool,
 )
-from vitrail.lab.training import training_cell
-from vitrail.lab.trial import Cell
+from vitrail.lab.training import training_trial
+from vitrail.lab.trial import Trial
 from vitrail.reports.families import COLOURS as COLOURS
 from vitrail.reports.messages import Words, word
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 
-_USUAL = 10_000
+_MOST_AT_DEFAULT = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Lab:
     """Images that every trained model sees."""
 
     @property
-    def usual_size(self) -> int:
+    def default_size(self) -> int:
         """Training images of comparisons at one size: as many as there are, up to 10,000."""
-        return max((count for count in self.sizes if count <= _USUAL), default=self.sizes[0])
+        return max((count for count in self.sizes if count <= _MOST_AT_DEFAULT), default=self.sizes[0])
 
-    def train(self, family: str, *, count: int, seed: int, **settings: Any) -> Cell:
+    def train(self, family: str, *, count: int, seed: int, **settings: Any) -> Trial:
         """A trained cell by the lab's protocol."""
         settings.setdefault("seen", self.seen)
-        return training_cell(self.images, family, count=count, seed=seed, **settings)
+        return training_trial(self.images, family, count=count, seed=seed, **settings)
 
-    def asked_for(self, names: Iterable[str]) -> list[str]:
+    def selected(self, names: Iterable[str]) -> list[str]:
         """Those of some families that are compared."""
         return [name for name in names if name in self.families]
 
@@ -84,9 +84,9 @@ class Verdict:
     """Whether the estimate is of shares, told in percentage points; else it is a plain number."""
     is_one_sided: bool = False
     """Whether it can be supported, but never contradicted: what it says may lie beyond the range."""
-    words: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What fills in the sentence of its result; without any, nothing is said but the number."""
-    sentence: str = "result"
+    message: str = "result"
     """Which sentence that is: `claim-sentence` in the question's words."""
 
     @property
@@ -97,13 +97,13 @@ class Verdict:
             return None
         if self.margin is None:
             return self.estimate
-        value, *halves = (self.margin - abs(one) for one in (self.estimate.value, *self.estimate.halves))
+        value, *halves = (self.margin - abs(number) for number in (self.estimate.value, *self.estimate.halves))
         return self.estimate._replace(value=value, halves=tuple(halves))
 
     def state(self, level: float) -> State:
         """The verdict, at the level that Holm's rule leaves for it."""
         if self.kind == "reported":
-            return "reported" if self.words else "cannot tell"
+            return "reported" if self.fields else "cannot tell"
         if self.kind == "exact":
             return "cannot tell" if self.holds is None else ("true" if self.holds else "false")
         if self.deciding is None or self.doubt is not None:
@@ -138,14 +138,14 @@ class Score(NamedTuple):
 class Question:
     """One question. Whatever a subclass leaves out is empty."""
 
-    words: ClassVar[Words] = {}
+    messages: ClassVar[Words] = {}
     """Its sentences: `title`, `about`, for each claim `C1` (what the notes say) and `C1-rule` (what decides)."""
     claims: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, lab: Lab) -> None:
         self.name, self.lab = name, lab
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
         """Cells to run, the most informative round first; each round makes sense with those before it."""
         return ()
 
@@ -174,9 +174,9 @@ class Question:
 
     # What questions build from
 
-    def word(self, name: str, tag: str = "span", **fields: Any) -> Html:
+    def t(self, name: str, tag: str = "span", **fields: Any) -> Html:
         """One of its sentences, in both languages."""
-        return word(name, tag, words=self.words, **fields)
+        return word(name, tag, words=self.messages, **fields)
 
 
 class Accuracies:
@@ -187,38 +187,38 @@ class Accuracies:
     """
 
     def __init__(
-        self, results: Results, groups: dict[Any, list[Cell]], alike: Callable[[Any], Any] = lambda _name: None
+        self, results: Results, groups: dict[Any, list[Trial]], noise_group: Callable[[Any], Any] = lambda _name: None
     ) -> None:
         self.right = self._read(results, groups)
-        self._alike = alike
+        self._noise_group = noise_group
         self.cut_off = cut_off(results, groups)
 
-    def _read(self, results: Results, groups: dict[Any, list[Cell]]) -> dict[Any, np.ndarray]:
-        found = {name: results.right(cells) for name, cells in groups.items()}
-        return {name: right for name, right in found.items() if right is not None}
+    def _read(self, results: Results, groups: dict[Any, list[Trial]]) -> dict[Any, np.ndarray]:
+        by_name = {name: results.right(trials) for name, trials in groups.items()}
+        return {name: right for name, right in by_name.items() if right is not None}
 
     @functools.cached_property
-    def _noises(self) -> dict[Any, SeedNoise]:
+    def _noise_by_group(self) -> dict[Any, SeedNoise]:
         by_kind: dict[Any, list[list[float]]] = {}
         for name, right in self.right.items():
-            by_kind.setdefault(self._alike(name), []).append(right.mean(axis=1).tolist())
-        return {kind: pool(some) for kind, some in by_kind.items()}
+            by_kind.setdefault(self._noise_group(name), []).append(right.mean(axis=1).tolist())
+        return {kind: pool(groups) for kind, groups in by_kind.items()}
 
     def noise_of(self, name: Any) -> SeedNoise:
         """The seed noise of a variant, pooled over those that are alike."""
-        return self._noises[self._alike(name)]
+        return self._noise_by_group[self._noise_group(name)]
 
     def by_part(self, parts: Mapping[Any, np.ndarray]) -> "Accuracies":
         """The same variants, each judged on parts of the test images: named (variant, part). Each part has its own
         seed noise: those of one model rise and fall together."""
-        made = copy.copy(self)
-        made.__dict__.pop("_noises", None)
-        made.right = {
-            (name, part): right[:, chosen] for name, right in self.right.items() for part, chosen in parts.items()
+        judged = copy.copy(self)
+        judged.__dict__.pop("_noises", None)
+        judged.right = {
+            (name, part): right[:, is_chosen] for name, right in self.right.items() for part, is_chosen in parts.items()
         }
-        made._alike = lambda name: name[1]
-        made.cut_off = {key for key in made.right if key[0] in self.cut_off}
-        return made
+        judged._noise_group = lambda name: name[1]
+        judged.cut_off = {key for key in judged.right if key[0] in self.cut_off}
+        return judged
 
     def __contains__(self, name: Any) -> bool:
         return name in self.right
@@ -230,12 +230,12 @@ class Accuracies:
 
     def estimate(self, name: Any) -> Estimate:
         """The accuracy of a variant."""
-        found = accuracy(*self._read_of(name))
-        return self._judged(found._replace(bounds=self.bounds), name)
+        estimate = accuracy(*self._sample(name))
+        return self._mark_cut_off(estimate._replace(bounds=self.bounds), name)
 
-    def difference(self, one: Any, other: Any) -> Estimate | None:
+    def difference(self, first: Any, second: Any) -> Estimate | None:
         """Of two variants, on the same images; None if one of them was not run."""
-        return self.contrast((1.0, one), (-1.0, other))
+        return self.contrast((1.0, first), (-1.0, second))
 
     def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
         """A weighted sum of the accuracies of variants, on the same images; None if one of them was not run."""
@@ -247,28 +247,28 @@ class Accuracies:
 
     def _weigh(
         self,
-        how: Callable[[Sequence[tuple[float, np.ndarray, SeedNoise]]], Estimate],
+        combine: Callable[[Sequence[tuple[float, np.ndarray, SeedNoise]]], Estimate],
         terms: Sequence[tuple[float, Any]],
     ) -> Estimate | None:
         names = [name for _, name in terms]
         if any(name not in self.right for name in names):
             return None
-        return self._judged(how([(weight, *self._read_of(name)) for weight, name in terms]), *names)
+        return self._mark_cut_off(combine([(weight, *self._sample(name)) for weight, name in terms]), *names)
 
     def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate:
         """The share of what the original knows beyond chance that the changed variant does not."""
-        found = lost_skill(self._read_of(original), self._read_of(changed), chance)
-        return self._judged(found, original, changed)
+        estimate = lost_skill(self._sample(original), self._sample(changed), chance)
+        return self._mark_cut_off(estimate, original, changed)
 
     def draws(self, names: Sequence[Any]) -> np.ndarray:
         """Accuracies (draws, variants) that other seeds and other test images might have given."""
-        return draw_accuracies([self._read_of(name) for name in names])
+        return draw_accuracies([self._sample(name) for name in names])
 
-    def _read_of(self, name: Any) -> tuple[np.ndarray, SeedNoise]:
+    def _sample(self, name: Any) -> tuple[np.ndarray, SeedNoise]:
         return self.right[name], self.noise_of(name)
 
-    def _judged(self, found: Estimate, *names: Any) -> Estimate:
-        return found._replace(is_cut_off=not self.cut_off.isdisjoint(names))
+    def _mark_cut_off(self, estimate: Estimate, *names: Any) -> Estimate:
+        return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(names))
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -276,46 +276,46 @@ class Accuracies:
         return 0.0, 1.0
 
 
-def cut_off(results: Results, groups: Mapping[Any, Sequence[Cell]]) -> set[Any]:
+def cut_off(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> set[Any]:
     """Variants for which the range of learning rates was too narrow."""
-    return {name for name, cells in groups.items() if any(map(results.is_cut_off, cells))}
+    return {name for name, trials in groups.items() if any(map(results.is_cut_off, trials))}
 
 
-def training_accuracies(results: Results, groups: Mapping[Any, Sequence[Cell]]) -> dict[Any, float]:
+def mean_training_accuracies(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> dict[Any, float]:
     """The mean accuracy of each variant on images that it was trained on, of those that were run."""
-    found = {}
-    for name, cells in groups.items():
-        known = [one["training_accuracy"] for cell in cells if (one := results.get(cell)) is not None]
-        if known:
-            found[name] = sum(known) / len(known)
-    return found
+    accuracies = {}
+    for name, trials in groups.items():
+        values = [result["training_accuracy"] for trial in trials if (result := results.get(trial)) is not None]
+        if values:
+            accuracies[name] = sum(values) / len(values)
+    return accuracies
 
 
 def range_text(counts: Iterable[int]) -> str:
     """The smallest and the largest of some numbers: 2, or 2-3."""
-    known = sorted(set(counts))
-    return "-".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "0"
+    distinct = sorted(set(counts))
+    return "-".join(map(str, dict.fromkeys((distinct[0], distinct[-1])))) if distinct else "0"
 
 
-def points(value: float) -> str:
+def points_text(value: float) -> str:
     """A difference of shares in percentage points."""
     return f"{100 * value:+.1f}"
 
 
-def bar(one: Estimate) -> tuple[float, float]:
+def percent_interval(estimate: Estimate) -> tuple[float, float]:
     """The ends of an interval in per cent, for a figure; a point where it is not known."""
-    low, high = (one.value, one.value) if math.isnan(one.error) else one.interval()
+    low, high = (estimate.value, estimate.value) if math.isnan(estimate.error) else estimate.interval()
     return 100 * low, 100 * high
 
 
-def between(one: Estimate) -> str:
+def difference_text(estimate: Estimate) -> str:
     """The interval of a difference of shares, in percentage points."""
-    low, high = bar(one)
-    return points(one.value) if low == high else f"{points(low / 100)} … {points(high / 100)}"
+    low, high = percent_interval(estimate)
+    return points_text(estimate.value) if low == high else f"{points_text(low / 100)} … {points_text(high / 100)}"
 
 
-def interval_text(one: Estimate, most: float = 100.0) -> str:
+def interval_text(estimate: Estimate, upper: float = 100.0) -> str:
     """A share in per cent with its interval, where it is known; no end of it is below 0 or above `most`."""
-    low, high = bar(one)
-    ends = f"({max(low, 0):.1f} … {min(high, most):.1f})"
-    return f"{one.value:.1%}" if low == high else f"{one.value:.1%} {ends}"
+    low, high = percent_interval(estimate)
+    ends = f"({max(low, 0):.1f} … {min(high, upper):.1f})"
+    return f"{estimate.value:.1%}" if low == high else f"{estimate.value:.1%} {ends}"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.errors import UsageError, VitrailError
-from vitrail.lab.training import BEYOND, RATES
-from vitrail.lab.trial import Cell, unpack
+from vitrail.lab.training import FURTHER_RATES, RATES
+from vitrail.lab.trial import Trial, unpack
 
 _UNKNOWN = "unknown"  # results of earlier versions do not tell their machine
 
@@ -52,117 +52,117 @@ class Results:
 
     def _remember(self, record: dict[str, Any]) -> None:
         """By the key of its cell, which is not that of the line if another version wrote it."""
-        self._records[Cell.from_json(record["cell"]).key(self._fingerprint)] = record
+        self._records[Trial.from_json(record["cell"]).trial_id(self._fingerprint)] = record
 
     # Learning rates: each variant of a model has its own, chosen by validation images at the smallest size
 
-    def trials(self, cell: Cell) -> list[Cell]:
+    def rate_trials(self, trial: Trial) -> list[Trial]:
         """The cells that decide the learning rate of a trained cell: the same at the smallest size, under one seed."""
-        if not needs_rate(cell):
+        if not needs_rate(trial):
             return []
-        usual: dict[str, Any] = {"count": self._smallest} if "count" in cell.settings else {}
-        if cell.settings.get("permutation"):  # one of a level is as good as another
-            usual["permutation"] = [*cell.settings["permutation"][:2], 0]
-        return [cell.changed(learning_rate=rate, seed=0, **usual) for rate in RATES]
+        usual: dict[str, Any] = {"count": self._smallest} if "count" in trial.settings else {}
+        if trial.settings.get("permutation"):  # one of a level is as good as another
+            usual["permutation"] = [*trial.settings["permutation"][:2], 0]
+        return [trial.clone_with(learning_rate=rate, seed=0, **usual) for rate in RATES]
 
-    def rate(self, cell: Cell) -> float | None:
+    def rate(self, trial: Trial) -> float | None:
         """The chosen learning rate; None while a trial at a usual one is missing."""
-        return self._choose(cell)[0]
+        return self._choose_rate(trial)[0]
 
-    def beyond(self, cell: Cell) -> Cell | None:
+    def next_rate_trial(self, trial: Trial) -> Trial | None:
         """The next trial outside the range tried so far, if the best rate is at its end; else None."""
-        return self._choose(cell)[1]
+        return self._choose_rate(trial)[1]
 
-    def _choose(self, cell: Cell) -> tuple[float | None, Cell | None]:
+    def _choose_rate(self, trial: Trial) -> tuple[float | None, Trial | None]:
         """The chosen learning rate, and the trial that could still change it.
 
         The best of the usual rates is chosen. If that is the smallest or the largest of them, the rates beyond that end
         are tried in turn; each is chosen instead if it is better by more than two standard errors.
         """
-        trials = self.trials(cell)
-        found = [self._validation_accuracy(trial) for trial in trials]
-        scores = [one for one in found if one is not None]
-        if not trials or len(scores) < len(trials):
+        rate_trials = self.rate_trials(trial)
+        accuracies = [self._validation_accuracy(rate_trial) for rate_trial in rate_trials]
+        scores = [accuracy for accuracy in accuracies if accuracy is not None]
+        if not rate_trials or len(scores) < len(rate_trials):
             return None, None
         score, rate = max(scores), RATES[int(np.argmax(scores))]
-        for further in BEYOND.get(rate, ()):
-            trial = trials[0].changed(learning_rate=further)
-            reached = self._validation_accuracy(trial)
-            if reached is None:
-                return rate, trial
-            if not _is_better(reached, score, self._validation_count(trial)):
+        for further in FURTHER_RATES.get(rate, ()):
+            rate_trial = rate_trials[0].clone_with(learning_rate=further)
+            further_accuracy = self._validation_accuracy(rate_trial)
+            if further_accuracy is None:
+                return rate, rate_trial
+            if not _is_better(further_accuracy, score, self._validation_count(rate_trial)):
                 break
-            score, rate = reached, further
+            score, rate = further_accuracy, further
         return rate, None
 
-    def is_cut_off(self, cell: Cell) -> bool:
+    def is_cut_off(self, trial: Trial) -> bool:
         """Whether the learning rates end before the best one for a cell, or for what it looks at: the outermost rate
         was chosen."""
-        if not needs_rate(cell):
-            return any(self.is_cut_off(part) for part in cell.of)
-        return self.rate(cell) in {rates[-1] for rates in BEYOND.values()}
+        if not needs_rate(trial):
+            return any(self.is_cut_off(part) for part in trial.inputs)
+        return self.rate(trial) in {rates[-1] for rates in FURTHER_RATES.values()}
 
-    def _validation_accuracy(self, trial: Cell) -> float | None:
-        record = self._records.get(trial.key(self._fingerprint))
+    def _validation_accuracy(self, rate_trial: Trial) -> float | None:
+        record = self._records.get(rate_trial.trial_id(self._fingerprint))
         return None if record is None else record["result"]["validation_accuracy"]
 
-    def _validation_count(self, trial: Cell) -> int:
+    def _validation_count(self, rate_trial: Trial) -> int:
         """Images behind the accuracy of a trial that was run. Earlier versions did not note it."""
-        return self._records[trial.key(self._fingerprint)]["result"].get("validation_count", self._validation)
+        return self._records[rate_trial.trial_id(self._fingerprint)]["result"].get("validation_count", self._validation)
 
-    def resolve(self, cell: Cell) -> Cell | None:
+    def resolve(self, trial: Trial) -> Trial | None:
         """The cell with its learning rate, and those of what it looks at; None while one is not known."""
-        if needs_rate(cell):
-            rate = self.rate(cell)
-            return None if rate is None else cell.changed(learning_rate=rate)
-        of = [self.resolve(part) for part in cell.of]
-        known = tuple(part for part in of if part is not None)
-        return dataclasses.replace(cell, of=known) if len(known) == len(of) else None
+        if needs_rate(trial):
+            rate = self.rate(trial)
+            return None if rate is None else trial.clone_with(learning_rate=rate)
+        inputs = [self.resolve(source) for source in trial.inputs]
+        resolved = tuple(source for source in inputs if source is not None)
+        return dataclasses.replace(trial, inputs=resolved) if len(resolved) == len(inputs) else None
 
     # What questions read
 
-    def get(self, cell: Cell) -> dict[str, Any] | None:
+    def get(self, trial: Trial) -> dict[str, Any] | None:
         """What a cell found; None if it was not run."""
-        record = self._record(cell)
+        record = self._record(trial)
         return None if record is None else record["result"]
 
-    def measured(self, cell: Cell) -> dict[str, Any] | None:
+    def measured(self, trial: Trial) -> dict[str, Any] | None:
         """Times and memory of a cell."""
-        record = self._record(cell)
+        record = self._record(trial)
         return None if record is None else record["measured"]
 
-    def machine(self, cell: Cell) -> str | None:
+    def machine(self, trial: Trial) -> str | None:
         """The machine that a cell was run on, in a few words; None if it was not run."""
-        record = self._record(cell)
+        record = self._record(trial)
         return None if record is None else record.get("machine", _UNKNOWN)
 
     def machines(self) -> dict[str, int]:
         """How many cells were run on each machine."""
         return dict(Counter(record.get("machine", _UNKNOWN) for record in self._records.values()))
 
-    def _record(self, cell: Cell) -> dict[str, Any] | None:
-        resolved = self.resolve(cell)
-        return None if resolved is None else self._records.get(resolved.key(self._fingerprint))
+    def _record(self, trial: Trial) -> dict[str, Any] | None:
+        resolved = self.resolve(trial)
+        return None if resolved is None else self._records.get(resolved.trial_id(self._fingerprint))
 
-    def folder(self, output: Path, cell: Cell) -> Path:
+    def folder(self, output: Path, trial: Trial) -> Path:
         """Where the bundle of a resolved trained cell is."""
-        return output / "cells" / cell.key(self._fingerprint)
+        return output / "cells" / trial.trial_id(self._fingerprint)
 
-    def has(self, cell: Cell) -> bool:
+    def has(self, trial: Trial) -> bool:
         """Whether a resolved cell was run."""
-        return cell.key(self._fingerprint) in self._records
+        return trial.trial_id(self._fingerprint) in self._records
 
-    def right(self, cells: list[Cell]) -> np.ndarray | None:
+    def right(self, trials: list[Trial]) -> np.ndarray | None:
         """Right answers to the test images (seeds, images) of those cells that were run; None if there are none."""
-        found = [record for cell in cells if (record := self.get(cell)) is not None]
-        return np.stack([unpack(one["right"], one["count"]) for one in found]) if found else None
+        results = [record for trial in trials if (record := self.get(trial)) is not None]
+        return np.stack([unpack(record["right"], record["count"]) for record in results]) if results else None
 
 
-def _is_better(one: float, other: float, count: int) -> bool:
+def _is_better(accuracy: float, reference: float, count: int) -> bool:
     """Whether one accuracy on so many validation images exceeds another by more than two standard errors."""
-    return one - other > 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / count)
+    return accuracy - reference > 2 * math.sqrt((accuracy * (1 - accuracy) + reference * (1 - reference)) / count)
 
 
-def needs_rate(cell: Cell) -> bool:
+def needs_rate(trial: Trial) -> bool:
     """Whether the cell trains with a learning rate that is still to be chosen."""
-    return cell.settings.get("learning_rate", 0) is None
+    return trial.settings.get("learning_rate", 0) is None

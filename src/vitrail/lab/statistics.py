@@ -15,7 +15,7 @@ from vitrail.core.intervals import t_quantile, t_tail
 
 LEVEL = 0.05
 """Of all intervals together: 95 %."""
-_FARTHEST, _DRAWS = 1e12, 400
+_LARGEST_COUNT, _DRAWS = 1e12, 400
 _LEAST_WRONG = 1e-4  # error rates below have no logarithm to rely on
 
 
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     value: float
     error: float
     freedom: float = math.inf
-    lasting: float = 0.0
+    image_error: float = 0.0
     """The part of the error that more seeds do not lessen: that of the test images."""
     halves: tuple[float, ...] = ()
     """The same number from the first half of the seeds, and from the second; empty for one seed."""
@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
     """Whether the best learning rate of a model behind it may lie beyond those that were tried."""
     bounds: tuple[float, float] = (-math.inf, math.inf)
     """What the truth cannot lie beyond: 0 and 1 of an accuracy."""
-    among: tuple["Estimate", ...] = ()
+    parts: tuple["Estimate", ...] = ()
     """If it is the smallest of several: all of these."""
     seed_freedom: float | None = None
     """Degrees of freedom of the part of the error that more seeds lessen; those of the whole if None."""
@@ -45,18 +45,20 @@ class Estimate(NamedTuple):
         The smallest of several is above zero if all are: each of their lower ends is at `level`. It is below zero if
         any is, and with so many chances one of them seems so by luck: their upper ends share the level (Bonferroni).
         """
-        if self.among:
-            shared = level / len(self.among)
-            return min(one.interval(level)[0] for one in self.among), min(one.interval(shared)[1] for one in self.among)
+        if self.parts:
+            shared = level / len(self.parts)
+            return min(part.interval(level)[0] for part in self.parts), min(
+                part.interval(shared)[1] for part in self.parts
+            )
         reach = t_quantile(1 - level / 2, self.freedom) * self.error
         return max(self.value - reach, self.bounds[0]), min(self.value + reach, self.bounds[1])
 
     @property
     def p_value(self) -> float:
         """Of the hypothesis that the truth is 0, two-sided: the level at which the interval just reaches it."""
-        if self.among:
-            above = max(one.tail(1) for one in self.among)
-            below = len(self.among) * min(one.tail(-1) for one in self.among)
+        if self.parts:
+            above = max(part.tail(1) for part in self.parts)
+            below = len(self.parts) * min(part.tail(-1) for part in self.parts)
             return min(2 * min(above, below), 1.0)
         return min(2 * self.tail(1 if self.value > 0 else -1), 1.0)
 
@@ -75,17 +77,17 @@ class Estimate(NamedTuple):
         """Whether both halves of the seeds have its sign."""
         return all(half * self.value > 0 for half in self.halves)
 
-    def would_tell(self, level: float = LEVEL, *, seeds: float = 1.0, images: float = 1.0) -> bool:
+    def would_exclude_zero(self, level: float = LEVEL, *, seeds: float = 1.0, images: float = 1.0) -> bool:
         """Whether its interval would exclude 0 with so many times as many seeds and test images, if the value is the
         truth."""
-        low, high = self._grown(seeds, images).interval(level)
+        low, high = self._rescaled(seeds, images).interval(level)
         return low > 0 or high < 0
 
-    def _grown(self, seeds: float, images: float) -> "Estimate":
+    def _rescaled(self, seeds: float, images: float) -> "Estimate":
         """The same value from so many times as many seeds and test images."""
-        if self.among:
-            return self._replace(among=tuple(one._grown(seeds, images) for one in self.among))
-        of_images = self.lasting**2 / images
+        if self.parts:
+            return self._replace(parts=tuple(part._rescaled(seeds, images) for part in self.parts))
+        of_images = self.image_error**2 / images
         of_seeds = self._seed_variance / seeds
         # The variance over thousands of test images is as good as known.
         freedom = _satterthwaite([(of_seeds, seeds * (self.seed_freedom or self.freedom)), (of_images, math.inf)])
@@ -93,28 +95,31 @@ class Estimate(NamedTuple):
 
     @property
     def _seed_variance(self) -> float:
-        return max(self.error**2 - self.lasting**2, 0.0)
+        return max(self.error**2 - self.image_error**2, 0.0)
 
 
 def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
     """Degrees of freedom of a sum of independent variances, each with its own."""
-    known = [(variance, freedom) for variance, freedom in parts if variance]
-    spread = sum(variance**2 / freedom for variance, freedom in known)
-    return sum(variance for variance, _ in known) ** 2 / spread if spread else math.inf
+    nonzero = [(variance, freedom) for variance, freedom in parts if variance]
+    spread = sum(variance**2 / freedom for variance, freedom in nonzero)
+    return sum(variance for variance, _ in nonzero) ** 2 / spread if spread else math.inf
 
 
 def combine(*terms: tuple[float, Estimate]) -> Estimate:
     """A sum of independent estimates with weights; degrees of freedom by Satterthwaite's rule."""
     return Estimate(
-        sum(weight * one.value for weight, one in terms),
-        math.hypot(*(weight * one.error for weight, one in terms)),
-        _satterthwaite(((weight * one.error) ** 2, one.freedom) for weight, one in terms),
-        math.hypot(*(weight * one.lasting for weight, one in terms)),
+        sum(weight * estimate.value for weight, estimate in terms),
+        math.hypot(*(weight * estimate.error for weight, estimate in terms)),
+        _satterthwaite(((weight * estimate.error) ** 2, estimate.freedom) for weight, estimate in terms),
+        math.hypot(*(weight * estimate.image_error for weight, estimate in terms)),
         # What is exact is the same for every seed.
-        _combine_halves([(weight, one.halves if one.error else (one.value,) * 2) for weight, one in terms]),
-        any(one.is_cut_off for _, one in terms),
+        _combine_halves(
+            [(weight, estimate.halves if estimate.error else (estimate.value,) * 2) for weight, estimate in terms]
+        ),
+        any(estimate.is_cut_off for _, estimate in terms),
         seed_freedom=_satterthwaite(
-            (weight**2 * one._seed_variance, one.seed_freedom or one.freedom) for weight, one in terms
+            (weight**2 * estimate._seed_variance, estimate.seed_freedom or estimate.freedom)
+            for weight, estimate in terms
         ),
     )
 
@@ -132,10 +137,10 @@ def half_means(values: np.ndarray) -> tuple[float, ...]:
     return (float(values[:middle].mean()), float(values[middle:].mean())) if len(values) > 1 else ()
 
 
-def complement(one: Estimate, most: float = math.inf) -> Estimate:
+def complement(estimate: Estimate, upper: float = math.inf) -> Estimate:
     """1 less a share; `most` is what the truth cannot exceed."""
-    halves, bounds = tuple(1 - half for half in one.halves), (-math.inf, most)
-    return one._replace(value=1 - one.value, halves=halves, bounds=bounds)
+    halves, bounds = tuple(1 - half for half in estimate.halves), (-math.inf, upper)
+    return estimate._replace(value=1 - estimate.value, halves=halves, bounds=bounds)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,9 +161,9 @@ def pool(groups: Iterable[Sequence[float]]) -> SeedNoise:
     return SeedNoise(total / freedom if freedom else math.nan, freedom)
 
 
-def difference(one: np.ndarray, other: np.ndarray, noise: SeedNoise) -> Estimate:
+def difference(first: np.ndarray, second: np.ndarray, noise: SeedNoise) -> Estimate:
     """Mean accuracy of one model less that of another, from their right answers (seeds, images) to the same images."""
-    return contrast([(1.0, one, noise), (-1.0, other, noise)])
+    return contrast([(1.0, first, noise), (-1.0, second, noise)])
 
 
 def contrast(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
@@ -185,8 +190,8 @@ def sum_of_means(
         return Estimate(value, math.nan, 0)
     halves = _combine_halves([(weight, half_means(np.asarray(values))) for weight, values, _ in terms])
     seeds = (Estimate(0.0, math.sqrt(noise.variance * share), noise.freedom) for noise, share in shares.items())
-    sources = (Estimate(value, images, freedom, lasting=images), *seeds)
-    return combine(*((1.0, one) for one in sources))._replace(halves=halves)
+    sources = (Estimate(value, images, freedom, image_error=images), *seeds)
+    return combine(*((1.0, source) for source in sources))._replace(halves=halves)
 
 
 def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
@@ -213,11 +218,11 @@ def log_errors(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate
     delta method."""
     wrong = [max(1 - float(right.mean()), _LEAST_WRONG) for _, right, _ in terms]
     pairs = list(zip(terms, wrong, strict=True))
-    found = contrast([(-weight / share, right, noise) for (weight, right, noise), share in pairs])
+    estimate = contrast([(-weight / share, right, noise) for (weight, right, noise), share in pairs])
     logs = [
         (weight, [math.log(max(1 - half, _LEAST_WRONG)) for half in half_means(right)]) for weight, right, _ in terms
     ]
-    return found._replace(
+    return estimate._replace(
         value=sum(weight * math.log(share) for (weight, _, _), share in pairs),
         halves=_combine_halves([(weight, tuple(halves)) for weight, halves in logs]),
     )
@@ -230,17 +235,17 @@ def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
 
 def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
     """Of claims about several things at once the one that is least in favour; None if one is missing."""
-    known = tuple(one for one in estimates if one is not None)
-    if not known or len(known) < len(estimates):
+    available = tuple(estimate for estimate in estimates if estimate is not None)
+    if not available or len(available) < len(estimates):
         return None
-    least = min(known, key=lambda one: one.value)
-    if any(math.isnan(one.error) for one in known):
+    least = min(available, key=lambda estimate: estimate.value)
+    if any(math.isnan(estimate.error) for estimate in available):
         return least._replace(error=math.nan)
     halves = least.halves
-    if least.value > 0 and all(one.halves for one in known):  # all must hold, in both halves
-        first, second = (min(one.halves[at] for one in known) for at in (0, 1))
+    if least.value > 0 and all(estimate.halves for estimate in available):  # all must hold, in both halves
+        first, second = (min(estimate.halves[at] for estimate in available) for at in (0, 1))
         halves = (first, second)
-    return least._replace(halves=halves, is_cut_off=any(one.is_cut_off for one in known), among=known)
+    return least._replace(halves=halves, is_cut_off=any(estimate.is_cut_off for estimate in available), parts=available)
 
 
 class PowerLaw(NamedTuple):
@@ -272,11 +277,13 @@ def fit_power_law(counts: Sequence[float], errors: Sequence[float]) -> PowerLaw 
     return PowerLaw(float(floors[best]), float(np.exp(offsets[best])), float(-slopes[best]))
 
 
-def sample_efficiency(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float | None:
+def sample_efficiency(
+    counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]
+) -> float | None:
     """How many times more images `other` needs for the accuracy that `one` has, by interpolation in log n: the
     geometric mean over the accuracies that both reach; None if there are none."""
     n = np.log(np.asarray(counts, float))
-    a, b = (np.maximum.accumulate(np.asarray(values, float)) for values in (one, other))
+    a, b = (np.maximum.accumulate(np.asarray(values, float)) for values in (accuracies, other_accuracies))
     low, high = max(a[0], b[0]), min(a[-1], b[-1])
     if low >= high:
         return None
@@ -289,9 +296,9 @@ def _invert(n: np.ndarray, values: np.ndarray, levels: np.ndarray) -> np.ndarray
     return np.interp(levels, values[keep], n[keep])
 
 
-def crossover(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float | None:
+def crossover(counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]) -> float | None:
     """The n at which the lead of `one` over `other` changes its sign, by interpolation in log n; the last one."""
-    lead = np.asarray(one, float) - np.asarray(other, float)
+    lead = np.asarray(accuracies, float) - np.asarray(other_accuracies, float)
     n = np.log(np.asarray(counts, float))
     for at in range(len(lead) - 2, -1, -1):
         if lead[at] * lead[at + 1] < 0:
@@ -299,13 +306,15 @@ def crossover(counts: Sequence[float], one: Sequence[float], other: Sequence[flo
     return None
 
 
-def extrapolated_crossover(counts: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float:
+def extrapolated_crossover(
+    counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]
+) -> float:
     """The n beyond those measured at which the power law of `one` overtakes that of `other`; infinity if it never does
     below a million million, or there is no law."""
-    laws = [fit_power_law(counts, [1 - value for value in values]) for values in (one, other)]
+    laws = [fit_power_law(counts, [1 - value for value in values]) for values in (accuracies, other_accuracies)]
     if laws[0] is None or laws[1] is None:
         return math.inf
-    beyond = np.geomspace(counts[-1], _FARTHEST, 500)
+    beyond = np.geomspace(counts[-1], _LARGEST_COUNT, 500)
     ahead = laws[0](beyond) < laws[1](beyond)
     return float(beyond[int(ahead.argmax())]) if ahead.any() else math.inf
 
@@ -316,12 +325,12 @@ def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarra
     generator = np.random.default_rng(0)
     per_image = np.stack([right.mean(axis=0) for right, _ in curves], axis=1)
     count = len(per_image)
-    found = np.stack([generator.multinomial(count, [1 / count] * count) @ per_image / count for _ in range(_DRAWS)])
+    draws = np.stack([generator.multinomial(count, [1 / count] * count) @ per_image / count for _ in range(_DRAWS)])
     factors = {noise: _student_scale(generator, noise.freedom) for _, noise in curves}
     for at, (right, noise) in enumerate(curves):
         error = math.sqrt(noise.variance / len(right))
-        found[:, at] += error * factors[noise] * generator.normal(size=_DRAWS)
-    return found
+        draws[:, at] += error * factors[noise] * generator.normal(size=_DRAWS)
+    return draws
 
 
 def _student_scale(generator: np.random.Generator, freedom: float) -> np.ndarray:
@@ -329,7 +338,7 @@ def _student_scale(generator: np.random.Generator, freedom: float) -> np.ndarray
     return np.sqrt(freedom / generator.chisquare(freedom, _DRAWS))
 
 
-def ends_of(draws: Sequence[float]) -> tuple[float, float]:
+def central_interval(draws: Sequence[float]) -> tuple[float, float]:
     """The interval that holds 95 % of some draws; infinity may be among them."""
     low, high = np.quantile(draws, (LEVEL / 2, 1 - LEVEL / 2), method="nearest")
     return float(low), float(high)

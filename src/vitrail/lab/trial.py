@@ -16,13 +16,13 @@ VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Trial:
     """`task` is the function that does it, as `module:name`; it takes `settings`, the lab's images, and the folder of
     each cell in `of`. A learning rate that is None is chosen before the cell is run."""
 
     task: str
     settings: dict[str, Any]
-    of: tuple["Cell", ...] = ()
+    inputs: tuple["Trial", ...] = ()
     """Trained cells that it looks at."""
     family: str = dataclasses.field(default="vit", compare=False)
     """Whose speed tells how long it takes."""
@@ -33,20 +33,20 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """All that the result depends on, besides the images."""
-        return {"task": self.task, "settings": self.settings, "of": [cell.to_json() for cell in self.of]}
+        return {"task": self.task, "settings": self.settings, "of": [trial.to_json() for trial in self.inputs]}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Cell":
+    def from_json(cls, fields: dict[str, Any]) -> "Trial":
         """The inverse of `to_json`."""
-        return cls(fields["task"], fields["settings"], tuple(cls.from_json(cell) for cell in fields["of"]))
+        return cls(fields["task"], fields["settings"], tuple(cls.from_json(trial) for trial in fields["of"]))
 
-    def key(self, fingerprint: str) -> str:
+    def trial_id(self, fingerprint: str) -> str:
         """What the cell is called: equal settings on equal images have equal keys. A setting of a model that has its
         default does not count, so that a new one leaves the keys of older cells as they are."""
         document = json.dumps([VERSION, fingerprint, _without_defaults(self.to_json())], sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:20]
 
-    def changed(self, **settings: Any) -> "Cell":
+    def clone_with(self, **settings: Any) -> "Trial":
         """The cell with some settings changed."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
 

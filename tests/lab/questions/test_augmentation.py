@@ -2,25 +2,25 @@
 
 import pytest
 
-from tests.fake_lab import answer, digits_lab, nothing
-from vitrail.lab.questions.augmentation import Augmentation
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
+from vitrail.lab.questions.augmentation import AugmentationQuestion
 from vitrail.lab.training import protocol
 
 
 def accuracy(gain_of_vit, gain_of_cnn):
-    def found(settings):
+    def share(settings):
         base, gain = (0.6, gain_of_vit) if settings["model"]["family"] == "vit" else (0.7, gain_of_cnn)
         return base + gain * bool(settings["augment"] or settings["recipe"])
 
-    return found
+    return share
 
 
 @pytest.mark.parametrize(
     ("gains", "verdict"), [((0.2, 0.02), "supported"), ((0.02, 0.2), "contradicted"), ((0.1, 0.1), "cannot tell")]
 )
 def test_the_verdict_follows_the_gains(tmp_path, gains, verdict):
-    question = Augmentation("augmentation", digits_lab())
-    assert answer(question, tmp_path, accuracy(*gains)) == {"C4": verdict}
+    question = AugmentationQuestion("augmentation", digits_lab())
+    assert states_with_results(question, tmp_path, accuracy(*gains)) == {"C4": verdict}
     gain = question.gain("vit", "augmented", 100)
     assert gain is not None
     assert abs(gain.value - gains[0]) < 0.01
@@ -29,11 +29,13 @@ def test_the_verdict_follows_the_gains(tmp_path, gains, verdict):
 def test_few_images_decide(tmp_path):
     """ViT gains more with few images, the CNN with many."""
 
-    def found(settings):
+    def share(settings):
         is_vit, is_few = settings["model"]["family"] == "vit", settings["count"] == 100
         return 0.6 + 0.1 * (is_vit == is_few) * bool(settings["augment"] or settings["recipe"])
 
-    assert answer(Augmentation("augmentation", digits_lab()), tmp_path, found) == {"C4": "supported"}
+    assert states_with_results(AugmentationQuestion("augmentation", digits_lab()), tmp_path, share) == {
+        "C4": "supported"
+    }
 
 
 def test_augmented_cells_are_trained_on_shifted_images():
@@ -47,12 +49,12 @@ def test_augmented_cells_are_trained_on_shifted_images():
 
 
 def test_without_results_nothing_is_said(tmp_path):
-    assert nothing(Augmentation("augmentation", digits_lab()), tmp_path) == {"C4": "cannot tell"}
+    assert states_without_results(AugmentationQuestion("augmentation", digits_lab()), tmp_path) == {"C4": "cannot tell"}
 
 
 def test_both_sides_are_in_the_first_round_and_plain_cells_are_those_of_other_questions():
     lab = digits_lab()
-    first = Augmentation("augmentation", lab).rounds()[0]
-    kinds = {(cell.settings["model"]["family"], cell.settings["augment"], cell.settings["seed"]) for cell in first}
+    first = AugmentationQuestion("augmentation", lab).rounds()[0]
+    kinds = {(trial.settings["model"]["family"], trial.settings["augment"], trial.settings["seed"]) for trial in first}
     assert len(first) == len(kinds) == 8
     assert lab.train("vit", count=100, seed=0) in first

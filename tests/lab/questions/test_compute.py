@@ -2,34 +2,34 @@
 
 import pytest
 
-from tests.fake_lab import answer, digits_lab, nothing
-from vitrail.lab.questions.compute import FACTORS, Compute
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
+from vitrail.lab.questions.compute import FACTORS, ComputeQuestion
 
 
 def accuracy(lead):
-    def found(settings):
+    def share(settings):
         model = settings["model"]
         is_least = model.get("width") == 24 and settings["seen"] == 200
         return 0.6 + (lead if is_least and model["family"] == "hybrid" else 0)
 
-    return found
+    return share
 
 
 @pytest.mark.parametrize(("lead", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0.0, "cannot tell")])
 def test_the_smallest_compute_decides(tmp_path, lead, verdict):
-    question = Compute("compute", digits_lab())
-    assert answer(question, tmp_path, accuracy(lead)) == {"C29": verdict}
+    question = ComputeQuestion("compute", digits_lab())
+    assert states_with_results(question, tmp_path, accuracy(lead)) == {"C29": verdict}
     shrinking = question.shrinking()
     assert shrinking is not None
     assert shrinking.value == pytest.approx(lead, abs=0.01)
 
 
 def test_without_results_nothing_is_said(tmp_path):
-    assert nothing(Compute("compute", digits_lab()), tmp_path) == {"C29": "cannot tell"}
+    assert states_without_results(ComputeQuestion("compute", digits_lab()), tmp_path) == {"C29": "cannot tell"}
 
 
 def test_the_hybrid_costs_what_the_vit_costs_at_every_width():
-    question = Compute("compute", digits_lab())
+    question = ComputeQuestion("compute", digits_lab())
     for factor in FACTORS:
         cost = question.config("vit", factor).macs
         assert abs(question.config("hybrid", factor).macs / cost - 1) < 0.06

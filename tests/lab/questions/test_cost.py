@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.fake_lab import answer, digits_lab, nothing
-from vitrail.lab.questions.cost import BATCHES, KINDS, SEQUENCES, TOKENS, Cost, measure_footprint, pair, slope
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
+from vitrail.lab.questions.cost import BATCHES, KINDS, SEQUENCES, TOKENS, CostQuestion, measure_footprint, pair, slope
 
 
 @pytest.fixture(scope="module")
 def question():
-    return Cost("cost", digits_lab())
+    return CostQuestion("cost", digits_lab())
 
 
 def measured_with(exponents):
@@ -17,8 +17,8 @@ def measured_with(exponents):
     def times(counts, exponent):
         return [[noise * count**exponent for count in counts] for noise in (1.0, 1.1, 0.9)]
 
-    def finds(cell):
-        task = cell.task.rpartition(":")[2]
+    def finds(trial):
+        task = trial.task.rpartition(":")[2]
         if task == "time_attention":
             noisy = [
                 [time * (1 + 0.01 * number) ** at for at, time in enumerate(row)]
@@ -42,20 +42,20 @@ def measured_with(exponents):
     ],
 )
 def test_exponents_decide(tmp_path, question, exponents, verdicts):
-    found = answer(question, tmp_path, lambda _: 0.5, finds=measured_with(exponents))
-    assert (found["C30"], found["C32a"]) == verdicts
-    assert (found["C31"], found["C34c"]) == ("reported", "false")  # 12.6 against 17.6 GMAC
+    states = states_with_results(question, tmp_path, lambda _: 0.5, measure=measured_with(exponents))
+    assert (states["C30"], states["C32a"]) == verdicts
+    assert (states["C31"], states["C34c"]) == ("reported", "false")  # 12.6 against 17.6 GMAC
     exponent = question.exponent("global")
     assert exponent.value == pytest.approx(exponents["attention"], abs=0.05)
 
 
 def test_without_results_arithmetic_is_still_said(tmp_path, question):
-    found = nothing(question, tmp_path)
-    assert found == {"C30": "cannot tell", "C31": "cannot tell", "C32a": "cannot tell", "C34c": "false"}
+    states = states_without_results(question, tmp_path)
+    assert states == {"C30": "cannot tell", "C31": "cannot tell", "C32a": "cannot tell", "C34c": "false"}
 
 
 def test_what_is_timed_runs_alone(question):
-    assert all(cell.alone for some in question.rounds() for cell in some)
+    assert all(trial.alone for question_round in question.rounds() for trial in question_round)
 
 
 def test_pairs_are_equally_dear_and_as_long_as_they_should_be():
@@ -72,12 +72,12 @@ def test_slopes_are_exponents():
 @pytest.mark.slow
 def test_a_footprint_is_measured_in_a_process_of_its_own(question, tmp_path):
     """More tokens take more memory; what is counted is arithmetic."""
-    found = {}
+    outcomes = {}
     for patch in (1, 4):
         settings = {**question.families["vit", patch].settings, "rounds": 1, "batch": 256}
-        found[patch] = measure_footprint(settings, question.lab.images, [], tmp_path)
-    config = digits_lab().images.matched("vit")
-    assert found[4].result["macs"] == config.replace(patch=4).macs
-    assert found[1].result["tokens"] == 65
-    assert found[1].measured["memory"] > 2 * found[4].measured["memory"] > 0
-    assert found[1].measured["step"] > found[4].measured["step"] > 0
+        outcomes[patch] = measure_footprint(settings, question.lab.images, [], tmp_path)
+    config = digits_lab().images.matched_config("vit")
+    assert outcomes[4].result["macs"] == config.replace(patch=4).macs
+    assert outcomes[1].result["tokens"] == 65
+    assert outcomes[1].measured["memory"] > 2 * outcomes[4].measured["memory"] > 0
+    assert outcomes[1].measured["step"] > outcomes[4].measured["step"] > 0

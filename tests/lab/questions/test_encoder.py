@@ -4,19 +4,26 @@ import pytest
 import torch
 
 import vitrail
-from tests.fake_lab import answer, digits_lab, nothing
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
 from vitrail.lab.exact import redraw
-from vitrail.lab.questions.encoder import CLAIMS, Encoder, attention_entropy, batch_mates, batch_statistics, gradients
+from vitrail.lab.questions.encoder import (
+    CLAIMS,
+    EncoderQuestion,
+    attention_entropy,
+    batch_mates,
+    batch_statistics,
+    gradients,
+)
 
 
 @pytest.fixture(scope="module")
 def question():
-    return Encoder("encoder", digits_lab())
+    return EncoderQuestion("encoder", digits_lab())
 
 
-def found_by(cell):
+def measure(trial):
     """What the measurements of a lab with one thread find."""
-    task = cell.task.rpartition(":")[2]
+    task = trial.task.rpartition(":")[2]
     return {
         "gradients": {"norms": [1.0, 2.0, 3.0]},
         "batch_mates": {"layer": 1e-15, "batch": 0.1},
@@ -33,40 +40,47 @@ def is_changed(settings):
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0, "cannot tell")])
 def test_what_a_variant_loses_decides(tmp_path, question, lost, verdict):
-    found = answer(question, tmp_path, lambda settings: 0.7 - lost * is_changed(settings), finds=found_by)
-    assert found == {**dict.fromkeys(CLAIMS, verdict), "C24": "true"}
+    states = states_with_results(
+        question, tmp_path, lambda settings: 0.7 - lost * is_changed(settings), measure=measure
+    )
+    assert states == {**dict.fromkeys(CLAIMS, verdict), "C24": "true"}
     numbers = question.numbers()
     assert numbers["gradients"]["post"] == [1, 2, 3]
     assert numbers["batch_statistics"]["batch-4"] == [0.5, 0.6]
 
 
 def test_without_results_nothing_is_said(tmp_path, question):
-    assert set(nothing(question, tmp_path).values()) == {"cannot tell"}
+    assert set(states_without_results(question, tmp_path).values()) == {"cannot tell"}
 
 
 def test_both_sides_of_a_contrast_come_in_one_round(question):
     first = question.rounds()[0]
-    trained = [cell for cell in first if cell.task.endswith(":train")]
+    trained = [trial for trial in first if trial.task.endswith(":train")]
     assert len(trained) == 8
     assert question.lab.train("vit", count=300, seed=1) in trained
-    assert [cell.settings["seed"] for cell in question.rounds()[1] if cell.task.endswith(":gradients")] == [0, 1, 0, 1]
+    assert [trial.settings["seed"] for trial in question.rounds()[1] if trial.task.endswith(":gradients")] == [
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_an_output_depends_on_the_batch_under_batch_norm_alone(question):
-    found = batch_mates(question.mates.settings, question.lab.images, [], None).result
-    assert found["layer"] < 1e-12
-    assert found["batch"] > 1e-3
+    change = batch_mates(question.batch_mates_trial.settings, question.lab.images, [], None).result
+    assert change["layer"] < 1e-12
+    assert change["batch"] > 1e-3
 
 
 def test_gradients_of_the_last_layer_are_larger_with_post_ln(question):
     """arXiv 2002.04745, theorem 1: at the start they do not depend on the depth L, with pre-LN they fall as
     1 / sqrt(L)."""
-    found = {
-        name: gradients(cells[0].settings, question.lab.images, [], None).result["norms"]
-        for name, cells in question.starts.items()
+    gradient_norms = {
+        name: gradients(trials[0].settings, question.lab.images, [], None).result["norms"]
+        for name, trials in question.gradient_trials.items()
     }
-    assert {name: len(norms) for name, norms in found.items()} == {"pre": 12, "post": 12}
-    assert found["post"][-1] > 1.5 * found["pre"][-1]
+    assert {name: len(norms) for name, norms in gradient_norms.items()} == {"pre": 12, "post": 12}
+    assert gradient_norms["post"][-1] > 1.5 * gradient_norms["pre"][-1]
 
 
 def test_entropy_of_attention_that_is_uniform_is_one(question, tmp_path):
@@ -83,10 +97,10 @@ def test_entropy_of_attention_that_is_uniform_is_one(question, tmp_path):
 def test_statistics_of_batches_are_those_of_the_test_images(question, tmp_path):
     """With LayerNorm there are none, and every batch gives the accuracy of evaluation."""
     images = question.lab.images
-    found = {}
+    accuracies = {}
     for norm in ("layer", "batch"):
         model = redraw(vitrail.create("ViT-Pico/2", channels=1, classes=10, norm=norm))
         vitrail.save(vitrail.Bundle(model=model, preprocess=images.preprocess), tmp_path / norm)
-        found[norm] = batch_statistics({"batches": [4, 128]}, images, [tmp_path / norm], None).result["accuracies"]
-    assert found["layer"][0] == found["layer"][1]
-    assert found["batch"][0] != found["batch"][1]
+        accuracies[norm] = batch_statistics({"batches": [4, 128]}, images, [tmp_path / norm], None).result["accuracies"]
+    assert accuracies["layer"][0] == accuracies["layer"][1]
+    assert accuracies["batch"][0] != accuracies["batch"][1]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fake_lab import answer, digits_lab, nothing
-from vitrail.lab.measurements import looking_cell
-from vitrail.lab.questions.locality import Locality, measure, prove, reached
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
+from vitrail.lab.measurements import measurement_trial
+from vitrail.lab.questions.locality import LocalityQuestion, measure, prove, reached_tokens
 
 LAB = digits_lab()
 
@@ -17,57 +17,61 @@ def proved():
 
 
 def finds(proved, areas):
-    def find(cell):
-        if cell.task.endswith("prove"):
+    def find(trial):
+        if trial.task.endswith("prove"):
             return proved, {}
-        seed = cell.of[0].settings["seed"] if cell.of else cell.settings["seed"]
+        seed = trial.inputs[0].settings["seed"] if trial.inputs else trial.settings["seed"]
         generator = np.random.default_rng(seed)
-        some = [float(one) for one in areas[cell.family] + generator.normal(0, 0.01, 24)]
-        heads = {"0": [0.6, 1.1], "1": [0.9, 1.0]} if cell.family in ("vit", "hybrid") else {}
+        layer_areas = [float(area) for area in areas[trial.family] + generator.normal(0, 0.01, 24)]
+        heads = {"0": [0.6, 1.1], "1": [0.9, 1.0]} if trial.family in ("vit", "hybrid") else {}
         near = {"nearest": [0.6 + seed / 100, 0.61]} if heads else {}
-        first = [1 - one for one in some]  # after the first layer it is the other way round
-        return {"third": 1, "areas": {"0": first, "1": some}, "heads": heads, **near}, {}
+        first = [1 - area for area in layer_areas]  # after the first layer it is the other way round
+        return {"third": 1, "areas": {"0": first, "1": layer_areas}, "heads": heads, **near}, {}
 
     return find
 
 
 @pytest.mark.parametrize(("cnn", "verdict"), [(0.1, "supported"), (0.8, "contradicted"), (0.4, "cannot tell")])
 def test_verdicts_follow_the_numbers(tmp_path, proved, cnn, verdict):
-    question = Locality("locality", LAB)
+    question = LocalityQuestion("locality", LAB)
     areas = dict.fromkeys(LAB.families, 0.4) | {"resnet": cnn}
-    found = answer(question, tmp_path, lambda _: 0.8, finds=finds(proved, areas))
-    assert found == {"C10": verdict, "C12a": "true", "C15": "true"}
+    states = states_with_results(question, tmp_path, lambda _: 0.8, measure=finds(proved, areas))
+    assert states == {"C10": verdict, "C12a": "true", "C15": "true"}
     assert set(dict(question.figures())) == {"locality-area", "locality-dose", "locality-heads"}
-    words = {one.claim: one.words for one in question.verdicts()}
-    assert words["C15"]["trained"] == "60% … 110%"
+    fields = {item.claim: item.fields for item in question.verdicts()}
+    assert fields["C15"]["trained"] == "60% … 110%"
     assert question.numbers()["nearest"]["vit 300"][0] == pytest.approx(0.6075)
 
 
 def test_without_results_nothing_is_said(tmp_path):
     wanted = dict.fromkeys(("C10", "C12a", "C15"), "cannot tell")
-    assert nothing(Locality("locality", LAB), tmp_path) == wanted
+    assert states_without_results(LocalityQuestion("locality", LAB), tmp_path) == wanted
 
 
 def test_models_have_a_grid_of_seven_or_more():
-    question = Locality("locality", LAB)
-    settings = [cells[0].of[0].settings["model"] for (family, _), cells in question.cells.items() if family == "vit"]
-    assert {tuple(one["patch"]) for one in settings} == {(1, 1)}  # 8 x 8 patches of one pixel
+    question = LocalityQuestion("locality", LAB)
+    settings = [
+        trials[0].inputs[0].settings["model"] for (family, _), trials in question.trials.items() if family == "vit"
+    ]
+    assert {tuple(model["patch"]) for model in settings} == {(1, 1)}  # 8 x 8 patches of one pixel
 
 
 def test_what_is_exact(proved):
     assert proved == {"norm": 1, "mlp": 1, "attention": 49, "embedding": 1, "first-layer": 49, "tokens": 49}
     line = torch.nn.Conv1d(3, 3, 3, padding=1, bias=False).double()
     source = torch.randn(1, 5, 3, dtype=torch.float64)
-    near = reached(lambda x: line(x.transpose(1, 2)).transpose(1, 2), source, lambda gradient: gradient)
+    near = reached_tokens(lambda x: line(x.transpose(1, 2)).transpose(1, 2), source, lambda gradient: gradient)
     assert near.tolist() == [[abs(row - column) <= 1 for column in range(5)] for row in range(5)]
 
 
 def test_an_untrained_model_has_no_preference_and_a_cnn_is_nearer():
-    found = {}
+    measured = {}
     for family in ("vit", "resnet"):
         trained = LAB.train(family, count=100, seed=0, changes={"patch": 1} if family == "vit" else None)
-        found[family] = measure(looking_cell("x", trained, 1, untrained=True).settings, LAB.images, [], None).result
-    assert all(abs(one - 1) < 0.1 for one in found["vit"]["heads"]["0"])
-    area = {family: np.mean(one["areas"][str(one["third"])]) for family, one in found.items()}
+        measured[family] = measure(
+            measurement_trial("x", trained, 1, untrained=True).settings, LAB.images, [], None
+        ).result
+    assert all(abs(result - 1) < 0.1 for result in measured["vit"]["heads"]["0"])
+    area = {family: np.mean(result["areas"][str(result["third"])]) for family, result in measured.items()}
     assert area["resnet"] < area["vit"]
-    assert "nearest" not in found["resnet"]
+    assert "nearest" not in measured["resnet"]

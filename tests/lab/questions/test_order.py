@@ -8,10 +8,10 @@ from torch import nn
 from tests.made_up import Filled, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
-from vitrail.lab.measures import recency, strength_by_place, worth_by_place
+from vitrail.lab.measures import recency_index, removal_effect_by_place, strength_by_place
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
-from vitrail.lab.questions.order import ORDERS, Order, measure, prove
+from vitrail.lab.questions.order import ORDERS, OrderQuestion, measure, prove
 from vitrail.lab.results import Results
 from vitrail.lab.training import train
 from vitrail.models.create import build
@@ -21,10 +21,10 @@ LAB = Lab(prepare(open_data("digits")), ("vit", "lstm"), (300, 1240), 2, 256)
 
 
 def test_recency_is_where_the_strength_lies():
-    assert recency(np.ones(16)) == pytest.approx(0.5)
-    assert recency(np.eye(16)[0]) == 0
-    assert recency(np.eye(16)[15]) == 1
-    assert recency(2.0 ** np.arange(3)) == pytest.approx((2 + 8) / (2 * 7))
+    assert recency_index(np.ones(16)) == pytest.approx(0.5)
+    assert recency_index(np.eye(16)[0]) == 0
+    assert recency_index(np.eye(16)[15]) == 1
+    assert recency_index(2.0 ** np.arange(3)) == pytest.approx((2 + 8) / (2 * 7))
 
 
 class Weighted(nn.Module):
@@ -38,22 +38,22 @@ class Weighted(nn.Module):
 def test_strength_is_the_gradients_norm_in_the_order_of_reading():
     images, labels = torch.rand(5, 1, 8, 8), torch.arange(5)
     order = sequence_order("snake", (4, 4))
-    found = strength_by_place(Weighted(), images, labels, (2, 2), order)
-    np.testing.assert_allclose(found, 2 * order.numpy())  # the norm of four equal numbers is twice one of them
+    strength = strength_by_place(Weighted(), images, labels, (2, 2), order)
+    np.testing.assert_allclose(strength, 2 * order.numpy())  # the norm of four equal numbers is twice one of them
 
 
 def test_worth_is_what_the_logit_loses_with_a_patch():
     images, labels = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
     images[0] = 2  # both are 1 from their mean
     order = sequence_order("column", (4, 4))
-    found = worth_by_place(Weighted(), images, labels, (2, 2), order)
-    np.testing.assert_allclose(found, 4 * order.numpy(), rtol=1e-4)
+    effect = removal_effect_by_place(Weighted(), images, labels, (2, 2), order)
+    np.testing.assert_allclose(effect, 4 * order.numpy(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("order", ["raster", "snake"])
 def test_an_lstm_that_forgets_has_a_recency_of_almost_one(order):
     """Without recurrent weights a gate that keeps a share f is all memory there is: strength falls by f a step."""
-    model = build(LAB.images.matched("lstm", order=order, depth=1))
+    model = build(LAB.images.matched_config("lstm", order=order, depth=1))
     hidden = model.config.hidden
     with torch.no_grad():
         nn.init.normal_(model.head.weight)
@@ -62,14 +62,14 @@ def test_an_lstm_that_forgets_has_a_recency_of_almost_one(order):
         model.layers[0].bias_ih_l0[hidden : 2 * hidden] = -2
     keeps = torch.sigmoid(torch.tensor(-2.0)).item()
     images, labels = torch.zeros(2, 1, 8, 8), torch.arange(2)  # the same everywhere: only time tells patches apart
-    found = strength_by_place(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
-    np.testing.assert_allclose(found[5:14] / found[6:15], keeps, rtol=1e-3)
-    assert recency(found) > 0.95
+    strength = strength_by_place(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
+    np.testing.assert_allclose(strength[5:14] / strength[6:15], keeps, rtol=1e-3)
+    assert recency_index(strength) > 0.95
 
 
 @pytest.fixture(scope="module")
 def proved():
-    return prove(Order("order", LAB).proof.settings, LAB.images, [], None).result
+    return prove(OrderQuestion("order", LAB).proof_trial.settings, LAB.images, [], None).result
 
 
 def test_the_proof_finds_order_in_the_lstm_alone(proved):
@@ -81,27 +81,27 @@ def test_the_proof_finds_order_in_the_lstm_alone(proved):
 
 
 def test_a_trained_lstm_is_measured(tmp_path):
-    question = Order("order", LAB)
-    cell = question.cells["reversed"][0].changed(learning_rate=1e-3, count=100, seen=128)
-    train(cell.settings, LAB.images, [], tmp_path / "cell")
-    found, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
+    question = OrderQuestion("order", LAB)
+    trial = question.trials["reversed"][0].clone_with(learning_rate=1e-3, count=100, seen=128)
+    train(trial.settings, LAB.images, [], tmp_path / "cell")
+    result, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
     again, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
-    assert found == again
-    assert [len(found[when]["strength"]) for when in ("before", "after")] == [16, 16]
-    assert found["before"]["recency"] == recency(np.array(found["before"]["strength"]))
-    assert min(found["before"]["strength"]) > 0  # its head is not zero
-    assert found["before"]["strength"] != found["after"]["strength"]
-    assert 0 <= found["agreement"] <= 1
-    assert 0 <= found["removal"] <= 1
+    assert result == again
+    assert [len(result[when]["strength"]) for when in ("before", "after")] == [16, 16]
+    assert result["before"]["recency"] == recency_index(np.array(result["before"]["strength"]))
+    assert min(result["before"]["strength"]) > 0  # its head is not zero
+    assert result["before"]["strength"] != result["after"]["strength"]
+    assert 0 <= result["agreement"] <= 1
+    assert 0 <= result["removal"] <= 1
 
 
 def fill(folder, proved, index):
-    question = Order("order", LAB)
+    question = OrderQuestion("order", LAB)
     filled = Filled(folder, question)
-    filled.put(question.proof, **proved)
-    for name, cells in question.cells.items():
-        for seed, (cell, looking) in enumerate(zip(cells, question.measured[name], strict=True)):
-            filled.train(cell, 0.8)
+    filled.put(question.proof_trial, **proved)
+    for name, trials in question.trials.items():
+        for seed, (trial, looking) in enumerate(zip(trials, question.measured[name], strict=True)):
+            filled.train(trial, 0.8)
             strength = {"strength": [1.0] * 16, "recency": index.get(name, 0.7) + 0.01 * seed}
             done = filled.results.resolve(looking)
             untrained = {**strength, "recency": 1 - strength["recency"]}  # what decides is the trained model
@@ -116,30 +116,30 @@ def test_numbers_decide(tmp_path, proved):
 
 def test_other_numbers_decide_otherwise(tmp_path, proved):
     question, filled = fill(tmp_path, proved, {"snake": 0.4})
-    filled.put(question.proof, **(proved | {"later": {"lstm": 3, "vit": 120}}))
+    filled.put(question.proof_trial, **(proved | {"later": {"lstm": 3, "vit": 120}}))
     assert states(question, filled) == {"C32b": "contradicted", "C33": "false"}
 
 
 def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
-    question = Order("order", LAB)
+    question = OrderQuestion("order", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
-    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell"}
+    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
     question, filled = fill(tmp_path, proved, {})
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"order": question}, machines={}, commands=[])
-    assert found["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71])
+    claims = write_report(tmp_path, LAB, {"order": question}, machines={}, commands=[])
+    assert claims["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71])
     assert (tmp_path / "figures" / "order-strength.svg").exists()
 
 
 def test_raster_order_is_the_lstm_of_other_questions():
-    question = Order("order", LAB)
-    assert question.cells["raster"][1] == LAB.train("lstm", count=1240, seed=1)
-    everything = {cell.key("") for cells in question.cells.values() for cell in cells}
-    assert everything <= {cell.key("") for cell in question.rounds()[-1]}
+    question = OrderQuestion("order", LAB)
+    assert question.trials["raster"][1] == LAB.train("lstm", count=1240, seed=1)
+    everything = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
+    assert everything <= {trial.trial_id("") for trial in question.rounds()[-1]}
 
 
 def test_a_family_that_is_not_asked_for_is_not_trained():
     lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
-    question = Order("order", lab)
-    assert question.rounds() == ([question.proof],)
+    question = OrderQuestion("order", lab)
+    assert question.rounds() == ([question.proof_trial],)

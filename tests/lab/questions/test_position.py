@@ -9,10 +9,10 @@ import pytest
 from tests.made_up import Filled, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
-from vitrail.lab.measures import conditions, distances
+from vitrail.lab.measures import measure_conditions, pairwise_distances
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab, Verdict
-from vitrail.lab.questions.position import KINDS, Position, prove
+from vitrail.lab.questions.position import KINDS, PositionQuestion, prove
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, lost_skill, mean_of, pool
 
@@ -23,34 +23,36 @@ LAB = Lab(prepare(open_data("digits")), ("vit",), (300, 1240), 3, 256)
 
 
 def test_sinusoids_meet_the_three_conditions_and_random_tables_only_two():
-    found = prove({"model": LAB.images.matched("vit").to_document()}, LAB.images, [], None).result
-    for one in found["sinusoids"].values():
-        assert one["unique"] > 0.01
-        assert one["bounded"] <= 1
-        assert one["uneven"] < 1e-12
-        assert one["length"] < 1e-12
+    proof = prove({"model": LAB.images.matched_config("vit").to_document()}, LAB.images, [], None).result
+    for values in proof["sinusoids"].values():
+        assert values["unique"] > 0.01
+        assert values["bounded"] <= 1
+        assert values["uneven"] < 1e-12
+        assert values["length"] < 1e-12
     random = np.random.default_rng(0).normal(0, 0.02, (49, 64))
-    one = conditions(distances(random), float(np.abs(random).max()), (7, 7))
-    assert one.unique > 0.7
-    assert one.uneven > 0.8
-    larger = conditions(distances(50 * random), float(np.abs(50 * random).max()), (7, 7))
-    assert larger == pytest.approx((one.unique, 50 * one.bounded, one.uneven))  # shares do not depend on the scale
-    assert max(found["none"].values()) < 1e-12
-    assert set(found["kinds"]) == set(KINDS) - {"none"}
-    assert min(found["kinds"].values()) > 0.01
+    values = measure_conditions(pairwise_distances(random), float(np.abs(random).max()), (7, 7))
+    assert values.unique > 0.7
+    assert values.uneven > 0.8
+    larger = measure_conditions(pairwise_distances(50 * random), float(np.abs(50 * random).max()), (7, 7))
+    assert larger == pytest.approx(
+        (values.unique, 50 * values.bounded, values.uneven)
+    )  # shares do not depend on the scale
+    assert max(proof["none"].values()) < 1e-12
+    assert set(proof["kinds"]) == set(KINDS) - {"none"}
+    assert min(proof["kinds"].values()) > 0.01
 
 
 def test_a_place_that_is_twice_in_a_table_is_not_unique():
     line = np.arange(6.0)[:, None]
-    even = conditions(distances(line), 5.0, (1, 6))
+    even = measure_conditions(pairwise_distances(line), 5.0, (1, 6))
     assert even == pytest.approx((1 / (70 / 30), 5.0, 0.0))
     line[3] = line[2]
-    assert conditions(distances(line), 5.0, (1, 6)).unique == 0
-    nothing = conditions(np.zeros((6, 6, 1)), 0.0, (1, 6))
-    assert nothing == (0.0, 0.0, 0.0)
+    assert measure_conditions(pairwise_distances(line), 5.0, (1, 6)).unique == 0
+    states_without_results = measure_conditions(np.zeros((6, 6, 1)), 0.0, (1, 6))
+    assert states_without_results == (0.0, 0.0, 0.0)
     by_offset = np.subtract.outer(np.arange(6), np.arange(6))[..., None].repeat(2, 2)
-    assert conditions(by_offset, 5.0, (1, 6)).uneven == 0
-    assert conditions(by_offset, 5.0, (1, 6)).unique > 0
+    assert measure_conditions(by_offset, 5.0, (1, 6)).uneven == 0
+    assert measure_conditions(by_offset, 5.0, (1, 6)).unique > 0
 
 
 # Verdicts
@@ -78,41 +80,41 @@ def test_equal_is_an_interval_within_the_margin(value, error, state):
 def test_lost_skill_is_the_share_beyond_chance():
     generator = np.random.default_rng(0)
     original, changed = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
-    noise = pool(one.mean(axis=1) for one in (original, changed))
-    found = lost_skill((original, noise), (changed, noise), 0.1)
-    assert found.value == pytest.approx(0.5, abs=0.02)
+    noise = pool(right.mean(axis=1) for right in (original, changed))
+    estimate = lost_skill((original, noise), (changed, noise), 0.1)
+    assert estimate.value == pytest.approx(0.5, abs=0.02)
     draws = []
     for _ in range(300):
-        one, other = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
-        draws.append((one.mean() - other.mean()) / (one.mean() - 0.1))
-    assert found.error == pytest.approx(np.std(draws), rel=0.5)
+        right, other_right = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
+        draws.append((right.mean() - other_right.mean()) / (right.mean() - 0.1))
+    assert estimate.error == pytest.approx(np.std(draws), rel=0.5)
     assert math.isnan(lost_skill((changed * 0, noise), (changed, noise), 0.1).error)
 
 
 def test_a_mean_over_seeds_has_the_noise_of_seeds():
-    found = mean_of([1.0, 2.0, 3.0], pool([[1.0, 2.0, 3.0]]))
-    assert found[:3] == pytest.approx((2, 1 / math.sqrt(3), 2))
-    assert found.halves == (1.5, 3)
+    estimate = mean_of([1.0, 2.0, 3.0], pool([[1.0, 2.0, 3.0]]))
+    assert estimate[:3] == pytest.approx((2, 1 / math.sqrt(3), 2))
+    assert estimate.halves == (1.5, 3)
     assert math.isnan(mean_of([1.0], pool([[1.0]])).error)
 
 
 def fill(folder, accuracies, places):
-    question = Position("position", LAB)
+    question = PositionQuestion("position", LAB)
     filled = Filled(folder, question)
-    filled.put(question.proof, **prove(question.proof.settings, LAB.images, [], None).result)
-    for (name, _), cells in question.cells.items():
-        for seed, cell in enumerate(cells):
+    filled.put(question.proof_trial, **prove(question.proof_trial.settings, LAB.images, [], None).result)
+    for (name, _), trials in question.trials.items():
+        for seed, trial in enumerate(trials):
             course = [[step, 0.5, row + 0.01 * seed, column] for step, row, column in places]
-            filled.train(cell, accuracies.get(name, 0.8), places=course)
+            filled.train(trial, accuracies.get(name, 0.8), places=course)
     return question, filled
 
 
 def test_numbers_decide(tmp_path):
     course = [(0, -0.3, -0.2), (1, -0.2, -0.1), (80, 0.9, 0.7)]
     question, filled = fill(tmp_path, {"learned-1d": 0.85, "learned-2d": 0.85, "sincos-2d": 0.8, "none": 0.7}, course)
-    found = states(question, filled)
+    decided = states(question, filled)
     supported = dict.fromkeys(("C17", "C19", "C20", "P1"), "supported")
-    assert found == supported | {"C18": "true", "C21": "true"}
+    assert decided == supported | {"C18": "true", "C21": "true"}
     assert next(question.verdicts()).estimate.value == pytest.approx(0.9)
 
 
@@ -120,19 +122,19 @@ def test_other_numbers_decide_otherwise(tmp_path):
     course = [(0, 0.5, 0.2), (1, 0.2, 0.1), (80, 0.1, 0.7)]
     question, filled = fill(tmp_path, {"learned-1d": 0.8, "learned-2d": 0.85, "sincos-2d": 0.85, "none": 0.83}, course)
     bad = {"unique": 0.0, "bounded": 0.0, "uneven": 1.0, "length": 0.0}
-    filled.put(question.proof, none={"cls": 0.1}, kinds={}, sinusoids={"sincos-1d": bad})
+    filled.put(question.proof_trial, none={"cls": 0.1}, kinds={}, sinusoids={"sincos-1d": bad})
     trained = dict.fromkeys(("C17", "C19", "C20", "P1"), "contradicted")
     assert states(question, filled) == trained | {"C18": "false", "C21": "false"}
 
 
 def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
-    question = Position("position", LAB)
+    question = PositionQuestion("position", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
-    assert {one.state(0.05) for one in question.verdicts()} == {"cannot tell"}
+    assert {item.state(0.05) for item in question.verdicts()} == {"cannot tell"}
     question, filled = fill(tmp_path, {}, [(0, 0, 0), (1, 0.1, 0.1), (9, 0.5, 0.5)])
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
-    assert {one["id"] for one in found["claims"]} == {"C17", "C18", "C19", "C20", "C21", "P1"}
+    document = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
+    assert {item["id"] for item in document["claims"]} == {"C17", "C18", "C19", "C20", "C21", "P1"}
     english, korean = (
         (tmp_path / "figures" / f"position-structure{ending}.svg").read_text(encoding="utf-8") for ending in ("", ".ko")
     )
@@ -141,35 +143,35 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
 
 
 def test_the_usual_vit_is_shared_with_other_questions():
-    question = Position("position", LAB)
-    assert question.cells["learned-1d", 1240][1] == LAB.train("vit", count=1240, seed=1)
+    question = PositionQuestion("position", LAB)
+    assert question.trials["learned-1d", 1240][1] == LAB.train("vit", count=1240, seed=1)
     rounds = question.rounds()
-    keys = [{cell.key("") for cell in one} for one in rounds]
-    assert all(len(one) for one in keys)
-    assert {cell.key("") for cells in question.cells.values() for cell in cells} <= keys[-1]
+    keys = [{trial.trial_id("") for trial in item} for item in rounds]
+    assert all(len(item) for item in keys)
+    assert {trial.trial_id("") for trials in question.trials.values() for trial in trials} <= keys[-1]
 
 
 def test_a_family_that_is_not_asked_for_is_not_trained():
     lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
-    question = Position("position", lab)
-    assert question.rounds() == ([question.proof],)
+    question = PositionQuestion("position", lab)
+    assert question.rounds() == ([question.proof_trial],)
 
 
 def test_comparisons_at_one_size_take_up_to_ten_thousand():
     for sizes, usual in (((300, 10_000, 58_000), 10_000), ((300, 1240), 1240), ((20_000, 30_000), 20_000)):
-        assert Lab(LAB.images, ("vit",), sizes, 2, 256).usual_size == usual
+        assert Lab(LAB.images, ("vit",), sizes, 2, 256).default_size == usual
 
 
 def test_one_seed_has_no_error_and_is_written_all_the_same(tmp_path):
-    question = Position("position", LAB)
+    question = PositionQuestion("position", LAB)
     filled = Filled(tmp_path, question)
     for kind in ("none", "learned-1d"):
-        filled.train(question.cells[kind, 1240][0], 0.8)
+        filled.train(question.trials[kind, 1240][0], 0.8)
     question.read(filled.results)
-    found = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
-    value, error = found["numbers"]["position"]["accuracy"]["none 1240"]
+    document = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
+    value, error = document["numbers"]["position"]["accuracy"]["none 1240"]
     assert (value, error) == (pytest.approx(0.8, abs=0.01), None)
-    assert json.loads((tmp_path / "claims.json").read_text()) == found
-    assert {one["verdict"] for one in found["claims"]} == {"cannot tell"}
+    assert json.loads((tmp_path / "claims.json").read_text()) == document
+    assert {claim["verdict"] for claim in document["claims"]} == {"cannot tell"}
     assert "points, n" in (tmp_path / "index.html").read_text()
     assert " … " not in question.html(dict(question.figures()))  # no interval without a second seed

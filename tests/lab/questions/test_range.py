@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from tests.fake_lab import answer, digits_lab, nothing
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
 from tests.made_up import Filled
 from vitrail.lab.questions import range as task
-from vitrail.lab.questions.range import DISTANCES, MODELS, Range, config_of, distances, make_marks
+from vitrail.lab.questions.range import DISTANCES, MODELS, RangeQuestion, config_of, distances, make_marks
 from vitrail.lab.trial import pack
 
 
 @pytest.fixture(scope="module")
 def question():
-    return Range("range", digits_lab())
+    return RangeQuestion("range", digits_lab())
 
 
 def test_marks_are_where_they_should_be_and_neither_alone_nor_their_mass_tells_the_class():
@@ -48,35 +48,37 @@ def test_models_cost_the_same_and_see_what_is_said():
 )
 def test_the_ends_decide(tmp_path, question, cnn, near, far):
     shares = {"vit": 0.7, "resnet": cnn}
-    found = answer(question, tmp_path, lambda settings: shares.get(settings["model"]["family"], 0.5), count=3000)
-    assert found == {"C16a": near, "C16b": far}
-    assert len(question.found.right) == len(MODELS) * len(DISTANCES)
+    states = states_with_results(
+        question, tmp_path, lambda settings: shares.get(settings["model"]["family"], 0.5), count=3000
+    )
+    assert states == {"C16a": near, "C16b": far}
+    assert len(question.accuracies.right) == len(MODELS) * len(DISTANCES)
 
 
 def test_answers_are_judged_by_the_distance_of_their_marks(tmp_path, question):
     filled = Filled(tmp_path, question, count=3000)
     for name in ("vit", "resnet"):
-        for cell in question.cells[name]:
-            filled.train(cell, 0.5)
+        for trial in question.trials[name]:
+            filled.train(trial, 0.5)
             right = distances(3000) <= (6 if name == "vit" else 2)
-            told = {"right": pack(right), "count": 3000, "accuracy": float(right.mean())}
-            filled.put(filled.results.resolve(cell), **told, validation_accuracy=0.5)
+            result = {"right": pack(right), "count": 3000, "accuracy": float(right.mean())}
+            filled.put(filled.results.resolve(trial), **result, validation_accuracy=0.5)
     question.read(filled.results)
     for name, sees in (("vit", 6), ("resnet", 2)):
-        found = [question.found.estimate((name, distance)).value for distance in DISTANCES]
-        assert found == [float(distance <= sees) for distance in DISTANCES]
+        values = [question.accuracies.estimate((name, distance)).value for distance in DISTANCES]
+        assert values == [float(distance <= sees) for distance in DISTANCES]
 
 
 def test_without_results_nothing_is_said(tmp_path, question):
-    assert nothing(question, tmp_path) == {"C16a": "cannot tell", "C16b": "cannot tell"}
+    assert states_without_results(question, tmp_path) == {"C16a": "cannot tell", "C16b": "cannot tell"}
 
 
 def test_a_cell_of_the_task_trains_and_its_learning_rate_is_chosen_on_it(tmp_path, question, monkeypatch):
     for name, count in (("_TRAINING", 60), ("_VALIDATION", 12), ("_TEST", 24)):
         monkeypatch.setattr(task, name, count)
     task.mark_images.cache_clear()
-    cell = question.cells["resnet"][0].changed(seen=256, learning_rate=1e-3)
-    found = task.train_on_marks(cell.settings, question.lab.images, [], tmp_path / "one").result
+    trial = question.trials["resnet"][0].clone_with(seen=256, learning_rate=1e-3)
+    result = task.train_on_marks(trial.settings, question.lab.images, [], tmp_path / "one").result
     task.mark_images.cache_clear()
-    assert found["count"] == 24
-    assert "count" not in cell.settings
+    assert result["count"] == 24
+    assert "count" not in trial.settings

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.fake_lab import answer, digits_lab, nothing
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
 from vitrail.bundles.bundle import Bundle, save
 from vitrail.lab.exact import redraw
-from vitrail.lab.perturbations import curve
-from vitrail.lab.questions.robustness import Robustness, _changes, measure
+from vitrail.lab.perturbations import curve_points
+from vitrail.lab.questions.robustness import RobustnessQuestion, _perturbations, measure
 from vitrail.lab.trial import pack, unpack
 from vitrail.models.create import build
 
@@ -15,13 +15,13 @@ LAB = digits_lab()
 
 
 def test_numbers_follow_the_cells(tmp_path):
-    def find(cell):
-        share = {"vit": 0.4}.get(cell.family, 0.7)
-        right = {name: pack(np.arange(1000) < 1000 * share) for name in _changes(LAB.images)}
+    def find(trial):
+        share = {"vit": 0.4}.get(trial.family, 0.7)
+        right = {name: pack(np.arange(1000) < 1000 * share) for name in _perturbations(LAB.images)}
         return {"count": 1000, "right": {"": pack(np.ones(1000)), **right}}, {}
 
-    question = Robustness("robustness", LAB)
-    assert answer(question, tmp_path, lambda _: 0.8, finds=find) == {}
+    question = RobustnessQuestion("robustness", LAB)
+    assert states_with_results(question, tmp_path, lambda _: 0.8, measure=find) == {}
     numbers = question.numbers()
     assert numbers["shuffle 4"]["vit"][0] == pytest.approx(0.4)
     assert numbers["low 0.25"]["mlp"][0] == pytest.approx(0.7)
@@ -30,25 +30,25 @@ def test_numbers_follow_the_cells(tmp_path):
 
 
 def test_without_results_nothing_is_said(tmp_path):
-    assert nothing(Robustness("robustness", LAB), tmp_path) == {}
+    assert states_without_results(RobustnessQuestion("robustness", LAB), tmp_path) == {}
 
 
 def test_curves_have_the_image_as_it_is_where_it_belongs():
     names = ["shuffle 2", "drop 0.25", "drop 0.5", "low 0.25", "high 0.25"]
-    assert curve("shuffle", names) == [(1, ""), (2, "shuffle 2")]
-    assert curve("drop", names) == [(0, ""), (25, "drop 0.25"), (50, "drop 0.5")]
-    assert curve("low", names) == [(25, "low 0.25"), (100, "")]
-    assert curve("high", names) == [(0, ""), (25, "high 0.25")]
+    assert curve_points("shuffle", names) == [(1, ""), (2, "shuffle 2")]
+    assert curve_points("drop", names) == [(0, ""), (25, "drop 0.25"), (50, "drop 0.5")]
+    assert curve_points("low", names) == [(25, "low 0.25"), (100, "")]
+    assert curve_points("high", names) == [(0, ""), (25, "high 0.25")]
 
 
 def test_an_order_blind_model_does_not_notice_shuffled_patches(tmp_path):
     """A ViT without positions names images with shuffled patches as it names them unshuffled; smaller blocks cut its
     patches apart."""
-    model = redraw(build(LAB.images.matched("vit", position="none")), std=0.6)
+    model = redraw(build(LAB.images.matched_config("vit", position="none")), std=0.6)
     save(Bundle(model=model, preprocess=LAB.images.preprocess), tmp_path / "bundle")
-    found = measure({}, LAB.images, [tmp_path / "bundle"], tmp_path).result
-    right = {name: unpack(one, found["count"]) for name, one in found["right"].items()}
-    assert 0 < found["accuracy"] < 1
+    result = measure({}, LAB.images, [tmp_path / "bundle"], tmp_path).result
+    right = {name: unpack(packed, result["count"]) for name, packed in result["right"].items()}
+    assert 0 < result["accuracy"] < 1
     assert (right["shuffle 4"] == right[""]).all()
     assert (right["shuffle 2"] == right[""]).all()
     assert (right["shuffle 8"] != right[""]).any()

@@ -2,20 +2,20 @@
 
 import pytest
 
-from tests.fake_lab import answer, digits_lab, nothing
-from vitrail.lab.questions.size import Size
+from tests.fake_lab import digits_lab, states_with_results, states_without_results
+from vitrail.lab.questions.size import SizeQuestion
 
 
 def accuracy(gains):
     """`gains` of deeper and wider at the largest n; 0 at the smallest."""
 
-    def found(settings):
+    def share(settings):
         model = settings["model"]
         many = settings["count"] == 300
         larger = {"deeper": model.get("depth") == 8, "wider": model.get("width") == 96}
         return 0.5 + 0.2 * many + many * sum(gains[name] for name, is_so in larger.items() if is_so)
 
-    return found
+    return share
 
 
 @pytest.mark.parametrize(
@@ -23,24 +23,27 @@ def accuracy(gains):
     [(0.1, 0.1, "supported"), (-0.1, 0.1, "contradicted"), (0.1, -0.1, "contradicted"), (0.1, 0.0, "cannot tell")],
 )
 def test_both_doublings_must_gain(tmp_path, deeper, wider, verdict):
-    question = Size("size", digits_lab())
-    found = answer(question, tmp_path, accuracy({"deeper": deeper, "wider": wider}))
-    assert found == {"C5": verdict, "C9": "reported"}
+    question = SizeQuestion("size", digits_lab())
+    states = states_with_results(question, tmp_path, accuracy({"deeper": deeper, "wider": wider}))
+    assert states == {"C5": verdict, "C9": "reported"}
     assert question.gap(("vit", "base", 100)) == pytest.approx(0.5, abs=0.01)
 
 
 def test_without_results_nothing_is_said(tmp_path):
-    assert nothing(Size("size", digits_lab()), tmp_path) == {"C5": "cannot tell", "C9": "cannot tell"}
-    assert nothing(Size("size", digits_lab(sizes=(300,))), tmp_path)["C5"] == "cannot tell"
+    assert states_without_results(SizeQuestion("size", digits_lab()), tmp_path) == {
+        "C5": "cannot tell",
+        "C9": "cannot tell",
+    }
+    assert states_without_results(SizeQuestion("size", digits_lab(sizes=(300,))), tmp_path)["C5"] == "cannot tell"
 
 
 def test_doubled_models_cost_twice_and_four_times():
     images = digits_lab().images
     for family in ("vit", "hybrid", "resnet"):
-        config = images.matched(family)
+        config = images.matched_config(family)
         wider = config.replace(**config.wider(2))
         assert 3.5 < wider.macs / config.macs < 4.1
         assert 1.6 < config.replace(**config.deeper(2)).macs / config.macs < 2.2
-    vit = images.matched("vit")
+    vit = images.matched_config("vit")
     assert vit.wider(2) == {"width": 96, "mlp": 192, "heads": 6}
     assert vit.wider(0.5) == {"width": 24, "mlp": 48, "heads": 3}  # three heads have no half

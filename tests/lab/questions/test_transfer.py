@@ -11,8 +11,8 @@ from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.question import Lab
 from vitrail.lab.questions import self_supervision
-from vitrail.lab.questions.self_supervision import SelfSupervision, learn, probe_pixels
-from vitrail.lab.questions.transfer import Transfer, halves, transfer
+from vitrail.lab.questions.self_supervision import SelfSupervisionQuestion, learn, probe_pixels
+from vitrail.lab.questions.transfer import TransferQuestion, halves, transfer
 from vitrail.lab.results import Results
 from vitrail.lab.trial import pack
 
@@ -21,70 +21,70 @@ LAB = Lab(DIGITS, ("vit", "resnet"), (100, 300), 3, 256)
 
 
 def test_halves_share_no_class_and_lose_no_image():
-    one, other = halves(DIGITS)
-    assert set(one.labels) | set(other.labels) == set(DIGITS.labels)
-    assert not set(one.labels) & set(other.labels)
+    first, second = halves(DIGITS)
+    assert set(first.labels) | set(second.labels) == set(DIGITS.labels)
+    assert not set(first.labels) & set(second.labels)
     for part in ("training", "validation", "test"):
-        splits = [getattr(images, part) for images in (one, other)]
+        splits = [getattr(images, part) for images in (first, second)]
         assert sum(map(len, splits)) == len(getattr(DIGITS, part))
-    names = [one.labels[label] for label in one.test.labels]
+    names = [first.labels[label] for label in first.test.labels]
     pixels = {
         image.tobytes(): DIGITS.labels[label]
         for image, label in zip(DIGITS.test.images, DIGITS.test.labels, strict=True)
     }
-    assert names == [pixels[image.tobytes()] for image in np.asarray(one.test.images)]
+    assert names == [pixels[image.tobytes()] for image in np.asarray(first.test.images)]
 
 
-def add(results, cell, result):
-    rated = cell if cell.settings["learning_rate"] is not None else cell.changed(learning_rate=3e-4)
-    for one in (*results.trials(cell), rated):
-        if not results.has(one):
-            results.add({"key": one.key("x"), "cell": one.to_json(), "result": result, "measured": {}})
+def add(results, trial, result):
+    rated = trial if trial.settings["learning_rate"] is not None else trial.clone_with(learning_rate=3e-4)
+    for missing in (*results.rate_trials(trial), rated):
+        if not results.has(missing):
+            results.add({"key": missing.trial_id("x"), "cell": missing.to_json(), "result": result, "measured": {}})
 
 
 @pytest.mark.parametrize(("sign", "state"), [(1, "supported"), (-1, "contradicted"), (0, "cannot tell")])
 def test_more_pre_training_is_better_only_if_the_numbers_say_so(tmp_path, sign, state):
-    results, question = Results(tmp_path / "r.jsonl", "x", 100), Transfer("transfer", LAB)
+    results, question = Results(tmp_path / "r.jsonl", "x", 100), TransferQuestion("transfer", LAB)
     generator = np.random.default_rng(0)
-    for (_, _, count), cells in question.cells.items():
-        for cell in cells:
+    for (_, _, count), trials in question.trials.items():
+        for trial in trials:
             good = 0.5 + sign * 0.3 * (count == 300) + generator.normal(0, 0.01)
-            add(results, cell, {"fewshot": good, "finetuned": good, "validation_accuracy": 0.5})
+            add(results, trial, {"fewshot": good, "finetuned": good, "validation_accuracy": 0.5})
     question.read(results)
-    states = {one.claim: one.state(0.05) for one in question.verdicts()}
+    states = {verdict.claim: verdict.state(0.05) for verdict in question.verdicts()}
     assert states == {"C6": state, "C28": "reported"}
     figures = dict(question.figures())
     assert set(figures) == {"transfer-fewshot", "transfer-finetuned"}
     assert "hidden layer" in question.html(figures)
 
 
-@pytest.mark.parametrize("kind", [Transfer, SelfSupervision])
+@pytest.mark.parametrize("kind", [TransferQuestion, SelfSupervisionQuestion])
 def test_without_results_nothing_is_said(tmp_path, kind):
     question = kind("name", LAB)
     question.read(Results(tmp_path / "r.jsonl", "x", 100))
-    assert {one.state(0.05) for one in question.verdicts()} <= {"cannot tell", "reported"}
+    assert {verdict.state(0.05) for verdict in question.verdicts()} <= {"cannot tell", "reported"}
     assert "Nothing was run" in question.html(dict(question.figures()))
 
 
 def test_two_classes_are_too_few_for_halves():
     two = Lab(dataclasses.replace(DIGITS, labels=DIGITS.labels[:2]), ("vit", "resnet"), (100,), 2, 256)
-    question = Transfer("transfer", two)
-    assert (question.cells, [list(one) for one in question.rounds()]) == ({}, [[], [], []])
+    question = TransferQuestion("transfer", two)
+    assert (question.trials, [list(question_round) for question_round in question.rounds()]) == ({}, [[], [], []])
 
 
 def test_a_cell_pre_trains_on_one_half_and_learns_the_other(tmp_path):
-    cell = Transfer("transfer", LAB).cells["vit", "linear", 100][0].changed(learning_rate=3e-3, seen=640)
-    found = transfer(cell.settings, DIGITS, [], tmp_path / "cell").result
-    assert found == transfer(cell.settings, DIGITS, [], tmp_path / "again").result
+    trial = TransferQuestion("transfer", LAB).trials["vit", "linear", 100][0].clone_with(learning_rate=3e-3, seen=640)
+    result = transfer(trial.settings, DIGITS, [], tmp_path / "cell").result
+    assert result == transfer(trial.settings, DIGITS, [], tmp_path / "again").result
     assert vitrail.load(tmp_path / "cell").labels == halves(DIGITS)[0].labels
-    assert 0.2 < found["fewshot"] <= 1
+    assert 0.2 < result["fewshot"] <= 1
 
 
 def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
-    question = SelfSupervision("self", LAB)
-    trained, untrained = (question.cells["ViT", is_trained][0] for is_trained in (True, False))
+    question = SelfSupervisionQuestion("self", LAB)
+    trained, untrained = (question.trials["ViT", is_trained][0] for is_trained in (True, False))
     first = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
-    second = learn(trained.changed(learning_rate=1e-3, seen=256).settings, DIGITS, [], tmp_path / "trained").result
+    second = learn(trained.clone_with(learning_rate=1e-3, seen=256).settings, DIGITS, [], tmp_path / "trained").result
     assert first["right"] != second["right"]
     assert first["accuracy"] > 0.3
     models = [vitrail.load(tmp_path / name).model for name in ("untrained", "trained")]
@@ -93,7 +93,7 @@ def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
 
 
 def test_the_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
-    untrained = SelfSupervision("self", LAB).cells["ViT", False][0]
+    untrained = SelfSupervisionQuestion("self", LAB).trials["ViT", False][0]
     good = np.ones(len(DIGITS.test), bool)
 
     def probe(_model, _images, _few, layer):
@@ -101,18 +101,18 @@ def test_the_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
         return (0.9, ~good) if layer == 1 else (0.2, good)
 
     monkeypatch.setattr(self_supervision, "_probe", probe)
-    found = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
-    assert (found["layer"], found["validation_accuracy"], found["accuracy"]) == (1, 0.9, 0)
+    result = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
+    assert (result["layer"], result["validation_accuracy"], result["accuracy"]) == (1, 0.9, 0)
 
 
 def test_training_without_labels_helps_only_if_the_numbers_say_so(tmp_path):
-    results, question = Results(tmp_path / "r.jsonl", "x", 100), SelfSupervision("self", LAB)
+    results, question = Results(tmp_path / "r.jsonl", "x", 100), SelfSupervisionQuestion("self", LAB)
     generator = np.random.default_rng(0)
-    for (_, is_trained), cells in question.cells.items():
-        for cell in cells:
+    for (_, is_trained), trials in question.trials.items():
+        for trial in trials:
             right = generator.random(2000) < (0.6 if is_trained else 0.5)
-            found = {"accuracy": float(right.mean()), "right": pack(right), "count": 2000, "validation_accuracy": 0.5}
-            add(results, cell, found)
+            result = {"accuracy": float(right.mean()), "right": pack(right), "count": 2000, "validation_accuracy": 0.5}
+            add(results, trial, result)
     question.read(results)
     (verdict,) = question.verdicts()
     assert verdict.state(0.05) == "supported"

@@ -4,10 +4,10 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, between
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
-from vitrail.lab.trial import Cell
+from vitrail.lab.trial import Trial
 from vitrail.models.config import ModelConfig
 from vitrail.reports.families import in_figure
 from vitrail.reports.messages import words_beside
@@ -23,7 +23,7 @@ SHARES = (5, 1)
 _TOLERANCE = 0.02  # of multiply-accumulates: points of equal width stand at equal cost
 
 
-class Point(NamedTuple):
+class ComputePoint(NamedTuple):
     """One amount of compute."""
 
     name: str
@@ -31,34 +31,34 @@ class Point(NamedTuple):
     share: int
 
 
-class Compute(Question):
+class ComputeQuestion(Question):
     """ViT and hybrid at equal cost; the CNN is reported beside them."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C29",)
 
     def changes(self, family: str, factor: float) -> dict[str, Any] | None:
         """Width of a family's model, scaled where it would cost more or less than the ViT's."""
-        config = self.lab.images.matched(family)
+        config = self.lab.images.matched_config(family)
         if factor == 1:
             return None
-        changes, wanted = config.wider(factor), self.lab.images.matched("vit")
-        wanted = wanted.replace(**wanted.wider(factor)).macs
+        changes, target = config.wider(factor), self.lab.images.matched_config("vit")
+        target = target.replace(**target.wider(factor)).macs
         larger = config.replace(**changes)
-        if abs(larger.macs / wanted - 1) > _TOLERANCE:
-            changes[config.scaled_by] = getattr(larger.with_macs(wanted), config.scaled_by)
+        if abs(larger.macs / target - 1) > _TOLERANCE:
+            changes[config.scaled_by] = getattr(larger.with_macs(target), config.scaled_by)
         return changes
 
     def config(self, family: str, factor: float) -> ModelConfig:
         """The model of a family at a width."""
-        return self.lab.images.matched(family, **(self.changes(family, factor) or {}))
+        return self.lab.images.matched_config(family, **(self.changes(family, factor) or {}))
 
     @functools.cached_property
-    def cells(self) -> dict[Point, list[Cell]]:
+    def trials(self) -> dict[ComputePoint, list[Trial]]:
         """All images, a seed each."""
         count = self.lab.sizes[-1]
         return {
-            Point(family, factor, share): [
+            ComputePoint(family, factor, share): [
                 self.lab.train(
                     family,
                     count=count,
@@ -68,76 +68,82 @@ class Compute(Question):
                 )
                 for seed in range(max(2, len(self.lab.seeds_for(count))) if self.lab.seeds > 1 else 1)
             ]
-            for family in self.lab.asked_for(FAMILIES)
+            for family in self.lab.selected(FAMILIES)
             for factor in FACTORS
             for share in SHARES
         }
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
-        def some(families: Sequence[str], factors: Sequence[float], seeds: int | None) -> list[Cell]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
+        def select(families: Sequence[str], factors: Sequence[float], seeds: int | None) -> list[Trial]:
             return [
-                cell
-                for point, cells in self.cells.items()
+                trial
+                for point, trials in self.trials.items()
                 if point.name in families and point.factor in factors
-                for cell in cells[:seeds]
+                for trial in trials[:seeds]
             ]
 
         pair = FAMILIES[:2]
         return (
-            some(pair, FACTORS[:1], 2),
-            some(pair, FACTORS[:2], 2),
-            some(pair, FACTORS, 2),
-            some(FAMILIES, FACTORS, 2),
-            some(FAMILIES, FACTORS, None),
+            select(pair, FACTORS[:1], 2),
+            select(pair, FACTORS[:2], 2),
+            select(pair, FACTORS, 2),
+            select(FAMILIES, FACTORS, 2),
+            select(FAMILIES, FACTORS, None),
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
+        self.accuracies = Accuracies(results, self.trials)
 
     def lead(self, factor: float, share: int) -> Estimate | None:
         """Of the hybrid over the ViT."""
-        return self.found.difference(Point("hybrid", factor, share), Point("vit", factor, share))
+        return self.accuracies.difference(ComputePoint("hybrid", factor, share), ComputePoint("vit", factor, share))
 
     def shrinking(self) -> Estimate | None:
         """The lead of the hybrid at the smallest compute, less at the largest."""
         least, most = (FACTORS[0], SHARES[0]), (FACTORS[-1], SHARES[-1])
-        return self.found.contrast(
-            (1.0, Point("hybrid", *least)),
-            (-1.0, Point("vit", *least)),
-            (-1.0, Point("hybrid", *most)),
-            (1.0, Point("vit", *most)),
+        return self.accuracies.contrast(
+            (1.0, ComputePoint("hybrid", *least)),
+            (-1.0, ComputePoint("vit", *least)),
+            (-1.0, ComputePoint("hybrid", *most)),
+            (1.0, ComputePoint("vit", *most)),
         )
 
     def verdicts(self) -> Iterator[Verdict]:
         shrinks = self.shrinking()
-        words = {}
+        fields = {}
         if shrinks is not None:
-            words["shrinking"] = between(shrinks)
-        yield Verdict("C29", "trained", self.lead(FACTORS[0], SHARES[0]), words=words)
+            fields["shrinking"] = difference_text(shrinks)
+        yield Verdict("C29", "trained", self.lead(FACTORS[0], SHARES[0]), fields=fields)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for share in SHARES:
             lines = []
             for family in FAMILIES:
-                known = [factor for factor in FACTORS if Point(family, factor, share) in self.found]
-                estimates = [self.found.estimate(Point(family, factor, share)) for factor in known]
-                if known:
-                    macs = [self.config("vit", factor).macs / 1e6 for factor in known]  # the others cost as much
-                    values = [100 * one.value for one in estimates]
+                factors = [factor for factor in FACTORS if ComputePoint(family, factor, share) in self.accuracies]
+                estimates = [self.accuracies.estimate(ComputePoint(family, factor, share)) for factor in factors]
+                if factors:
+                    macs = [self.config("vit", factor).macs / 1e6 for factor in factors]  # the others cost as much
+                    values = [100 * estimate.value for estimate in estimates]
                     lines.append(
-                        Line(in_figure(family), macs, values, COLOURS[family], bars=[bar(one) for one in estimates])
+                        Line(
+                            in_figure(family),
+                            macs,
+                            values,
+                            COLOURS[family],
+                            bars=[percent_interval(estimate) for estimate in estimates],
+                        )
                     )
             if lines:
-                labels = self.word("macs", "tspan"), self.word("accuracy", "tspan")
+                labels = self.t("macs", "tspan"), self.t("accuracy", "tspan")
                 yield f"compute-{share}", chart(lines, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
-            return str(self.word("nothing", "p"))
+            return str(self.t("nothing", "p"))
         panes = "".join(
             figure(
-                self.word("figure-title", seen=f"{self.lab.seen // share:,}"),
-                self.word("figure-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found.seeds),
+                self.t("figure-title", seen=f"{self.lab.seen // share:,}"),
+                self.t("figure-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.accuracies.seeds),
                 figures[name],
             )
             for share in SHARES
@@ -147,26 +153,29 @@ class Compute(Question):
         for share in SHARES:
             for factor in FACTORS:
                 lead = self.lead(factor, share)
-                known = [Point(family, factor, share) for family in FAMILIES]
-                if not any(point in self.found for point in known):
+                compared = [ComputePoint(family, factor, share) for family in FAMILIES]
+                if not any(point in self.accuracies for point in compared):
                     continue
                 rows.append(
                     (
                         f"{self.config('vit', factor).macs / 1e6:.2f} M",
                         f"{self.lab.seen // share:,}",
-                        *(f"{self.found.estimate(point).value:.1%}" if point in self.found else "-" for point in known),
-                        "-" if lead is None else between(lead),
+                        *(
+                            f"{self.accuracies.estimate(point).value:.1%}" if point in self.accuracies else "-"
+                            for point in compared
+                        ),
+                        "-" if lead is None else difference_text(lead),
                     )
                 )
-        heads = (self.word("cost"), self.word("seen"), *FAMILIES, self.word("lead"))
+        heads = (self.t("cost"), self.t("seen"), *FAMILIES, self.t("lead"))
         return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset(range(6)))}'
 
     def numbers(self) -> dict[str, Any]:
         return {
             f"{point.name} x{point.factor:g} 1/{point.share}": {
-                "accuracy": self.found.estimate(point).value,
+                "accuracy": self.accuracies.estimate(point).value,
                 "macs": self.config(point.name, point.factor).macs,
                 "seen": self.lab.seen // point.share,
             }
-            for point in self.found.right
+            for point in self.accuracies.right
         }

@@ -24,7 +24,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.trial import Outcome, Trial
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
@@ -45,59 +45,67 @@ _SIDES, _PATCHES = (32, 64, 128), (2, 8)  # of the images and patches that show 
 _TASK = "vitrail.lab.questions.cost:"
 
 
-class Cost(Question):
+class CostQuestion(Question):
     """Times are reported as medians; what decides has its interval over repeated measurements."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C30", "C31", "C32a", "C34c")
 
     @functools.cached_property
-    def attention(self) -> Cell:
+    def attention(self) -> Trial:
         """Attention alone, to everything and masked."""
         settings = {"tokens": list(TOKENS), "width": 64, "heads": 4, "rounds": _ROUNDS}
         work = 2 * 2 * 64 * _ROUNDS * float(np.square(TOKENS).sum())
-        return Cell(f"{_TASK}time_attention", settings, work=work, alone=True)
+        return Trial(f"{_TASK}time_attention", settings, work=work, alone=True)
 
     @functools.cached_property
-    def latency(self) -> Cell:
+    def latency(self) -> Trial:
         """ViT and LSTM over sequences of several lengths, at equal cost for each."""
         pairs = {str(count): [config.to_document() for config in pair(count)] for count in SEQUENCES}
         cost = sum(pair(count)[0].macs for count in SEQUENCES)
         settings = {"pairs": pairs, "batches": list(BATCHES), "rounds": _ROUNDS}
-        return Cell(f"{_TASK}time_sequences", settings, work=2.0 * cost * sum(BATCHES) * _ROUNDS, alone=True)
+        return Trial(f"{_TASK}time_sequences", settings, work=2.0 * cost * sum(BATCHES) * _ROUNDS, alone=True)
 
     @functools.cached_property
-    def families(self) -> dict[tuple[str, int | None], Cell]:
+    def families(self) -> dict[tuple[str, int | None], Trial]:
         """Every family on these images, by its patch if that can be changed."""
-        images, found = self.lab.images, {}
+        images, trials = self.lab.images, {}
         side = min(images.resolution)
         sizes = [size for size in range(1, side) if not side % size and 4 <= (side // size) ** 2 <= 256]
         for name in self.lab.families:
-            config = images.matched(name)
+            config = images.matched_config(name)
             if name in _PATCHED:
-                found |= {(name, size): _footprint(config.replace(patch=size), 32) for size in sizes}
+                trials |= {(name, size): _footprint_trial(config.replace(patch=size), 32) for size in sizes}
             else:
-                found[name, None] = _footprint(config, 32)
-        return found
+                trials[name, None] = _footprint_trial(config, 32)
+        return trials
 
     @functools.cached_property
-    def squares(self) -> dict[tuple[int, int], Cell]:
+    def squares(self) -> dict[tuple[int, int], Trial]:
         """The ViT on larger images, by their side and the patch."""
         config = zoo.small("Nano", "vit")
         return {
-            (side, patch): _footprint(config.replace(resolution=side, patch=patch), 1)
+            (side, patch): _footprint_trial(config.replace(resolution=side, patch=patch), 1)
             for side in _SIDES
             for patch in _PATCHES
         }
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
         return ([self.attention, self.latency], [*self.families.values()], [*self.squares.values()])
 
     def read(self, results: Results) -> None:
         self.attention_times = results.measured(self.attention)
         self.latencies = results.measured(self.latency)
-        self.by_family = {key: one for key, cell in self.families.items() if (one := _both(results, cell)) is not None}
-        self.by_side = {key: one for key, cell in self.squares.items() if (one := _both(results, cell)) is not None}
+        self.by_family = {
+            key: footprint
+            for key, trial in self.families.items()
+            if (footprint := _read_footprint(results, trial)) is not None
+        }
+        self.by_side = {
+            key: footprint
+            for key, trial in self.squares.items()
+            if (footprint := _read_footprint(results, trial)) is not None
+        }
 
     # What is said
 
@@ -112,40 +120,40 @@ class Cost(Question):
         if self.latencies is None:
             return None
         slopes = {name: [slope(SEQUENCES, times) for times in self.latencies["1"][name]] for name in ("lstm", "vit")}
-        return _over_rounds([one - other for one, other in zip(slopes["lstm"], slopes["vit"], strict=True)])
+        return _over_rounds([lstm - vit for lstm, vit in zip(slopes["lstm"], slopes["vit"], strict=True)])
 
     def verdicts(self) -> Iterator[Verdict]:
         exponent, masked = self.exponent("global"), self.exponent("masked")
         excess = None if exponent is None else exponent._replace(value=exponent.value - 1.5)
-        words = {}
+        fields = {}
         if exponent is not None and masked is not None and self.attention_times is not None:
             last = [statistics.median(times[-1] for times in self.attention_times[kind]) for kind in KINDS]
             ratio = last[1] / last[0]
-            words = {"exponent": f"{exponent.value:.2f}", "ratio": f"{ratio:.1f}"}
-        yield Verdict("C30", "trained", excess, is_share=False, words=words)
-        patches = self._patches()
-        yield Verdict("C31", "reported", words={"ratios": patches} if patches else {})
+            fields = {"exponent": f"{exponent.value:.2f}", "ratio": f"{ratio:.1f}"}
+        yield Verdict("C30", "trained", excess, is_share=False, fields=fields)
+        patches = self._patch_ratios()
+        yield Verdict("C31", "reported", fields={"ratios": patches} if patches else {})
         yield Verdict("C32a", "trained", self.growth(), is_share=False)
         mixer, vit = (zoo.find(f"{name}-B/16").macs for name in ("Mixer", "ViT"))
-        said = {"mixer": f"{mixer / 1e9:.1f}", "vit": f"{vit / 1e9:.1f}"}
-        yield Verdict("C34c", "exact", holds=mixer > vit, words=said)
+        costs = {"mixer": f"{mixer / 1e9:.1f}", "vit": f"{vit / 1e9:.1f}"}
+        yield Verdict("C34c", "exact", holds=mixer > vit, fields=costs)
 
-    def _patches(self) -> str:
-        said = []
+    def _patch_ratios(self) -> str:
+        ratios = []
         for side in _SIDES:
             small, large = ((side, patch) for patch in _PATCHES)
             if small in self.by_side and large in self.by_side:
                 ratio = self.by_side[small]["latency"] / self.by_side[large]["latency"]
-                said.append(f"{side} px {ratio:.0f}x")
-        return ", ".join(said)
+                ratios.append(f"{side} px {ratio:.0f}x")
+        return ", ".join(ratios)
 
     # The page
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        tokens, milliseconds = self.word("tokens", "tspan"), self.word("milliseconds", "tspan")
+        tokens, milliseconds = self.t("tokens", "tspan"), self.t("milliseconds", "tspan")
         if self.attention_times is not None:
             lines = [
-                Line(self.word(kind, "tspan"), TOKENS, _medians(self.attention_times[kind]), colour)
+                Line(self.t(kind, "tspan"), TOKENS, _medians(self.attention_times[kind]), colour)
                 for kind, colour in zip(KINDS, (0, 7), strict=True)
             ]
             yield "cost-attention", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
@@ -155,38 +163,47 @@ class Cost(Question):
                 for name in ("vit", "lstm")
             ]
             yield "cost-latency", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
-        for what, label in (("step", milliseconds), ("memory", self.word("megabytes", "tspan"))):
+        for quantity, label in (("step", milliseconds), ("memory", self.t("megabytes", "tspan"))):
             lines = []
             for name in _PATCHED:
-                known = [one for key, one in self.by_family.items() if key[0] == name]
-                known.sort(key=lambda one: one["tokens"])
-                if known:
-                    xs, ys = [one["tokens"] for one in known], [one[what] for one in known]
+                footprints = [footprint for key, footprint in self.by_family.items() if key[0] == name]
+                footprints.sort(key=lambda footprint: footprint["tokens"])
+                if footprints:
+                    xs, ys = (
+                        [footprint["tokens"] for footprint in footprints],
+                        [footprint[quantity] for footprint in footprints],
+                    )
                     lines.append(Line(in_figure(name), xs, ys, COLOURS[name]))
             if lines:
-                yield f"cost-{what}", chart(lines, tokens, label, log=True, log_x=True, dots=True)
+                yield f"cost-{quantity}", chart(lines, tokens, label, log=True, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures and not self.by_side:
-            return str(self.word("nothing", "p"))
-        panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note"), svg) for name, svg in figures.items()
-        )
+            return str(self.t("nothing", "p"))
+        panes = "".join(figure(self.t(f"{name}-title"), self.t(f"{name}-note"), svg) for name, svg in figures.items())
         names = ("parameters", "macs", "latency", "step", "memory")
-        heads = tuple(self.word(name) for name in names)
+        heads = tuple(self.t(name) for name in names)
         rows = [
-            (name, "-" if one["patch"] is None else one["patch"], one["tokens"] or "-", *_shown(one))
-            for (name, _), one in self.by_family.items()
+            (
+                name,
+                "-" if footprint["patch"] is None else footprint["patch"],
+                footprint["tokens"] or "-",
+                *_footprint_texts(footprint),
+            )
+            for (name, _), footprint in self.by_family.items()
         ]
-        first = ("", self.word("patch"), self.word("tokens"))
+        first = ("", self.t("patch"), self.t("tokens"))
         listed = table((*first, *heads), rows, frozenset(range(1, 8))) if rows else ""
-        rows = [(side, patch, one["tokens"], *_shown(one)) for (side, patch), one in self.by_side.items()]
-        first = (self.word("side"), self.word("patch"), self.word("tokens"))
+        rows = [
+            (side, patch, footprint["tokens"], *_footprint_texts(footprint))
+            for (side, patch), footprint in self.by_side.items()
+        ]
+        first = (self.t("side"), self.t("patch"), self.t("tokens"))
         larger = table((*first, *heads), rows, frozenset(range(8))) if rows else ""
-        after = f"{self.word('larger', 'p')}{larger}" if larger else ""
-        return f'<div class="panes">{panes}</div>{self.word("masked-note", "p")}{listed}{self._levels()}{after}'
+        after = f"{self.t('larger', 'p')}{larger}" if larger else ""
+        return f'<div class="panes">{panes}</div>{self.t("masked-note", "p")}{listed}{self._latency_table()}{after}'
 
-    def _levels(self) -> str:
+    def _latency_table(self) -> str:
         """ViT and LSTM side by side, alone and in batches."""
         if self.latencies is None:
             return ""
@@ -194,18 +211,20 @@ class Cost(Question):
         for batch in BATCHES:
             vit, lstm = (_medians(self.latencies[str(batch)][name]) for name in ("vit", "lstm"))
             rows += [
-                (count, batch, f"{one:.2f}", f"{other:.2f}", f"{other / one:.1f}")
-                for count, one, other in zip(SEQUENCES, vit, lstm, strict=True)
+                (count, batch, f"{vit_time:.2f}", f"{lstm_time:.2f}", f"{lstm_time / vit_time:.1f}")
+                for count, vit_time, lstm_time in zip(SEQUENCES, vit, lstm, strict=True)
             ]
-        heads = (self.word("tokens"), self.word("batch"), "vit, ms", "lstm, ms", "lstm / vit")
-        return f"{self.word('levels', 'p')}{table(heads, rows, frozenset(range(5)))}"
+        heads = (self.t("tokens"), self.t("batch"), "vit, ms", "lstm, ms", "lstm / vit")
+        return f"{self.t('levels', 'p')}{table(heads, rows, frozenset(range(5)))}"
 
     def numbers(self) -> dict[str, Any]:
-        exponents = {kind: found for kind in KINDS if (found := self.exponent(kind)) is not None}
+        exponents = {kind: exponent for kind in KINDS if (exponent := self.exponent(kind)) is not None}
         return {
-            "exponents": {kind: list(one[:2]) for kind, one in exponents.items()},
-            "families": {f"{name} {one['patch'] or ''}".strip(): one for (name, _), one in self.by_family.items()},
-            "sides": {f"{side} px, patch {patch}": one for (side, patch), one in self.by_side.items()},
+            "exponents": {kind: list(entry[:2]) for kind, entry in exponents.items()},
+            "families": {
+                f"{name} {entry['patch'] or ''}".strip(): entry for (name, _), entry in self.by_family.items()
+            },
+            "sides": {f"{side} px, patch {patch}": entry for (side, patch), entry in self.by_side.items()},
         }
 
 
@@ -233,31 +252,31 @@ def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
-def _shown(one: dict[str, Any]) -> tuple[str, ...]:
+def _footprint_texts(footprint: dict[str, Any]) -> tuple[str, ...]:
     return (
-        f"{one['parameters']:,}",
-        f"{one['macs'] / 1e6:.2f} M",
-        f"{one['latency']:.2f}",
-        f"{one['step']:.2f}",
-        f"{one['memory']:.0f}",
+        f"{footprint['parameters']:,}",
+        f"{footprint['macs'] / 1e6:.2f} M",
+        f"{footprint['latency']:.2f}",
+        f"{footprint['step']:.2f}",
+        f"{footprint['memory']:.0f}",
     )
 
 
-def _both(results: Results, cell: Cell) -> dict[str, Any] | None:
-    result, measured = results.get(cell), results.measured(cell)
+def _read_footprint(results: Results, trial: Trial) -> dict[str, Any] | None:
+    result, measured = results.get(trial), results.measured(trial)
     return None if result is None or measured is None else {**result, **measured}
 
 
-def _footprint(config: ModelConfig, batch: int) -> Cell:
+def _footprint_trial(config: ModelConfig, batch: int) -> Trial:
     settings = {"model": config.to_document(), "batch": batch, "rounds": _ROUNDS}
     work = config.macs * _ROUNDS * (3.0 * batch + 1) * 2
-    return Cell(f"{_TASK}measure_footprint", settings, family=config.family, work=work, alone=True)
+    return Trial(f"{_TASK}measure_footprint", settings, family=config.family, work=work, alone=True)
 
 
 # What the cells do
 
 
-def time_attention(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def time_attention(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Milliseconds of the fused kernel for one image: all tokens look at all, or at a masked window of 3 x 3."""
     head = settings["width"] // settings["heads"]
     runs: dict[str, list[Callable[[], Any]]] = {kind: [] for kind in KINDS}
@@ -267,28 +286,28 @@ def time_attention(settings: dict[str, Any], _images: Images, _of: list[Path], _
         mask = attention_mask(ViTConfig(resolution=(side, count // side), patch=(1, 1), pool="gap", attention="local"))
         runs["global"].append(functools.partial(F.scaled_dot_product_attention, query, key, value))
         runs["masked"].append(functools.partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask))
-    return Outcome({}, {kind: _time(some, settings["rounds"]) for kind, some in runs.items()})
+    return Outcome({}, {kind: _time(calls, settings["rounds"]) for kind, calls in runs.items()})
 
 
-def time_sequences(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def time_sequences(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Milliseconds of ViT and LSTM for one batch, by its size."""
-    models = [[build(read_model(one)).eval() for one in both] for both in settings["pairs"].values()]
-    found = {}
+    models = [[build(read_model(document)).eval() for document in pair] for pair in settings["pairs"].values()]
+    times = {}
     for batch in settings["batches"]:
-        found[str(batch)] = {
+        times[str(batch)] = {
             name: _time(
                 [
-                    functools.partial(both[number], torch.zeros(batch, 1, *both[number].config.resolution))
-                    for both in models
+                    functools.partial(pair[number], torch.zeros(batch, 1, *pair[number].config.resolution))
+                    for pair in models
                 ],
                 settings["rounds"],
             )
             for number, name in enumerate(("vit", "lstm"))
         }
-    return Outcome({}, found)
+    return Outcome({}, times)
 
 
-def measure_footprint(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def measure_footprint(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Times and memory of one model, in a process of its own: in this one, memory was used before."""
     code = "from vitrail.lab.questions.cost import report_footprint; report_footprint()"
     done = subprocess.run(
@@ -323,12 +342,12 @@ def report_footprint() -> None:
     memory = _peak() - before
     model.eval()
     alone = [times[0] for times in _time([functools.partial(model, batch[:1])], settings["rounds"])]
-    found = {
+    footprint = {
         "latency": statistics.median(alone),
         "step": statistics.median(steps) / settings["batch"],
         "memory": memory / 2**20,
     }
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(footprint))
 
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -345,17 +364,17 @@ def _peak() -> float:
 
 def _time(runs: Sequence[Callable[[], Any]], rounds: int, *, gradient: bool = False) -> list[list[float]]:
     """Milliseconds of each run, in rounds; the first one warms up and says how often to repeat."""
-    repeats, found = [1] * len(runs), []
+    repeats, milliseconds = [1] * len(runs), []
     with torch.set_grad_enabled(gradient):
         for number in range(rounds + 1):
             times = []
             for index, run in enumerate(runs):
-                began = time.perf_counter()
+                started = time.perf_counter()
                 for _ in range(repeats[index]):
                     run()
-                times.append((time.perf_counter() - began) / repeats[index])
+                times.append((time.perf_counter() - started) / repeats[index])
             if number == 0:
                 repeats = [max(1, math.ceil(_LEAST / seconds)) for seconds in times]
             else:
-                found.append([1000 * seconds for seconds in times])
-    return found
+                milliseconds.append([1000 * seconds for seconds in times])
+    return milliseconds

@@ -11,13 +11,21 @@ import numpy as np
 
 from vitrail.core.optional import need
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict, bar, training_accuracies
+from vitrail.lab.question import (
+    COLOURS,
+    Accuracies,
+    Question,
+    Score,
+    Verdict,
+    mean_training_accuracies,
+    percent_interval,
+)
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
+    central_interval,
     complement,
     crossover,
-    ends_of,
     extrapolated_crossover,
     fit_power_law,
     pool,
@@ -25,8 +33,8 @@ from vitrail.lab.statistics import (
     smallest,
     sum_of_means,
 )
-from vitrail.lab.training import JUDGED
-from vitrail.lab.trial import Cell, Outcome, pack
+from vitrail.lab.training import TRAINING_SAMPLE
+from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.reports.families import in_figure
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
@@ -36,14 +44,14 @@ _LEAST_SIZES = 4  # that a curve is fitted to
 _FLOOR_IMAGES = 3000  # beyond, trees and neighbours on raw pixels take longer than the models
 
 
-class Data(Question):
+class DataQuestion(Question):
     """Nested, class-balanced subsets; every family at equal cost and equal images seen."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C1", "C2", "C3", "C7", "C8", "C34b")
 
     @functools.cached_property
-    def cells(self) -> dict[tuple[str, int], list[Cell]]:
+    def trials(self) -> dict[tuple[str, int], list[Trial]]:
         """The cells of every family and size, a seed each."""
         return {
             (family, count): [self.lab.train(family, count=count, seed=seed) for seed in self.lab.seeds_for(count)]
@@ -52,56 +60,56 @@ class Data(Question):
         }
 
     @functools.cached_property
-    def floors(self) -> dict[tuple[str, int], Cell]:
+    def floors(self) -> dict[tuple[str, int], Trial]:
         """Classical learners on raw pixels."""
         sizes = [count for count in self.lab.sizes if count <= _FLOOR_IMAGES] or self.lab.sizes[:1]
         return {
-            (name, count): Cell("vitrail.lab.questions.data:floor", {"learner": name, "count": count}, work=5e9)
+            (name, count): Trial("vitrail.lab.questions.data:floor", {"learner": name, "count": count}, work=5e9)
             for name in FLOORS
             for count in sizes
         }
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
         first, ends = ("vit", "resnet"), {*self.lab.sizes[:2], self.lab.sizes[-1]}
-        at_ends = [key for key in self.cells if key[1] in ends]
+        at_ends = [key for key in self.trials if key[1] in ends]
         leading = [key for key in at_ends if key[0] in first]
         return (
-            [cell for key in leading for cell in self.cells[key][:2]],
-            [cell for key in at_ends for cell in self.cells[key][:2]] + list(self.floors.values()),
-            [cell for key in self.cells for cell in self.cells[key][:2]],
-            [cell for key in self.cells for cell in self.cells[key]],
+            [trial for key in leading for trial in self.trials[key][:2]],
+            [trial for key in at_ends for trial in self.trials[key][:2]] + list(self.floors.values()),
+            [trial for key in self.trials for trial in self.trials[key][:2]],
+            [trial for key in self.trials for trial in self.trials[key]],
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells, alike=_size)
+        self.accuracies = Accuracies(results, self.trials, noise_group=_training_size)
         self.gaps: dict[tuple[str, int], list[float]] = {}
-        self.fitted = training_accuracies(results, self.cells)
-        self.courses: dict[str, tuple[list[float], ...]] = {}
+        self.training_accuracy = mean_training_accuracies(results, self.trials)
+        self.training_curves: dict[str, tuple[list[float], ...]] = {}
         """For each family with the most images: seconds of training, and the accuracy on validation images then."""
-        for key, cells in self.cells.items():
-            known = [one for cell in cells if (one := results.get(cell)) is not None]
-            if known:
-                self.gaps[key] = [one["training_accuracy"] - one["accuracy"] for one in known]
-        at_most = {family: self.cells[family, self.lab.sizes[-1]] for family in self.lab.families}
-        usual = _usual_machine(results, at_most)
+        for key, trials in self.trials.items():
+            available = [result for trial in trials if (result := results.get(trial)) is not None]
+            if available:
+                self.gaps[key] = [result["training_accuracy"] - result["accuracy"] for result in available]
+        at_most = {family: self.trials[family, self.lab.sizes[-1]] for family in self.lab.families}
+        machine = _most_used_machine(results, at_most)
         for family in self.lab.families:
-            known = [cell for cell in at_most[family] if results.get(cell) is not None]
-            cells = [cell for cell in known if results.machine(cell) == usual]
-            seconds = [(results.measured(cell) or {}).get("curve_seconds") for cell in cells]
-            right = [(results.get(cell) or {})["curve"] for cell in cells]
-            if cells and all(seconds):
-                self.courses[family] = tuple(
+            available = [trial for trial in at_most[family] if results.get(trial) is not None]
+            trials = [trial for trial in available if results.machine(trial) == machine]
+            seconds = [(results.measured(trial) or {}).get("curve_seconds") for trial in trials]
+            right = [(results.get(trial) or {})["curve"] for trial in trials]
+            if trials and all(seconds):
+                self.training_curves[family] = tuple(
                     np.asarray(curve, float).mean(axis=0)[:, 1].tolist() for curve in (seconds, right)
                 )
-        self.floor = {
-            key: found["accuracy"] for key, cell in self.floors.items() if (found := results.get(cell)) is not None
+        self.floor_accuracy = {
+            key: result["accuracy"] for key, trial in self.floors.items() if (result := results.get(trial)) is not None
         }
 
     def _known(self, family: str) -> list[int]:
-        return [count for count in self.lab.sizes if (family, count) in self.found]
+        return [count for count in self.lab.sizes if (family, count) in self.accuracies]
 
-    def _lead(self, one: str, other: str, count: int) -> Estimate | None:
-        return self.found.difference((one, count), (other, count))
+    def _lead(self, family: str, other_family: str, count: int) -> Estimate | None:
+        return self.accuracies.difference((family, count), (other_family, count))
 
     def verdicts(self) -> Iterator[Verdict]:
         sizes = self.lab.sizes
@@ -109,20 +117,20 @@ class Data(Question):
         yield self._overtakes()
         yield Verdict("C3", "trained", self._narrowing(), is_share=False)
         yield Verdict("C7", "trained", smallest([self._gap_shrinks(family) for family in self.lab.families]))
-        yield Verdict("C8", "reported", words=self._floor_words())
+        yield Verdict("C8", "reported", fields=self._floor_fields())
         if "mixer" in self.lab.families:
             counts = self._shared("vit", "mixer")
             leads = [self._lead("vit", "mixer", count) for count in counts]
             is_known = {sizes[0], sizes[-1]} <= set(counts)
             yield Verdict("C34b", "trained", smallest(leads) if is_known else None)
 
-    def _shared(self, one: str, other: str) -> list[int]:
+    def _shared(self, family: str, other_family: str) -> list[int]:
         """Sizes at which both families were run."""
-        return [count for count in self._known(one) if (other, count) in self.found]
+        return [count for count in self._known(family) if (other_family, count) in self.accuracies]
 
     def _overtakes(self) -> Verdict:
         """Where the curves cross, or where they would if they went on as they were fitted."""
-        counts = [count for count in self._shared("vit", "resnet") if self.found.noise_of(("vit", count)).freedom]
+        counts = [count for count in self._shared("vit", "resnet") if self.accuracies.noise_of(("vit", count)).freedom]
         largest = self.lab.sizes[-1]
         lead = self._lead("vit", "resnet", largest)
         if lead is None or math.isnan(lead.error):
@@ -137,23 +145,23 @@ class Data(Question):
             return extrapolated_crossover(counts, vit, cnn) if within is None else within
 
         names = [(family, count) for family in ("vit", "resnet") for count in counts]
-        values = [self.found.estimate(name).value for name in names]
-        words = {"largest": f"{largest:,}"}
+        values = [self.accuracies.estimate(name).value for name in names]
+        fields = {"largest": f"{largest:,}"}
         if state == "crossed" and crossover(counts, values[: len(counts)], values[len(counts) :]) is None:
             state = "ahead"
         elif state != "crossed" and len(counts) < _LEAST_SIZES:
             state += "-few"
         else:
-            ends = ends_of([find(draw) for draw in self.found.draws(names).tolist()])
-            words |= dict(zip(("at", "low", "high"), map(_count, (find(values), *ends)), strict=True))
-        return Verdict("C2", "trained", lead, is_one_sided=True, words=words, sentence=state)
+            ends = central_interval([find(draw) for draw in self.accuracies.draws(names).tolist()])
+            fields |= dict(zip(("at", "low", "high"), map(_count_text, (find(values), *ends)), strict=True))
+        return Verdict("C2", "trained", lead, is_one_sided=True, fields=fields, message=state)
 
     def _narrowing(self) -> Estimate | None:
         """Lead of the CNN in log error at the smallest less at the largest size."""
         if len(self.lab.sizes) < 2:
             return None
         ends = ((self.lab.sizes[0], 1.0), (self.lab.sizes[-1], -1.0))
-        return self.found.log_errors(
+        return self.accuracies.log_errors(
             *(
                 (sign * lead, (family, count))
                 for count, sign in ends
@@ -164,48 +172,51 @@ class Data(Question):
     def _gap_shrinks(self, family: str) -> Estimate | None:
         """Train-test gap at the smallest less at the largest size."""
         few, many = ((family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
-        tested = self.found.difference(few, many)
+        tested = self.accuracies.difference(few, many)
         if tested is None or few == many:
             return None
         noises = {
-            key: pool(gaps for other, gaps in self.gaps.items() if _size(other) == _size(key)) for key in (few, many)
+            key: pool(gaps for other, gaps in self.gaps.items() if _training_size(other) == _training_size(key))
+            for key in (few, many)
         }
-        error = math.hypot(tested.lasting, *(self._sampled(key) for key in (few, many)))
-        found = sum_of_means([(sign, self.gaps[key], noises[key]) for key, sign in ((few, 1.0), (many, -1.0))], error)
-        return found._replace(is_cut_off=tested.is_cut_off)
+        error = math.hypot(tested.image_error, *(self._sampled(key) for key in (few, many)))
+        estimate = sum_of_means(
+            [(sign, self.gaps[key], noises[key]) for key, sign in ((few, 1.0), (many, -1.0))], error
+        )
+        return estimate._replace(is_cut_off=tested.is_cut_off)
 
     def _sampled(self, key: tuple[str, int]) -> float:
         """The standard error of a training accuracy: that of a sample, where not all training images were judged."""
-        share, left_out = self.fitted[key], max(1 - JUDGED / key[1], 0.0)
-        return math.sqrt(share * (1 - share) / JUDGED * left_out)
+        share, left_out = self.training_accuracy[key], max(1 - TRAINING_SAMPLE / key[1], 0.0)
+        return math.sqrt(share * (1 - share) / TRAINING_SAMPLE * left_out)
 
-    def _floor_words(self) -> dict[str, str]:
+    def _floor_fields(self) -> dict[str, str]:
         """Accuracies of the classical learners at their largest number of images."""
-        largest = max((count for _, count in self.floor), default=0)
-        shares = {name: self.floor.get((name, largest)) for name in FLOORS}
-        said = {name: "-" if share is None else f"{share:.1%}" for name, share in shares.items()}
-        return said | {"count": f"{largest:,}"} if self.floor else {}
+        largest = max((count for _, count in self.floor_accuracy), default=0)
+        shares = {name: self.floor_accuracy.get((name, largest)) for name in FLOORS}
+        texts = {name: "-" if share is None else f"{share:.1%}" for name, share in shares.items()}
+        return texts | {"count": f"{largest:,}"} if self.floor_accuracy else {}
 
     def scores(self) -> Iterator[Score]:
         few, many = self.lab.sizes[0], self.lab.sizes[-1]
         for family in self.lab.families:
-            if (family, few) in self.found and (family, many) in self.found and few < many:
-                lost = self.found.lost_skill((family, many), (family, few), 1 / len(self.lab.images.labels))
+            if (family, few) in self.accuracies and (family, many) in self.accuracies and few < many:
+                lost = self.accuracies.lost_skill((family, many), (family, few), 1 / len(self.lab.images.labels))
                 yield Score("few", family, complement(lost))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         lines, gaps = [], []
         for family in self.lab.families:
             if counts := self._known(family):
-                estimates = [self.found.estimate((family, count)) for count in counts]
+                estimates = [self.accuracies.estimate((family, count)) for count in counts]
                 colour = COLOURS.get(family, 7)
                 lines.append(
                     Line(
                         in_figure(family),
                         counts,
-                        [100 * one.value for one in estimates],
+                        [100 * estimate.value for estimate in estimates],
                         colour,
-                        bars=[bar(one) for one in estimates],
+                        bars=[percent_interval(estimate) for estimate in estimates],
                     )
                 )
                 gaps.append(
@@ -219,27 +230,27 @@ class Data(Question):
         if lines:
             yield (
                 "data-accuracy",
-                chart(lines, self.word("images", "tspan"), self.word("accuracy", "tspan"), log_x=True, dots=True),
+                chart(lines, self.t("images", "tspan"), self.t("accuracy", "tspan"), log_x=True, dots=True),
             )
             yield (
                 "data-gap",
-                chart(gaps, self.word("images", "tspan"), self.word("gap", "tspan"), log_x=True, dots=True),
+                chart(gaps, self.t("images", "tspan"), self.t("gap", "tspan"), log_x=True, dots=True),
             )
-        courses = [
+        curves = [
             Line(in_figure(family), seconds, [100 * share for share in right], COLOURS.get(family, 7))
-            for family, (seconds, right) in self.courses.items()
+            for family, (seconds, right) in self.training_curves.items()
         ]
-        if courses:
-            labels = self.word("seconds", "tspan"), self.word("validation", "tspan")
-            yield "data-seconds", chart(courses, *labels, log_x=True, dots=True)
+        if curves:
+            labels = self.t("seconds", "tspan"), self.t("validation", "tspan")
+            yield "data-seconds", chart(curves, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if "data-accuracy" not in figures:
-            return str(self.word("nothing", "p"))
+            return str(self.t("nothing", "p"))
         panes = "".join(
             figure(
-                self.word(f"{name}-title"),
-                self.word(f"{name}-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found.seeds),
+                self.t(f"{name}-title"),
+                self.t(f"{name}-note", count=f"{self.lab.sizes[-1]:,}", seeds=self.accuracies.seeds),
                 svg,
             )
             for name, svg in figures.items()
@@ -248,54 +259,56 @@ class Data(Question):
 
     def _table(self) -> str:
         """Every family by the numbers of images that one of them was trained on; other questions share some cells."""
-        shown = [count for count in self.lab.sizes if any((name, count) in self.found for name in self.lab.families)]
+        counts = [
+            count for count in self.lab.sizes if any((name, count) in self.accuracies for name in self.lab.families)
+        ]
         rows = []
         for name in self.lab.families:
-            values = {count: self.found.estimate((name, count)).value for count in self._known(name)}
+            values = {count: self.accuracies.estimate((name, count)).value for count in self._known(name)}
             if not values:
                 continue
             law = fit_power_law(list(values), [1 - value for value in values.values()])
-            shared = [count for count in values if ("vit", count) in self.found and name != "vit"]
-            base = [self.found.estimate(("vit", count)).value for count in shared]
+            shared = [count for count in values if ("vit", count) in self.accuracies and name != "vit"]
+            base = [self.accuracies.estimate(("vit", count)).value for count in shared]
             ratio = sample_efficiency(shared, [values[count] for count in shared], base) if shared else None
             fitted = "-" if law is None else f"{law.floor:.3f} + {law.scale:.2f} n^-{law.exponent:.2f}"
-            shares = [f"{values[count]:.1%}" if count in values else "-" for count in shown]
+            shares = [f"{values[count]:.1%}" if count in values else "-" for count in counts]
             rows.append([name, *shares, fitted, "-" if ratio is None else f"{ratio:.1f}x"])
-        heads = ["", *(f"n = {count:,}" for count in shown), self.word("fit"), self.word("ratio")]
+        heads = ["", *(f"n = {count:,}" for count in counts), self.t("fit"), self.t("ratio")]
         return table(heads, rows, frozenset(range(1, len(heads))))
 
     def _floor_sentence(self) -> str:
-        words = self._floor_words()
-        return self.word("floors", "p", **words) if words else ""
+        fields = self._floor_fields()
+        return self.t("floors", "p", **fields) if fields else ""
 
     def numbers(self) -> dict[str, Any]:
         return {
             "accuracy": {
-                f"{family} {count}": list(self.found.estimate((family, count))[:2])
-                for family, count in self.found.right
+                f"{family} {count}": list(self.accuracies.estimate((family, count))[:2])
+                for family, count in self.accuracies.right
             },
-            "floors": {f"{name} {count}": value for (name, count), value in self.floor.items()},
+            "floors": {f"{name} {count}": value for (name, count), value in self.floor_accuracy.items()},
         }
 
 
-def _size(key: tuple[str, int]) -> int:
+def _training_size(key: tuple[str, int]) -> int:
     """Training sets of a size share their seed noise: small ones have more of it."""
     return key[1]
 
 
-def _usual_machine(results: Results, groups: Mapping[str, Sequence[Cell]]) -> str | None:
+def _most_used_machine(results: Results, groups: Mapping[str, Sequence[Trial]]) -> str | None:
     """The machine that most families were trained on: seconds of different machines are not compared."""
-    found = Counter(machine for cells in groups.values() for machine in set(map(results.machine, cells)))
-    del found[None]
-    return max(found, key=found.__getitem__, default=None)
+    counts = Counter(machine for trials in groups.values() for machine in set(map(results.machine, trials)))
+    del counts[None]
+    return max(counts, key=counts.__getitem__, default=None)
 
 
-def _count(number: float) -> str:
+def _count_text(number: float) -> str:
     """A number of images, to two digits."""
     return "∞" if math.isinf(number) else f"{float(f'{number:.2g}'):,.0f}"
 
 
-def floor(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def floor(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """A classical learner on raw pixels, as scikit-learn has it."""
     need("sklearn", extra="lab", subject="vitrail compare")
     from sklearn.linear_model import LogisticRegression

@@ -13,11 +13,11 @@ from torch import Tensor
 from vitrail.lab import internals
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
-from vitrail.lab.measurements import Readings, looking_cell, open_model, read_test_images
-from vitrail.lab.question import COLOURS, Question, Score, Verdict, bar, interval_text
+from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
+from vitrail.lab.question import COLOURS, Question, Score, Verdict, interval_text, percent_interval
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import complement
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.create import create
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
@@ -28,13 +28,13 @@ from vitrail.reports.page import Line, chart, figure, table
 _TASK = "vitrail.lab.questions.locality"
 _FAMILIES = ("vit", "resnet", "hybrid", "mixer")
 _PASSES = 3000  # forward passes of one image that a measurement costs
-_WATCHED, _DERIVED = 64, 24  # test images for attention, and for gradients
+_ATTENTION_IMAGES, _GRADIENT_IMAGES = 64, 24  # test images for attention, and for gradients
 
 
-class Locality(Question):
+class LocalityQuestion(Question):
     """Receptive areas of families, and how far heads look, on a grid of 7 x 7 patches or more."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C10", "C12a", "C15")
 
     @property
@@ -48,20 +48,20 @@ class Locality(Question):
         sizes = self.lab.sizes
         return list(dict.fromkeys((sizes[-1], sizes[0], sizes[len(sizes) // 2])))
 
-    def _train(self, family: str, count: int, seed: int) -> Cell:
+    def _train(self, family: str, count: int, seed: int) -> Trial:
         """Larger models than elsewhere, which see half as many images. Images of 8 px have a patch for each pixel."""
         if self.lab.images.size != "Pico":
             return self.lab.train(family, count=count, seed=seed, size="Micro", seen=self.lab.seen // 2)
-        patch = self.lab.images.matched(family).patch
+        patch = self.lab.images.matched_config(family).patch
         changes = {"patch": 1} if patch and max(patch) > 1 else None
         return self.lab.train(family, count=count, seed=seed, changes=changes, seen=self.lab.seen // 2)
 
     @functools.cached_property
-    def cells(self) -> dict[tuple[str, int], list[Cell]]:
+    def trials(self) -> dict[tuple[str, int], list[Trial]]:
         """What looks at trained models."""
         return {
             (family, count): [
-                looking_cell(f"{_TASK}:measure", self._train(family, count, seed), _PASSES)
+                measurement_trial(f"{_TASK}:measure", self._train(family, count, seed), _PASSES)
                 for seed in self.lab.seeds_for(count)
             ]
             for family in self.families
@@ -69,81 +69,93 @@ class Locality(Question):
         }
 
     @functools.cached_property
-    def untrained(self) -> dict[str, list[Cell]]:
+    def untrained(self) -> dict[str, list[Trial]]:
         """What looks at the same models before training."""
         return {
             family: [
-                looking_cell(f"{_TASK}:measure", self._train(family, self.counts[0], seed), _PASSES, untrained=True)
+                measurement_trial(
+                    f"{_TASK}:measure", self._train(family, self.counts[0], seed), _PASSES, untrained=True
+                )
                 for seed in range(self.lab.seeds)
             ]
             for family in self.families
         }
 
     @functools.cached_property
-    def proof(self) -> Cell:
+    def proof_trial(self) -> Trial:
         """What is exact."""
-        return Cell(f"{_TASK}:prove", {})
+        return Trial(f"{_TASK}:prove", {})
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
         largest = self.counts[0]
         first = [("vit", largest), ("resnet", largest)]
         dose = [("vit", count) for count in self.counts[1:]]
         return (
-            [self.proof, *self._some(first, 2)],
-            self._some([("vit", self.counts[-1])] if len(self.counts) < 2 else dose[:1], 2),
-            self._some([*dose, *((family, largest) for family in self.families)], 2),
-            self._some(list(self.cells), None),
+            [self.proof_trial, *self._first_seeds(first, 2)],
+            self._first_seeds([("vit", self.counts[-1])] if len(self.counts) < 2 else dose[:1], 2),
+            self._first_seeds([*dose, *((family, largest) for family in self.families)], 2),
+            self._first_seeds(list(self.trials), None),
         )
 
-    def _some(self, keys: Sequence[tuple[str, int]], seeds: int | None) -> list[Cell]:
-        keys = [key for key in keys if key in self.cells]
-        before = [cell for family in dict.fromkeys(key[0] for key in keys) for cell in self.untrained[family][:seeds]]
-        return before + [cell for key in keys for cell in self.cells[key][:seeds]]
+    def _first_seeds(self, keys: Sequence[tuple[str, int]], seeds: int | None) -> list[Trial]:
+        keys = [key for key in keys if key in self.trials]
+        before = [trial for family in dict.fromkeys(key[0] for key in keys) for trial in self.untrained[family][:seeds]]
+        return before + [trial for key in keys for trial in self.trials[key][:seeds]]
 
     def read(self, results: Results) -> None:
-        before = {(family, 0): cells for family, cells in self.untrained.items()}
-        groups = {**self.cells, **before}
+        before = {(family, 0): trials for family, trials in self.untrained.items()}
+        groups = {**self.trials, **before}
 
         def is_trained(key: tuple[str, int]) -> bool:
             return key[1] > 0
 
-        self.area = Readings(results, groups, lambda found: found["areas"][str(found["third"])], is_trained)
-        with_heads = {key: cells for key, cells in groups.items() if key[0] in ("vit", "hybrid")}
-        self.nearest = Readings(results, with_heads, lambda found: found["nearest"], is_trained)
+        self.area = MeasuredValues(
+            results, groups, lambda measured: measured["areas"][str(measured["third"])], is_trained
+        )
+        with_heads = {key: trials for key, trials in groups.items() if key[0] in ("vit", "hybrid")}
+        self.nearest = MeasuredValues(results, with_heads, lambda measured: measured["nearest"], is_trained)
         self.areas, self.heads = {}, {}
-        for key, cells in groups.items():
-            found = [one for cell in cells if (one := results.get(cell)) is not None]
-            if found:
-                layers = range(len(found[0]["areas"]))
-                self.areas[key] = [float(np.mean([one["areas"][str(layer)] for one in found])) for layer in layers]
-                if found[0]["heads"]:
-                    self.heads[key] = {int(layer): found[0]["heads"][layer] for layer in found[0]["heads"]}
-        self.proved = results.get(self.proof)
+        for key, trials in groups.items():
+            measured = [result for trial in trials if (result := results.get(trial)) is not None]
+            if measured:
+                layers = range(len(measured[0]["areas"]))
+                self.areas[key] = [
+                    float(np.mean([result["areas"][str(layer)] for result in measured])) for layer in layers
+                ]
+                if measured[0]["heads"]:
+                    self.heads[key] = {int(layer): measured[0]["heads"][layer] for layer in measured[0]["heads"]}
+        self.proof = results.get(self.proof_trial)
 
     def verdicts(self) -> Iterator[Verdict]:
         largest = self.counts[0]
         yield Verdict("C10", "trained", self.area.difference(("vit", largest), ("resnet", largest)))
-        if self.proved is None:
+        if self.proof is None:
             yield from (Verdict("C12a", "exact"), Verdict("C15", "exact"))
             return
-        alone, tokens = max(self.proved[name] for name in ("embedding", "norm", "mlp")), self.proved["tokens"]
-        attention = self.proved["attention"]
+        per_token, tokens = max(self.proof[name] for name in ("embedding", "norm", "mlp")), self.proof["tokens"]
+        attention = self.proof["attention"]
         yield Verdict(
-            "C12a", "exact", holds=alone == 1 and attention == tokens, words={"attention": attention, "tokens": tokens}
+            "C12a",
+            "exact",
+            holds=per_token == 1 and attention == tokens,
+            fields={"attention": attention, "tokens": tokens},
         )
-        words = {}
+        fields = {}
         if (key := ("vit", largest)) in self.heads:
             before = self.heads.get(("vit", 0))
-            words = {"trained": _range(self.heads[key][0]), "untrained": "-" if before is None else _range(before[0])}
-        yield Verdict("C15", "exact", holds=self.proved["first-layer"] == tokens, words=words)
+            fields = {
+                "trained": _percent_range(self.heads[key][0]),
+                "untrained": "-" if before is None else _percent_range(before[0]),
+            }
+        yield Verdict("C15", "exact", holds=self.proof["first-layer"] == tokens, fields=fields)
 
     def scores(self) -> Iterator[Score]:
         largest = self.counts[0]
         for family in self.families:
             if (family, largest) in self.area:
                 before = self.area.estimate((family, 0)) if (family, 0) in self.area else None
-                after = complement(self.area.estimate((family, largest)), most=1.0)
-                yield Score("near", family, after, None if before is None else complement(before, most=1.0))
+                after = complement(self.area.estimate((family, largest)), upper=1.0)
+                yield Score("near", family, after, None if before is None else complement(before, upper=1.0))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         largest = self.counts[0]
@@ -153,58 +165,66 @@ class Locality(Question):
                 if key in self.areas:
                     depth = len(self.areas[key])
                     xs = [100 * (layer + 1) / depth for layer in range(depth)]
-                    values = [100 * one for one in self.areas[key]]
+                    values = [100 * value for value in self.areas[key]]
                     areas.append(Line(in_figure(name), xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
         if areas:
-            yield "locality-area", chart(areas, self.word("depth", "tspan"), self.word("area", "tspan"), dots=True)
+            yield "locality-area", chart(areas, self.t("depth", "tspan"), self.t("area", "tspan"), dots=True)
         doses = []
         for family in ("vit", "hybrid"):
             counts = sorted(count for count in self.counts if (family, count) in self.nearest)
             if counts:
-                some = [self.nearest.estimate((family, count)) for count in counts]
-                colour, values = COLOURS[family], [100 * one.value for one in some]
-                doses.append(Line(in_figure(family), counts, values, colour, bars=[bar(one) for one in some]))
+                estimates = [self.nearest.estimate((family, count)) for count in counts]
+                colour, values = COLOURS[family], [100 * estimate.value for estimate in estimates]
+                doses.append(
+                    Line(
+                        in_figure(family),
+                        counts,
+                        values,
+                        colour,
+                        bars=[percent_interval(estimate) for estimate in estimates],
+                    )
+                )
                 if (family, 0) in self.nearest:
                     flat = 100 * self.nearest.estimate((family, 0)).value
                     doses.append(Line(in_figure(f"{family} 0"), counts, [flat] * len(counts), colour, joined=False))
         if doses:
-            across, up = self.word("images", "tspan"), self.word("nearest", "tspan")
+            across, up = self.t("images", "tspan"), self.t("nearest", "tspan")
             yield "locality-dose", chart(doses, across, up, dots=True, log_x=True)
         heads = []
         for key, name, colour in ((("vit", largest), "vit", 0), (("vit", 0), "vit 0", 7)):
             if key in self.heads:
-                spots = [(layer + 1, 100 * one) for layer, some in self.heads[key].items() for one in some]
+                spots = [(layer + 1, 100 * value) for layer, values in self.heads[key].items() for value in values]
                 heads.append(Line(in_figure(name), [x for x, _ in spots], [y for _, y in spots], colour, joined=False))
         if heads:
-            yield "locality-heads", chart(heads, self.word("layer", "tspan"), self.word("distance", "tspan"))
+            yield "locality-heads", chart(heads, self.t("layer", "tspan"), self.t("distance", "tspan"))
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
-            return str(self.word("nothing", "p"))
-        told = {"count": f"{self.counts[0]:,}", "seeds": self.area.seeds}
+            return str(self.t("nothing", "p"))
+        fields = {"count": f"{self.counts[0]:,}", "seeds": self.area.seeds}
         panes = "".join(
-            figure(self.word(f"{name}-title"), self.word(f"{name}-note", **told), svg) for name, svg in figures.items()
+            figure(self.t(f"{name}-title"), self.t(f"{name}-note", **fields), svg) for name, svg in figures.items()
         )
         rows = []
         for family, count in sorted(self.areas, key=lambda key: (self.families.index(key[0]), key[1])):
             key = (family, count)
-            shown = interval_text(self.nearest.estimate(key), math.inf) if key in self.nearest else "-"
-            first = _range(self.heads[key][0]) if key in self.heads else "-"
-            size = f"{count:,}" if count else self.word("untrained")
-            rows.append([family, size, interval_text(self.area.estimate(key)), shown, first])
-        heads = ["", "n", *(self.word(name) for name in ("area-third", "nearest-head", "first-heads"))]
+            nearest = interval_text(self.nearest.estimate(key), math.inf) if key in self.nearest else "-"
+            first = _percent_range(self.heads[key][0]) if key in self.heads else "-"
+            size = f"{count:,}" if count else self.t("untrained")
+            rows.append([family, size, interval_text(self.area.estimate(key)), nearest, first])
+        heads = ["", "n", *(self.t(name) for name in ("area-third", "nearest-head", "first-heads"))]
         listed = table(heads, rows, frozenset(range(1, 5)))
         return f'<div class="panes">{panes}</div>{listed}{self._proofs()}'
 
     def _proofs(self) -> str:
-        if self.proved is None:
+        if self.proof is None:
             return ""
         rows = [
-            [self.word(f"exact-{name}"), f"{value} / {self.proved['tokens']}"]
-            for name, value in self.proved.items()
+            [self.t(f"exact-{name}"), f"{value} / {self.proof['tokens']}"]
+            for name, value in self.proof.items()
             if name != "tokens"
         ]
-        return f"{self.word('exact', 'p')}{table((self.word('part'), self.word('reached')), rows, frozenset({1}))}"
+        return f"{self.t('exact', 'p')}{table((self.t('part'), self.t('reached')), rows, frozenset({1}))}"
 
     def numbers(self) -> dict[str, Any]:
         return {
@@ -215,34 +235,36 @@ class Locality(Question):
                 f"{family} {count}": list(self.nearest.estimate((family, count))[:2])
                 for family, count in self.nearest.right
             },
-            "heads": {f"{family} {count}": some for (family, count), some in self.heads.items()},
-            "exact": self.proved,
+            "heads": {f"{family} {count}": values for (family, count), values in self.heads.items()},
+            "exact": self.proof,
         }
 
 
-def _range(values: Sequence[float]) -> str:
+def _percent_range(values: Sequence[float]) -> str:
     return f"{min(values):.0%} … {max(values):.0%}"
 
 
-def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
+def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
     """Receptive areas after every layer; distances of heads where there are some."""
-    model = open_model(settings, of)
-    pixels, _ = read_test_images(images, _WATCHED)
+    model = open_model(settings, bundles)
+    pixels, _ = read_test_images(images, _ATTENTION_IMAGES)
     depth = model.config.depth
-    areas = internals.receptive_areas(model, pixels[:: max(len(pixels) // _DERIVED, 1)][:_DERIVED], range(depth))
+    areas = internals.receptive_areas(
+        model, pixels[:: max(len(pixels) // _GRADIENT_IMAGES, 1)][:_GRADIENT_IMAGES], range(depth)
+    )
     distances = internals.head_distances(model, pixels)
     result: dict[str, Any] = {
-        "third": internals.third(depth),
-        "areas": {str(layer): internals.rounded(values) for layer, values in areas.items()},
-        "heads": {str(layer): internals.rounded(one.mean(axis=0)) for layer, one in distances.items()},
+        "third": internals.third_layer(depth),
+        "areas": {str(layer): internals.round_values(values) for layer, values in areas.items()},
+        "heads": {str(layer): internals.round_values(values.mean(axis=0)) for layer, values in distances.items()},
     }
     if distances:
         first = distances[0]
-        result["nearest"] = internals.rounded(first[:, first.mean(axis=0).argmin()])
+        result["nearest"] = internals.round_values(first[:, first.mean(axis=0).argmin()])
     return Outcome(result, {})
 
 
-def prove(_settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """What is exact: from how many tokens (or patches) at most the gradient of one token's output comes."""
     model = redraw(cast(ViT, create("ViT-Micro/4", classes=5)).double(), std=0.3)
     images = random_images(model, 1)
@@ -254,16 +276,16 @@ def prove(_settings: dict[str, Any], _images: Images, _of: list[Path], _folder: 
         return block(model.assemble(model.patch_embed(pixels)))[:, prefix:]
 
     layers: dict[str, Callable[[Tensor], Tensor]] = {"norm": block.norm1, "mlp": block.mlp, "attention": block.attn}
-    found = {name: reached(layer, z_1ND, lambda gradient: gradient) for name, layer in layers.items()}
-    found["embedding"] = reached(model.patch_embed, images, lambda gradient: patchify(gradient, patch))
-    counts = {name: int(one.sum(dim=1).max()) for name, one in found.items()}
+    reach = {name: reached_tokens(layer, z_1ND, lambda gradient: gradient) for name, layer in layers.items()}
+    reach["embedding"] = reached_tokens(model.patch_embed, images, lambda gradient: patchify(gradient, patch))
+    counts = {name: int(matrix.sum(dim=1).max()) for name, matrix in reach.items()}
     counts["first-layer"] = int(
-        reached(first_layer, images, lambda gradient: patchify(gradient, patch)).sum(dim=1).min()
+        reached_tokens(first_layer, images, lambda gradient: patchify(gradient, patch)).sum(dim=1).min()
     )
     return Outcome({**counts, "tokens": z_1ND.shape[1]}, {})
 
 
-def reached(layer: Callable[[Tensor], Tensor], source: Tensor, by_token: Callable[[Tensor], Tensor]) -> Tensor:
+def reached_tokens(layer: Callable[[Tensor], Tensor], source: Tensor, by_token: Callable[[Tensor], Tensor]) -> Tensor:
     """Whether the gradient of each token's output (rows) is other than zero at each token of the input, (N, N)."""
     source = source.detach().clone().requires_grad_()
     with torch.enable_grad():

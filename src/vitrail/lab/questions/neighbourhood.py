@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from vitrail.core.settings import Pair
-from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
+from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation
 from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
@@ -42,81 +42,83 @@ _TRAINED_EQUAL = 1e-6  # after some steps of training, whose rounding errors add
 _RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
 
 
-class Neighbourhood(Question):
+class NeighbourhoodQuestion(Question):
     """What permutations of pixels cost each family."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C13", "C14", "C34a", "C36", "P2")
 
     @functools.cached_property
     def patch(self) -> Pair:
         """The patch of the lab's ViT: what is within and what is between patches is the same for all families."""
-        height, width = self.lab.images.matched("vit").to_document()["patch"]
+        height, width = self.lab.images.matched_config("vit").to_document()["patch"]
         return height, width
 
     def config(self, name: str) -> ModelConfig:
         family, changes = VARIANTS[name]
-        return self.lab.images.matched(family, **changes)
+        return self.lab.images.matched_config(family, **changes)
 
     @functools.cached_property
-    def cells(self) -> dict[tuple[str, str], list[Cell]]:
+    def trials(self) -> dict[tuple[str, str], list[Trial]]:
         """The cells of every variant, unpermuted ("") and at each level that its weights cannot follow."""
-        found = {}
-        asked = {name: one for name, one in VARIANTS.items() if one[0] in self.lab.families}
-        for name, (family, changes) in asked.items():
+        by_level = {}
+        variants = {name: variant for name, variant in VARIANTS.items() if variant[0] in self.lab.families}
+        for name, (family, changes) in variants.items():
             model = build(self.config(name))
             for level in ("", *LEVELS):
                 if level and model.reindex(permutation(level, self.lab.images.resolution, self.patch, 0)):
                     continue
-                found[name, level] = [
+                by_level[name, level] = [
                     self.lab.train(
                         family,
-                        count=self.lab.usual_size,
+                        count=self.lab.default_size,
                         seed=seed,
                         changes=changes,
                         permutation=(level, self.patch, seed) if level else None,
                     )
-                    for seed in self.lab.seeds_for(self.lab.usual_size)
+                    for seed in self.lab.seeds_for(self.lab.default_size)
                 ]
-        return found
+        return by_level
 
     @functools.cached_property
-    def proof(self) -> Cell:
+    def proof_trial(self) -> Trial:
         models = {name: self.config(name).to_document() for name in VARIANTS}
         settings = {"models": models, "patch": list(self.patch)}
-        return Cell("vitrail.lab.questions.neighbourhood:prove", settings, work=2e9)
+        return Trial("vitrail.lab.questions.neighbourhood:prove", settings, work=2e9)
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
-        def some(names: Sequence[str], levels: Sequence[str], seeds: int | None = 2) -> list[Cell]:
-            return [cell for name in names for level in levels for cell in self.cells.get((name, level), [])[:seeds]]
+    def rounds(self) -> Sequence[Sequence[Trial]]:
+        def select(names: Sequence[str], levels: Sequence[str], seeds: int | None = 2) -> list[Trial]:
+            return [trial for name in names for level in levels for trial in self.trials.get((name, level), [])[:seeds]]
 
         every = ("", *LEVELS)
         return (
-            [self.proof],
-            some(("resnet",), ("", "patches")),
-            some(("resnet", "vit"), every),
-            some(("mixer", "mlp"), every),
-            some(("hybrid", "lstm", "vit sincos-2d"), every),
-            some(tuple(VARIANTS), every, None),
+            [self.proof_trial],
+            select(("resnet",), ("", "patches")),
+            select(("resnet", "vit"), every),
+            select(("mixer", "mlp"), every),
+            select(("hybrid", "lstm", "vit sincos-2d"), every),
+            select(tuple(VARIANTS), every, None),
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
-        self.proved = results.get(self.proof)
+        self.accuracies = Accuracies(results, self.trials)
+        self.proof = results.get(self.proof_trial)
 
     def _follows(self, name: str, level: str) -> bool:
         """Whether weights were proved to follow permutations of a level, and training with them."""
-        one = None if self.proved is None else self.proved["families"][name][level]
-        return bool(one and one["after"] is not None and one["after"] < EQUAL and one["training"] < _TRAINED_EQUAL)
+        change = None if self.proof is None else self.proof["families"][name][level]
+        return bool(
+            change and change["after"] is not None and change["after"] < EQUAL and change["training"] < _TRAINED_EQUAL
+        )
 
     def loss(self, name: str, level: str) -> Estimate | None:
         """The permutation's cost in skill (PSI): exactly 0 where weights can follow it; None if it is not known."""
         if self._follows(name, level):
             return Estimate(0.0, 0.0)
-        if (name, level) not in self.found or (name, "") not in self.found:
+        if (name, level) not in self.accuracies or (name, "") not in self.accuracies:
             return None
         chance = 1 / len(self.lab.images.labels)
-        return self.found.lost_skill((name, ""), (name, level), chance)
+        return self.accuracies.lost_skill((name, ""), (name, level), chance)
 
     def verdicts(self) -> Iterator[Verdict]:
         yield Verdict("C13", "exact", holds=self._only_patches_and_positions())
@@ -127,36 +129,36 @@ class Neighbourhood(Question):
         yield Verdict("P2", "trained", smallest([self.loss("resnet", level) for level in LEVELS]))
 
     def _all_follow(self, name: str, levels: Sequence[str]) -> bool | None:
-        return None if self.proved is None else all(self._follows(name, level) for level in levels)
+        return None if self.proof is None else all(self._follows(name, level) for level in levels)
 
     def _only_patches_and_positions(self) -> bool | None:
-        if self.proved is None:
+        if self.proof is None:
             return None
-        tokens, resized = self.proved["tokens"], self.proved["resized"]
+        tokens, resized = self.proof["tokens"], self.proof["resized"]
         cuts = tokens["within"] and tokens["patches"] and not tokens["pixels"]
         grids = resized["mirrored"] < _RESIZED_EQUAL and resized["shuffled"] > DIFFERENT
         return bool(self._follows("vit", "patches") and cuts and grids)
 
-    def _shown(self) -> list[str]:
-        return [name for name in VARIANTS if (name, "") in self.found]
+    def _available(self) -> list[str]:
+        return [name for name in VARIANTS if (name, "") in self.accuracies]
 
     def scores(self) -> Iterator[Score]:
         for level in ("patches", "pixels"):
             for name, (family, changes) in VARIANTS.items():
-                one = self.loss(name, level)
-                if one is not None and not changes:
-                    yield Score(level, family, one)
+                loss = self.loss(name, level)
+                if loss is not None and not changes:
+                    yield Score(level, family, loss)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         panels = {}
         for level in LEVELS:
             rows = []
-            for name in self._shown():
-                one = self.loss(name, level)
-                if one is not None and one.error == one.error:
+            for name in self._available():
+                loss = self.loss(name, level)
+                if loss is not None and loss.error == loss.error:
                     colour = COLOURS.get(name, 7)
                     rows.append(
-                        Range(in_figure(name), one.value, *(one.interval() if one.error else (0.0, 0.0)), colour)
+                        Range(in_figure(name), loss.value, *(loss.interval() if loss.error else (0.0, 0.0)), colour)
                     )
             if rows:
                 panels[level] = rows
@@ -165,53 +167,53 @@ class Neighbourhood(Question):
             low, high = min(*ends, 0.0), max(*ends, 0.1)
             wide = (low - 0.05 * (high - low), high + 0.05 * (high - low))
             for level, rows in panels.items():
-                yield f"neighbourhood-{level}", ranges(rows, self.word("loss", "tspan"), ends=wide, zero=0.0)
+                yield f"neighbourhood-{level}", ranges(rows, self.t("loss", "tspan"), ends=wide, zero=0.0)
 
     def html(self, figures: dict[str, str]) -> str:
-        if not self._shown():
-            return str(self.word("nothing", "p"))
-        note = self.word("figure-note", count=f"{self.lab.usual_size:,}", seeds=self.found.seeds)
-        panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
+        if not self._available():
+            return str(self.t("nothing", "p"))
+        note = self.t("figure-note", count=f"{self.lab.default_size:,}", seeds=self.accuracies.seeds)
+        panes = "".join(figure(self.t(f"{name}-title"), note, svg) for name, svg in figures.items())
         rows = [
             [
                 name,
-                f"{self.found.estimate((name, '')).value:.1%}",
-                *(_say(self.loss(name, level), self.word("exactly")) for level in LEVELS),
+                f"{self.accuracies.estimate((name, '')).value:.1%}",
+                *(_loss_text(self.loss(name, level), self.t("exactly")) for level in LEVELS),
             ]
-            for name in self._shown()
+            for name in self._available()
         ]
-        heads = ["", self.word("accuracy"), *(self.word(level) for level in LEVELS)]
+        heads = ["", self.t("accuracy"), *(self.t(level) for level in LEVELS)]
         listed = table(heads, rows, frozenset(range(1, 5)))
-        return f'<div class="panes">{panes}</div>{listed}{self.word("proof-note", "p")}'
+        return f'<div class="panes">{panes}</div>{listed}{self.t("proof-note", "p")}'
 
     def numbers(self) -> dict[str, Any]:
-        lost = {(name, level): self.loss(name, level) for name in self._shown() for level in LEVELS}
+        losses = {(name, level): self.loss(name, level) for name in self._available() for level in LEVELS}
         return {
             "accuracy": {
-                f"{name} {level}".strip(): list(self.found.estimate((name, level))[:2])
-                for name, level in self.found.right
+                f"{name} {level}".strip(): list(self.accuracies.estimate((name, level))[:2])
+                for name, level in self.accuracies.right
             },
             "loss": {
-                f"{name} {level}": [one.value, *one.interval()] if one.error else [0.0, 0.0, 0.0]
-                for (name, level), one in lost.items()
-                if one is not None and one.error == one.error
+                f"{name} {level}": [loss.value, *loss.interval()] if loss.error else [0.0, 0.0, 0.0]
+                for (name, level), loss in losses.items()
+                if loss is not None and loss.error == loss.error
             },
-            "exact": self.proved,
+            "exact": self.proof,
         }
 
 
-def _say(one: Estimate | None, exactly: str) -> str:
-    if one is None:
+def _loss_text(loss: Estimate | None, exactly: str) -> str:
+    if loss is None:
         return "-"
-    if one.error == 0:
+    if loss.error == 0:
         return exactly
-    if one.error != one.error:
-        return f"{one.value:.2f}"
-    low, high = one.interval()
-    return f"{one.value:.2f} ({low:.2f} … {high:.2f})"
+    if loss.error != loss.error:
+        return f"{loss.value:.2f}"
+    low, high = loss.interval()
+    return f"{loss.value:.2f} ({low:.2f} … {high:.2f})"
 
 
-def prove(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Which permutations weights can follow, before and after training; and where ViT knows the grid."""
     patch = tuple(settings["patch"])
     configs = {name: read_model(document) for name, document in settings["models"].items()}
@@ -227,15 +229,19 @@ def prove(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: P
 
 def _follow(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | None]:
     """How much a permutation changes the answers: as it is, after weights followed it, and after training so."""
-    model, order = drawn(config), permutation(level, config.resolution, patch, 0)
+    model, order = random_model(config), permutation(level, config.resolution, patch, 0)
     images = random_images(model)
     moved, twin = move(images, order), copy.deepcopy(model)
     with torch.no_grad():
-        before = difference(model(images), model(moved))
+        before = relative_difference(model(images), model(moved))
         if not twin.reindex(order):
             return {"before": before, "after": None, "training": None}
-        after = difference(model(images), twin(moved))
-    return {"before": before, "after": after, "training": difference(_train(model, images), _train(twin, moved))}
+        after = relative_difference(model(images), twin(moved))
+    return {
+        "before": before,
+        "after": after,
+        "training": relative_difference(_train(model, images), _train(twin, moved)),
+    }
 
 
 def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
@@ -253,7 +259,7 @@ def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
 
 def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
     """Whether tokens are made of the same sets of pixels after a permutation: what no place for weights can change."""
-    model = drawn(config)
+    model = random_model(config)
     sets = []
     for order in (
         torch.arange(config.resolution[0] * config.resolution[1]),
@@ -264,25 +270,25 @@ def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
         model(move(pixels, order), activations)
         tokens = activations.steps["projected"][0].sum(-1)
         gradients = [torch.autograd.grad(token, pixels, retain_graph=True)[0] for token in tokens]
-        sets.append({frozenset(one.abs().sum(1).flatten().nonzero().flatten().tolist()) for one in gradients})
+        sets.append({frozenset(gradient.abs().sum(1).flatten().nonzero().flatten().tolist()) for gradient in gradients})
     return sets[0] == sets[1]
 
 
 def _resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
     """How much two models differ at twice the resolution that are equal at their own: one whose patches are mirrored,
     and so keep their neighbours, and one whose patches are shuffled."""
-    model, (height, width) = drawn(config), config.resolution
+    model, (height, width) = random_model(config), config.resolution
     grid, large = (height // patch[0], width // patch[1]), (2 * height, 2 * width)
     mirrored, shuffled = copy.deepcopy(model), copy.deepcopy(model)
     places = torch.arange(grid[0] * grid[1])
     mirror, shuffle = places.view(grid).flip(1).flatten(), permutation("pixels", grid, (1, 1), 0)
     mirrored.reindex(patch_order(mirror, config.resolution, patch))
     shuffled.reindex(patch_order(shuffle, config.resolution, patch))
-    model, mirrored, shuffled = (one.resize(large) for one in (model, mirrored, shuffled))
+    model, mirrored, shuffled = (variant.resize(large) for variant in (model, mirrored, shuffled))
     images = random_images(model)
     large_mirror = torch.arange(4 * len(places)).view(2 * grid[0], 2 * grid[1]).flip(1).flatten()
     with torch.no_grad():
         logits = model(images)
         as_mirror = mirrored(move(images, patch_order(large_mirror, large, patch)))
         as_shuffle = shuffled(move(images, patch_order(shuffle, large, (2 * patch[0], 2 * patch[1]))))
-    return {"mirrored": difference(logits, as_mirror), "shuffled": difference(logits, as_shuffle)}
+    return {"mirrored": relative_difference(logits, as_mirror), "shuffled": relative_difference(logits, as_shuffle)}

@@ -11,15 +11,15 @@ import torch
 
 from vitrail.analysis.position_structure import position_table
 from vitrail.bundles.bundle import load
-from vitrail.lab.exact import DIFFERENT, EQUAL, difference, drawn, random_images
+from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
-from vitrail.lab.measurements import looking_cell, open_model
-from vitrail.lab.measures import conditions, distances
+from vitrail.lab.measurements import measurement_trial, open_model
+from vitrail.lab.measures import measure_conditions, pairwise_distances
 from vitrail.lab.permute import move, permutation
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar, points
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.config import read_model
 from vitrail.models.positions.modules import grid_coordinates, sincos_1d
 from vitrail.reports.messages import words_beside
@@ -32,17 +32,17 @@ MARGIN = 0.01
 """About equal: within one point."""
 
 
-class Position(Question):
+class PositionQuestion(Question):
     """ViT with each kind of position, otherwise alike."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C17", "C18", "C19", "C20", "C21", "P1")
 
     @functools.cached_property
-    def cells(self) -> dict[tuple[str, int], list[Cell]]:
+    def trials(self) -> dict[tuple[str, int], list[Trial]]:
         """The cells of every variant and size, a seed each."""
         variants = {kind: {"position": kind} for kind in KINDS} | {place: {"position_at": place} for place in PLACES}
-        counts = dict.fromkeys((self.lab.usual_size, self.lab.sizes[0]))
+        counts = dict.fromkeys((self.lab.default_size, self.lab.sizes[0]))
         return {
             (name, count): [
                 self.lab.train("vit", count=count, seed=seed, changes=changes) for seed in self.lab.seeds_for(count)
@@ -52,54 +52,58 @@ class Position(Question):
         }
 
     @functools.cached_property
-    def fine(self) -> list[Cell]:
+    def fine(self) -> list[Trial]:
         """Learned positions of a grid that is large enough to show structure."""
         if self.lab.images.size == "Pico":
-            return self.cells["learned-1d", self.lab.usual_size]
-        seeds, seen = self.lab.seeds_for(self.lab.usual_size), self.lab.seen // 2
-        return [self.lab.train("vit", count=self.lab.usual_size, seed=seed, size="Micro", seen=seen) for seed in seeds]
+            return self.trials["learned-1d", self.lab.default_size]
+        seeds, seen = self.lab.seeds_for(self.lab.default_size), self.lab.seen // 2
+        return [
+            self.lab.train("vit", count=self.lab.default_size, seed=seed, size="Micro", seen=seen) for seed in seeds
+        ]
 
     @functools.cached_property
-    def measured(self) -> dict[str, Cell]:
+    def measured(self) -> dict[str, Trial]:
         """What every kind's encoding is after training."""
         return {
-            kind: looking_cell("vitrail.lab.questions.position:measure", self.cells[kind, self.lab.usual_size][0], 0)
+            kind: measurement_trial(
+                "vitrail.lab.questions.position:measure", self.trials[kind, self.lab.default_size][0], 0
+            )
             for kind in KINDS
         }
 
     @functools.cached_property
-    def proof(self) -> Cell:
-        model = self.lab.images.matched("vit")
-        return Cell("vitrail.lab.questions.position:prove", {"model": model.to_document()}, work=1e9)
+    def proof_trial(self) -> Trial:
+        model = self.lab.images.matched_config("vit")
+        return Trial("vitrail.lab.questions.position:prove", {"model": model.to_document()}, work=1e9)
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
         if "vit" not in self.lab.families:
-            return ([self.proof],)
+            return ([self.proof_trial],)
         compared = ("none", "learned-1d", "learned-2d", "sincos-2d")
-        main = {name: cells for (name, count), cells in self.cells.items() if count == self.lab.usual_size}
-        kinds = [cell for kind in KINDS for cell in main[kind][:2]]
+        main = {name: trials for (name, count), trials in self.trials.items() if count == self.lab.default_size}
+        kinds = [trial for kind in KINDS for trial in main[kind][:2]]
         return (
-            [self.proof],
-            [cell for kind in compared for cell in (*main[kind][:2], self.measured[kind])],
+            [self.proof_trial],
+            [trial for kind in compared for trial in (*main[kind][:2], self.measured[kind])],
             self.fine,
             [*kinds, *self.measured.values()],
-            [cell for cells in main.values() for cell in cells[:2]],
-            [cell for cells in main.values() for cell in cells],
-            [cell for cells in self.cells.values() for cell in cells],
+            [trial for trials in main.values() for trial in trials[:2]],
+            [trial for trials in main.values() for trial in trials],
+            [trial for trials in self.trials.values() for trial in trials],
         )
 
     def read(self, results: Results) -> None:
         def of_size(count: int) -> Accuracies:
             """Each size has its own seed noise: small training sets have more."""
-            return Accuracies(results, {name: cells for (name, at), cells in self.cells.items() if at == count})
+            return Accuracies(results, {name: trials for (name, at), trials in self.trials.items() if at == count})
 
-        self.found, self.few = of_size(self.lab.usual_size), of_size(self.lab.sizes[0])
-        self.proved = results.get(self.proof)
+        self.accuracies, self.smallest_accuracies = of_size(self.lab.default_size), of_size(self.lab.sizes[0])
+        self.proof = results.get(self.proof_trial)
         self.encodings = {
-            kind: found for kind, cell in self.measured.items() if (found := results.get(cell)) is not None
+            kind: result for kind, trial in self.measured.items() if (result := results.get(trial)) is not None
         }
-        known = [found for cell in self.fine if (found := results.get(cell)) is not None]
-        self.courses = [np.array(found["places"]) for found in known if found.get("places")]
+        fine_results = [result for trial in self.fine if (result := results.get(trial)) is not None]
+        self.structure_curves = [np.array(result["places"]) for result in fine_results if result.get("places")]
         """For each seed (looks, 4): step, additive, row and column; the first one before training."""
         self.is_fine_cut_off = any(map(results.is_cut_off, self.fine))
 
@@ -108,140 +112,160 @@ class Position(Question):
         yield Verdict("C18", "exact", holds=self._needs_position())
         yield Verdict("C19", "trained", self._lead("learned-1d", "sincos-2d"))
         yield Verdict("C20", "trained", self._lead("learned-1d", "learned-2d"), margin=MARGIN)
-        yield Verdict("C21", "exact", holds=self._are_good())
-        leads = {kind: self._lead(kind, "none") for kind in KINDS if kind != "none" and kind in self.found}
-        yield Verdict("P1", "trained", smallest(list(leads.values())) if leads else None, words=self._worst(leads))
+        yield Verdict("C21", "exact", holds=self._sinusoids_are_good())
+        leads = {kind: self._lead(kind, "none") for kind in KINDS if kind != "none" and kind in self.accuracies}
+        yield Verdict(
+            "P1", "trained", smallest(list(leads.values())) if leads else None, fields=self._weakest_kind(leads)
+        )
 
-    def _worst(self, leads: Mapping[str, Estimate | None]) -> dict[str, str]:
+    def _weakest_kind(self, leads: Mapping[str, Estimate | None]) -> dict[str, str]:
         """The kind that is least ahead of no positions."""
-        known = {kind: lead.value for kind, lead in leads.items() if lead is not None}
-        return {"kind": min(known, key=lambda kind: known[kind])} if known else {}
+        values = {kind: lead.value for kind, lead in leads.items() if lead is not None}
+        return {"kind": min(values, key=lambda kind: values[kind])} if values else {}
 
-    def _lead(self, one: str, other: str) -> Estimate | None:
-        return self.found.difference(one, other)
+    def _lead(self, kind: str, other_kind: str) -> Estimate | None:
+        return self.accuracies.difference(kind, other_kind)
 
     def _learned(self) -> Estimate | None:
         """The smaller of what training adds to the R2 of rows and of columns."""
-        if not self.courses:
+        if not self.structure_curves:
             return None
-        gains = [[float((course[-1] - course[0])[at]) for course in self.courses] for at in (2, 3)]
-        found = [mean_of(some, pool([some]))._replace(is_cut_off=self.is_fine_cut_off) for some in gains]
-        return smallest(found)
+        gains = [[float((course[-1] - course[0])[at]) for course in self.structure_curves] for at in (2, 3)]
+        estimates = [
+            mean_of(seed_gains, pool([seed_gains]))._replace(is_cut_off=self.is_fine_cut_off) for seed_gains in gains
+        ]
+        return smallest(estimates)
 
     def _needs_position(self) -> bool | None:
-        if self.proved is None:
+        if self.proof is None:
             return None
-        without, with_one = self.proved["none"].values(), self.proved["kinds"].values()
-        return all(one < EQUAL for one in without) and all(one > DIFFERENT for one in with_one)
+        without, with_one = self.proof["none"].values(), self.proof["kinds"].values()
+        return all(change < EQUAL for change in without) and all(change > DIFFERENT for change in with_one)
 
-    def _are_good(self) -> bool | None:
-        if self.proved is None:
+    def _sinusoids_are_good(self) -> bool | None:
+        if self.proof is None:
             return None
         return all(
-            one["unique"] > 1e-3 and one["bounded"] <= 1 and one["uneven"] < EQUAL and one["length"] < EQUAL
-            for one in self.proved["sinusoids"].values()
+            condition["unique"] > 1e-3
+            and condition["bounded"] <= 1
+            and condition["uneven"] < EQUAL
+            and condition["length"] < EQUAL
+            for condition in self.proof["sinusoids"].values()
         )
 
     def _name(self, name: str, tag: str = "span") -> str:
-        return name if name in KINDS else self.word(f"placed-{name}", tag)
+        return name if name in KINDS else self.t(f"placed-{name}", tag)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         rows = []
-        for name in self.found.right:
-            one = self.found.estimate(name)
+        for name in self.accuracies.right:
+            estimate = self.accuracies.estimate(name)
             colour = COLOURS["vit"] if name in KINDS else 7
-            rows.append(Range(self._name(name, "tspan"), 100 * one.value, *bar(one), colour))
+            rows.append(Range(self._name(name, "tspan"), 100 * estimate.value, *percent_interval(estimate), colour))
         if rows:
-            yield "position-accuracy", ranges(rows, self.word("accuracy", "tspan"))
-        if self.courses:
-            steps, (additive, row, column) = self.courses[0][1:, 0], np.mean(self.courses, axis=0)[1:, 1:].T
+            yield "position-accuracy", ranges(rows, self.t("accuracy", "tspan"))
+        if self.structure_curves:
+            steps, (additive, row, column) = (
+                self.structure_curves[0][1:, 0],
+                np.mean(self.structure_curves, axis=0)[1:, 1:].T,
+            )
             names = zip(("additive", "row", "column"), (additive, row, column), (3, 0, 1), strict=True)
-            lines = [Line(self.word(name, "tspan"), steps.tolist(), ys.tolist(), colour) for name, ys, colour in names]
+            lines = [Line(self.t(name, "tspan"), steps.tolist(), ys.tolist(), colour) for name, ys, colour in names]
             yield (
                 "position-structure",
-                chart(lines, self.word("steps", "tspan"), self.word("r2", "tspan"), log_x=True, dots=True),
+                chart(lines, self.t("steps", "tspan"), self.t("r2", "tspan"), log_x=True, dots=True),
             )
 
     def html(self, figures: dict[str, str]) -> str:
-        if not self.found.right and not self.courses:
-            return str(self.word("nothing", "p"))
+        if not self.accuracies.right and not self.structure_curves:
+            return str(self.t("nothing", "p"))
         panes = "".join(
             figure(
-                self.word(f"{name}-title"),
-                self.word(
+                self.t(f"{name}-title"),
+                self.t(
                     f"{name}-note",
-                    count=f"{self.lab.usual_size:,}",
-                    seeds=len(self.courses),
-                    runs=self.found.seeds,
+                    count=f"{self.lab.default_size:,}",
+                    seeds=len(self.structure_curves),
+                    runs=self.accuracies.seeds,
                     **self._ends(),
                 ),
                 svg,
             )
             for name, svg in figures.items()
         )
-        return f'<div class="panes">{panes}</div>{self._table()}{self.word("conditions-note", "p")}'
+        return f'<div class="panes">{panes}</div>{self._table()}{self.t("conditions-note", "p")}'
 
     def _ends(self) -> dict[str, str]:
         """R2 of rows and columns before and after training."""
-        if not self.courses:
+        if not self.structure_curves:
             return {"before": "-", "after": "-"}
-        first, last = (np.mean(self.courses, axis=0)[at, 2:] for at in (0, -1))
+        first, last = (np.mean(self.structure_curves, axis=0)[at, 2:] for at in (0, -1))
         return {"before": f"{first[0]:.2f} / {first[1]:.2f}", "after": f"{last[0]:.2f} / {last[1]:.2f}"}
 
     def _table(self) -> str:
-        of_sizes = {self.lab.usual_size: self.found, self.lab.sizes[0]: self.few}
+        of_sizes = {self.lab.default_size: self.accuracies, self.lab.sizes[0]: self.smallest_accuracies}
         rows = []
         for kind in KINDS:
-            if kind not in self.found:
+            if kind not in self.accuracies:
                 continue
-            shares = [f"{one.estimate(kind).value:.1%}" if kind in one else "-" for one in of_sizes.values()]
+            shares = [
+                f"{accuracies.estimate(kind).value:.1%}" if kind in accuracies else "-"
+                for accuracies in of_sizes.values()
+            ]
             lead = self._lead(kind, "none")
             is_known = lead is not None and not math.isnan(lead.error) and kind != "none"
-            said = f"{points(lead.value)} ({_range(lead)})" if lead is not None and is_known else "-"
-            found = self.encodings.get(kind)
-            numbers = ["-"] * 3 if found is None else [_change(found, name) for name in ("unique", "bounded", "uneven")]
-            rows.append([kind, *shares, said, *numbers])
+            lead_text = f"{points_text(lead.value)} ({_interval_range(lead)})" if lead is not None and is_known else "-"
+            encoding = self.encodings.get(kind)
+            numbers = (
+                ["-"] * 3
+                if encoding is None
+                else [_before_after_text(encoding, name) for name in ("unique", "bounded", "uneven")]
+            )
+            rows.append([kind, *shares, lead_text, *numbers])
         heads = [
             "",
-            *(self.word("accuracy-head", count=f"{count:,}") for count in of_sizes),
-            self.word("lead-head", count=f"{self.lab.usual_size:,}"),
-            *(self.word(name) for name in ("unique", "bounded", "uneven")),
+            *(self.t("accuracy-head", count=f"{count:,}") for count in of_sizes),
+            self.t("lead-head", count=f"{self.lab.default_size:,}"),
+            *(self.t(name) for name in ("unique", "bounded", "uneven")),
         ]
         return table(heads, rows, frozenset(range(1, len(heads)))) if rows else ""
 
     def numbers(self) -> dict[str, Any]:
         return {
             "accuracy": {
-                f"{name} {count}": list(found.estimate(name)[:2])
-                for count, found in ((self.lab.usual_size, self.found), (self.lab.sizes[0], self.few))
-                for name in found.right
+                f"{name} {count}": list(accuracies.estimate(name)[:2])
+                for count, accuracies in (
+                    (self.lab.default_size, self.accuracies),
+                    (self.lab.sizes[0], self.smallest_accuracies),
+                )
+                for name in accuracies.right
             },
             "conditions": self.encodings,
-            "structure": [course.tolist() for course in self.courses],
-            "exact": self.proved,
+            "structure": [course.tolist() for course in self.structure_curves],
+            "exact": self.proof,
         }
 
 
-def _range(one: Estimate) -> str:
-    low, high = (f"{value:+.1f}" for value in bar(one))
+def _interval_range(estimate: Estimate) -> str:
+    low, high = (f"{value:+.1f}" for value in percent_interval(estimate))
     return f"{low} … {high}"
 
 
-def _change(found: dict[str, Any], name: str) -> str:
-    before, after = (f"{found[when][name]:.2f}" for when in ("before", "after"))
+def _before_after_text(conditions: dict[str, Any], name: str) -> str:
+    before, after = (f"{conditions[when][name]:.2f}" for when in ("before", "after"))
     return after if before == after else f"{before} → {after}"
 
 
-def prove(settings: dict[str, Any], _images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Without positions the order of patches is lost, with any kind it is not; and sinusoids are good encodings."""
     config = read_model(settings["model"])
     order = permutation("patches", config.resolution, settings["model"]["patch"], 0)
 
     def shuffled(**changes: Any) -> float:
-        model = drawn(config.replace(**changes))
+        model = random_model(config.replace(**changes))
         images = random_images(model)
         with torch.no_grad():
-            return difference(model(images), model(move(images, order)))
+            return relative_difference(model(images), model(move(images, order)))
 
     result = {
         "none": {pool: shuffled(position="none", pool=pool) for pool in ("cls", "gap", "map")},
@@ -261,26 +285,26 @@ def _sinusoids(name: str, width: int) -> dict[str, float]:
             encoding = sincos_1d(rows * side + columns, width).numpy()
         else:
             encoding = torch.cat([sincos_1d(place, width // 2) for place in (rows, columns)], 1).numpy()
-        apart = distances(encoding)
-        one = conditions(apart, float(np.abs(encoding).max()), (side, side))
-        worst["unique"] = min(worst["unique"], one.unique)
-        worst["bounded"] = max(worst["bounded"], one.bounded)
-        worst["uneven"] = max(worst["uneven"], one.uneven)
-        near = apart[0, 1:4, 0]  # to the next three of the row, which every length has
+        separations = pairwise_distances(encoding)
+        result = measure_conditions(separations, float(np.abs(encoding).max()), (side, side))
+        worst["unique"] = min(worst["unique"], result.unique)
+        worst["bounded"] = max(worst["bounded"], result.bounded)
+        worst["uneven"] = max(worst["uneven"], result.uneven)
+        near = separations[0, 1:4, 0]  # to the next three of the row, which every length has
         first = near if first is None else first
         worst["length"] = max(worst["length"], float(np.abs(near - first).max()))
     return worst
 
 
-def measure(_settings: dict[str, Any], _images: Images, of: list[Path], _folder: Path) -> Outcome:
+def measure(_settings: dict[str, Any], _images: Images, bundles: list[Path], _folder: Path) -> Outcome:
     """The three conditions of a trained model's encoding, before and after training."""
-    bundle = load(of[0])
+    bundle = load(bundles[0])
     models = {"before": open_model(bundle.provenance["lab"], []), "after": bundle.model}
-    return Outcome({when: _conditions(model) for when, model in models.items()}, {})
+    return Outcome({when: _measure_encoding(model) for when, model in models.items()}, {})
 
 
 @torch.no_grad()
-def _conditions(model: Any) -> dict[str, float]:
+def _measure_encoding(model: Any) -> dict[str, float]:
     """Of what the model's position says of each pair of patches."""
     config, position = model.config, model.position
     added, rotation = position_table(model), position.rotation(model)
@@ -288,10 +312,10 @@ def _conditions(model: Any) -> dict[str, float]:
         added = torch.cat(rotation[:, config.prefix :].double().unbind(), dim=1).numpy()
     biases = [position.bias(model, layer) for layer in range(config.depth)]
     if added is not None:
-        pairs, largest = distances(added), float(np.abs(added).max())
+        pairs, largest = pairwise_distances(added), float(np.abs(added).max())
     elif biases[0] is not None:
         of_patches = torch.cat(biases)[:, config.prefix :, config.prefix :].double()
         pairs, largest = of_patches.permute(1, 2, 0).numpy(), float(of_patches.abs().max())
     else:
         pairs, largest = np.zeros((config.patches, config.patches, 1)), 0.0
-    return conditions(pairs, largest, config.grid)._asdict()
+    return measure_conditions(pairs, largest, config.grid)._asdict()

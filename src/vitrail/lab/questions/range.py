@@ -14,10 +14,10 @@ import numpy as np
 
 from vitrail.data.dataset import Split
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, bar
+from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval
 from vitrail.lab.results import Results
 from vitrail.lab.training import train
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.trial import Outcome, Trial
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
 from vitrail.reports.messages import words_beside
@@ -34,18 +34,18 @@ MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
 """`wide` is a CNN of the same cost whose units see all of the image."""
 
 
-class Range(Question):
+class RangeQuestion(Question):
     """All models at equal cost, on images that are made for it: those of the lab are not used."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C16a", "C16b")
 
     @functools.cached_property
-    def cells(self) -> dict[str, list[Cell]]:
+    def trials(self) -> dict[str, list[Trial]]:
         """A seed each."""
         return {
             name: [
-                Cell(
+                Trial(
                     "vitrail.lab.questions.range:train_on_marks",
                     {"model": config.to_document(), "seed": seed, "learning_rate": None, "seen": _SEEN},
                     family=config.family,
@@ -55,57 +55,62 @@ class Range(Question):
             ]
             for name in MODELS
             for config in (config_of(name),)
-            if self.lab.asked_for([config.family])
+            if self.lab.selected([config.family])
         }
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
-        def some(names: Sequence[str], seeds: int | None) -> list[Cell]:
-            return [cell for name in names if name in self.cells for cell in self.cells[name][:seeds]]
+    def rounds(self) -> Sequence[Sequence[Trial]]:
+        def select(names: Sequence[str], seeds: int | None) -> list[Trial]:
+            return [trial for name in names if name in self.trials for trial in self.trials[name][:seeds]]
 
-        return some(MODELS[:2], 2), some(MODELS[:3], 2), some(MODELS, 2), some(MODELS, None)
+        return select(MODELS[:2], 2), select(MODELS[:3], 2), select(MODELS, 2), select(MODELS, None)
 
     def read(self, results: Results) -> None:
         far = distances(_TEST)
-        self.found = Accuracies(results, self.cells).by_part({distance: far == distance for distance in DISTANCES})
+        self.accuracies = Accuracies(results, self.trials).by_part(
+            {distance: far == distance for distance in DISTANCES}
+        )
 
     def verdicts(self) -> Iterator[Verdict]:
         near, far = DISTANCES[0], DISTANCES[-1]
-        yield Verdict("C16a", "trained", self.found.difference(("resnet", near), ("vit", near)))
-        words = {}
-        if ("wide", far) in self.found:
-            words["wide"] = f"{self.found.estimate(('wide', far)).value:.1%}"
-        yield Verdict("C16b", "trained", self.found.difference(("vit", far), ("resnet", far)), words=words)
+        yield Verdict("C16a", "trained", self.accuracies.difference(("resnet", near), ("vit", near)))
+        fields = {}
+        if ("wide", far) in self.accuracies:
+            fields["wide"] = f"{self.accuracies.estimate(('wide', far)).value:.1%}"
+        yield Verdict("C16b", "trained", self.accuracies.difference(("vit", far), ("resnet", far)), fields=fields)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         lines = []
         for name in MODELS:
-            if (name, DISTANCES[0]) in self.found:
-                estimates = [self.found.estimate((name, distance)) for distance in DISTANCES]
-                values, bars = [100 * one.value for one in estimates], [bar(one) for one in estimates]
+            if (name, DISTANCES[0]) in self.accuracies:
+                estimates = [self.accuracies.estimate((name, distance)) for distance in DISTANCES]
+                values, bars = (
+                    [100 * estimate.value for estimate in estimates],
+                    [percent_interval(estimate) for estimate in estimates],
+                )
                 pixels = [CELL * distance for distance in DISTANCES]
-                lines.append(Line(self.word(name, "tspan"), pixels, values, COLOURS.get(name, 7), bars=bars))
+                lines.append(Line(self.t(name, "tspan"), pixels, values, COLOURS.get(name, 7), bars=bars))
         if lines:
-            labels = self.word("distance", "tspan"), self.word("accuracy", "tspan")
+            labels = self.t("distance", "tspan"), self.t("accuracy", "tspan")
             yield "range-distance", chart(lines, *labels, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
-            return str(self.word("nothing", "p"))
+            return str(self.t("nothing", "p"))
         answers = figure(
-            self.word("figure-title"), self.word("figure-note", seeds=self.found.seeds), figures["range-distance"]
+            self.t("figure-title"), self.t("figure-note", seeds=self.accuracies.seeds), figures["range-distance"]
         )
         rows = []
         for name in MODELS:
-            if (name, DISTANCES[0]) in self.found:
+            if (name, DISTANCES[0]) in self.accuracies:
                 config = config_of(name)
-                shares = [self.found.estimate((name, distance)).value for distance in DISTANCES]
+                shares = [self.accuracies.estimate((name, distance)).value for distance in DISTANCES]
                 cost = f"{config.macs / 1e6:.2f} M"
                 field = config.receptive_field
                 rows.append(
-                    (self.word(name), cost, "-" if field is None else field, *(f"{share:.1%}" for share in shares))
+                    (self.t(name), cost, "-" if field is None else field, *(f"{share:.1%}" for share in shares))
                 )
         ends = (f"{CELL * distance} px" for distance in DISTANCES)
-        heads = ("", self.word("macs"), self.word("field"), *ends)
+        heads = ("", self.t("macs"), self.t("field"), *ends)
         listed = table(heads, rows, frozenset(range(1, len(heads))))
         return f'<div class="panes">{answers}{self._examples()}</div>{listed}'
 
@@ -113,11 +118,14 @@ class Range(Question):
         """Two images of the task."""
         pixels, same = make_marks(2 * len(DISTANCES), seed=0)
         farthest = (len(DISTANCES) - 1, 2 * len(DISTANCES) - 1)
-        shown = "".join(image(pixels[index], LABELS[same[index]]) for index in farthest)
-        return figure(self.word("examples-title"), self.word("examples-note"), f'<div class="images">{shown}</div>')
+        pictures = "".join(image(pixels[index], LABELS[same[index]]) for index in farthest)
+        return figure(self.t("examples-title"), self.t("examples-note"), f'<div class="images">{pictures}</div>')
 
     def numbers(self) -> dict[str, Any]:
-        return {f"{name} {CELL * far} px": list(self.found.estimate((name, far))[:2]) for name, far in self.found.right}
+        return {
+            f"{name} {CELL * far} px": list(self.accuracies.estimate((name, far))[:2])
+            for name, far in self.accuracies.right
+        }
 
 
 def config_of(name: str) -> ModelConfig:
@@ -145,8 +153,8 @@ def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     cells = list(itertools.product(range(GRID), repeat=2))
     pairs: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {far: [] for far in DISTANCES}
-    for one, other in itertools.permutations(cells, 2):
-        pairs[max(abs(one[0] - other[0]), abs(one[1] - other[1]))].append((one, other))
+    for cell, other_cell in itertools.permutations(cells, 2):
+        pairs[max(abs(cell[0] - other_cell[0]), abs(cell[1] - other_cell[1]))].append((cell, other_cell))
     lying = np.repeat([[1, 0, 1, 0]], CELL, axis=0).T
     kinds = (_MARK * np.stack([lying, lying.T])).astype(np.uint8)
     same = np.arange(count) // len(DISTANCES) % 2
@@ -168,7 +176,7 @@ def mark_images() -> Images:
     return Images("marks", LABELS, "Nano", *splits, fingerprint="marks")
 
 
-def train_on_marks(settings: dict[str, Any], _images: Images, of: list[Path], folder: Path) -> Outcome:
+def train_on_marks(settings: dict[str, Any], _images: Images, bundles: list[Path], folder: Path) -> Outcome:
     """Train one model on the two marks, by the protocol of the lab."""
     usual = {"count": _TRAINING, "recipe": {}, "augment": False, "permutation": None}
-    return train({**usual, **settings}, mark_images(), of, folder)
+    return train({**usual, **settings}, mark_images(), bundles, folder)

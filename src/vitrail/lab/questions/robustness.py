@@ -10,30 +10,30 @@ import numpy as np
 from vitrail.core.html import Html
 from vitrail.lab import perturbations
 from vitrail.lab.images import Images
-from vitrail.lab.measurements import Readings, looking_cell, open_model, read_test_images
-from vitrail.lab.question import COLOURS, Question, bar, interval_text
+from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
+from vitrail.lab.question import COLOURS, Question, interval_text, percent_interval
 from vitrail.lab.results import Results
-from vitrail.lab.trial import Cell, Outcome, pack, unpack
+from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.reports.families import in_figure
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
-_ASKED = 2000  # test images
+_MAX_IMAGES = 2000  # test images
 
 
-class Robustness(Question):
+class RobustnessQuestion(Question):
     """Accuracy on changed test images, of models that were trained on images as they are. It answers no claim."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
 
     @functools.cached_property
-    def cells(self) -> dict[str, list[Cell]]:
+    def trials(self) -> dict[str, list[Trial]]:
         """What looks at the models of each family that were trained on the most images."""
         count = self.lab.sizes[-1]
-        passes = (len(_changes(self.lab.images)) + 1) * min(_ASKED, len(self.lab.images.test))
+        passes = (len(_perturbations(self.lab.images)) + 1) * min(_MAX_IMAGES, len(self.lab.images.test))
         return {
             family: [
-                looking_cell(
+                measurement_trial(
                     "vitrail.lab.questions.robustness:measure",
                     self.lab.train(family, count=count, seed=seed),
                     passes,
@@ -43,73 +43,88 @@ class Robustness(Question):
             for family in self.lab.families
         }
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
-        first = [name for name in ("vit", "resnet") if name in self.cells]
+    def rounds(self) -> Sequence[Sequence[Trial]]:
+        first = [name for name in ("vit", "resnet") if name in self.trials]
         return (
-            [cell for family in first for cell in self.cells[family][:2]],
-            [cell for some in self.cells.values() for cell in some[:2]],
-            [cell for some in self.cells.values() for cell in some],
+            [trial for family in first for trial in self.trials[family][:2]],
+            [trial for family_trials in self.trials.values() for trial in family_trials[:2]],
+            [trial for family_trials in self.trials.values() for trial in family_trials],
         )
 
     def read(self, results: Results) -> None:
-        self.names = ["", *_changes(self.lab.images)]
-        self.found = {name: Readings(results, self.cells, functools.partial(_right, name)) for name in self.names}
+        self.names = ["", *_perturbations(self.lab.images)]
+        self.accuracies = {
+            name: MeasuredValues(results, self.trials, functools.partial(_read_right, name)) for name in self.names
+        }
 
     @property
     def _known(self) -> list[str]:
-        return [name for name in self.lab.families if name in self.found[""]]
+        return [name for name in self.lab.families if name in self.accuracies[""]]
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for kind in perturbations.CURVES if self._known else ():
-            points = perturbations.curve(kind, self.names)
+            points = perturbations.curve_points(kind, self.names)
             lines = []
             for family in self._known:
-                some = [self.found[name].estimate(family) for _, name in points]
-                values = [100 * one.value for one in some]
+                estimates = [self.accuracies[name].estimate(family) for _, name in points]
+                values = [100 * estimate.value for estimate in estimates]
                 colour = COLOURS.get(family, 7)
                 lines.append(
-                    Line(in_figure(family), [x for x, _ in points], values, colour, bars=[bar(one) for one in some])
+                    Line(
+                        in_figure(family),
+                        [x for x, _ in points],
+                        values,
+                        colour,
+                        bars=[percent_interval(estimate) for estimate in estimates],
+                    )
                 )
-            across, up = self.word(kind, "tspan"), self.word("accuracy", "tspan")
+            across, up = self.t(kind, "tspan"), self.t("accuracy", "tspan")
             yield f"robustness-{kind}", chart(lines, across, up, dots=True, log_x=kind == "shuffle")
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
-            return str(self.word("nothing", "p"))
-        note = self.word("note", count=f"{self.lab.sizes[-1]:,}", seeds=self.found[""].seeds)
-        panes = "".join(figure(self.word(f"{name}-title"), note, svg) for name, svg in figures.items())
-        named = [(self.word("unchanged"), "")]
+            return str(self.t("nothing", "p"))
+        note = self.t("note", count=f"{self.lab.sizes[-1]:,}", seeds=self.accuracies[""].seeds)
+        panes = "".join(figure(self.t(f"{name}-title"), note, svg) for name, svg in figures.items())
+        named = [(self.t("unchanged"), "")]
         for kind in perturbations.CURVES:
             named += [
-                (Html(f"{self.word(kind)}: {x:g}"), name) for x, name in perturbations.curve(kind, self.names) if name
+                (Html(f"{self.t(kind)}: {x:g}"), name)
+                for x, name in perturbations.curve_points(kind, self.names)
+                if name
             ]
-        rows = [[said, *(interval_text(self.found[name].estimate(one)) for one in self._known)] for said, name in named]
+        rows = [
+            [label, *(interval_text(self.accuracies[name].estimate(family)) for family in self._known)]
+            for label, name in named
+        ]
         listed = table(["", *self._known], rows, frozenset(range(1, len(self._known) + 1)))
         return f'<div class="panes">{panes}</div>{listed}'
 
     def numbers(self) -> dict[str, Any]:
         return {
-            name or "unchanged": {family: list(self.found[name].estimate(family)[:2]) for family in self._known}
+            name or "unchanged": {family: list(self.accuracies[name].estimate(family)[:2]) for family in self._known}
             for name in self.names
         }
 
 
-def _right(name: str, found: dict[str, Any]) -> np.ndarray:
-    return unpack(found["right"][name], found["count"])
+def _read_right(name: str, result: dict[str, Any]) -> np.ndarray:
+    return unpack(result["right"][name], result["count"])
 
 
-def _changes(images: Images) -> dict[str, perturbations.Change]:
+def _perturbations(images: Images) -> dict[str, perturbations.Perturbation]:
     """Cells that are dropped are the patches of the lab's ViT."""
     grid = images.config(images.size, "vit").grid or (1, 1)
-    return perturbations.other_changes(perturbations.shuffle_grids(images.resolution), grid)
+    return perturbations.other_perturbations(perturbations.shuffle_grids(images.resolution), grid)
 
 
-def measure(settings: dict[str, Any], images: Images, of: list[Path], _folder: Path) -> Outcome:
+def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
     """Whether each test image is named rightly under each change."""
-    model = open_model(settings, of)
-    pixels, labels = read_test_images(images, _ASKED)
-    plain = perturbations.probabilities(model, pixels).argmax(axis=1)
+    model = open_model(settings, bundles)
+    pixels, labels = read_test_images(images, _MAX_IMAGES)
+    plain = perturbations.predict_probabilities(model, pixels).argmax(axis=1)
     right = {"": pack(plain == labels)}
-    for name, one in perturbations.ask(model, pixels, labels, _changes(images), plain=plain):
-        right[name] = pack(one.right)
+    for name, predictions in perturbations.predict_perturbed(
+        model, pixels, labels, _perturbations(images), plain=plain
+    ):
+        right[name] = pack(predictions.right)
     return Outcome({"count": len(labels), "right": right, "accuracy": float((plain == labels).mean())}, {})

@@ -15,8 +15,8 @@ from vitrail.evaluation.transfer import ridge
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, interval_text
 from vitrail.lab.results import Results
-from vitrail.lab.training import fit, keep, protocol
-from vitrail.lab.trial import Cell, Outcome, pack
+from vitrail.lab.training import fit, protocol, save_bundle
+from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
@@ -33,23 +33,23 @@ VARIANTS = {
 }
 
 
-class SelfSupervision(Question):
+class SelfSupervisionQuestion(Question):
     """Two sizes of iGPT and a ViT, each trained without labels and left untrained; raw pixels beside them."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C35",)
 
     @functools.cached_property
-    def cells(self) -> dict[tuple[str, bool], list[Cell]]:
+    def trials(self) -> dict[tuple[str, bool], list[Trial]]:
         """By variant and whether it is trained; a seed each."""
         seeds = range(self.lab.seeds)
         return {
-            (name, is_trained): [self._cell(name, seed, is_trained=is_trained) for seed in seeds]
+            (name, is_trained): [self._trial(name, seed, is_trained=is_trained) for seed in seeds]
             for name in VARIANTS
             for is_trained in (True, False)
         }
 
-    def _cell(self, name: str, seed: int, *, is_trained: bool) -> Cell:
+    def _trial(self, name: str, seed: int, *, is_trained: bool) -> Trial:
         family, changes, objective = VARIANTS[name]
         images = self.lab.images
         is_small = objective == "next-pixel"
@@ -65,48 +65,51 @@ class SelfSupervision(Question):
             "learning_rate": None if is_trained else 0.0,
         }
         work = config.macs * ((3.0 * seen if is_trained else 0) + 2 * (len(images.test) + 2 * _PROBED))
-        return Cell("vitrail.lab.questions.self_supervision:learn", settings, family=family, work=work)
+        return Trial("vitrail.lab.questions.self_supervision:learn", settings, family=family, work=work)
 
     @functools.cached_property
-    def pixels(self) -> Cell:
+    def pixel_trial(self) -> Trial:
         """The same probe on raw pixels."""
-        return Cell("vitrail.lab.questions.self_supervision:probe_pixels", {"count": self.lab.sizes[-1]}, work=5e9)
+        return Trial("vitrail.lab.questions.self_supervision:probe_pixels", {"count": self.lab.sizes[-1]}, work=5e9)
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
-        def some(names: tuple[str, ...], seeds: int | None) -> list[Cell]:
-            return [cell for (name, _), cells in self.cells.items() if name in names for cell in cells[:seeds]]
+    def rounds(self) -> Sequence[Sequence[Trial]]:
+        def select(names: tuple[str, ...], seeds: int | None) -> list[Trial]:
+            return [trial for (name, _), trials in self.trials.items() if name in names for trial in trials[:seeds]]
 
         return (
-            [*some(("iGPT",), 2), self.pixels],
-            some(("iGPT", "ViT"), 2),
-            some(tuple(VARIANTS), None),
+            [*select(("iGPT",), 2), self.pixel_trial],
+            select(("iGPT", "ViT"), 2),
+            select(tuple(VARIANTS), None),
         )
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells)
-        raw = results.get(self.pixels)
-        self.raw = None if raw is None else raw["accuracy"]
+        self.accuracies = Accuracies(results, self.trials)
+        raw = results.get(self.pixel_trial)
+        self.pixel_accuracy = None if raw is None else raw["accuracy"]
 
     def verdicts(self) -> Iterator[Verdict]:
-        words = {} if self.raw is None else {"pixels": f"{self.raw:.1%}"}
-        yield Verdict("C35", "trained", self.found.difference(("iGPT", True), ("iGPT", False)), words=words)
+        fields = {} if self.pixel_accuracy is None else {"pixels": f"{self.pixel_accuracy:.1%}"}
+        yield Verdict("C35", "trained", self.accuracies.difference(("iGPT", True), ("iGPT", False)), fields=fields)
 
     def html(self, figures: dict[str, str]) -> str:
-        if not self.found.right:
-            return str(self.word("nothing", "p"))
+        if not self.accuracies.right:
+            return str(self.t("nothing", "p"))
         rows = []
         for name in VARIANTS:
             keys = [(name, is_trained) for is_trained in (True, False)]
             rows.append(
-                (name, *(interval_text(self.found.estimate(key)) if key in self.found else "-" for key in keys))
+                (
+                    name,
+                    *(interval_text(self.accuracies.estimate(key)) if key in self.accuracies else "-" for key in keys),
+                )
             )
-        rows.append((self.word("pixels"), "-" if self.raw is None else f"{self.raw:.1%}", ""))
-        return table(("", self.word("trained"), self.word("untrained")), rows)
+        rows.append((self.t("pixels"), "-" if self.pixel_accuracy is None else f"{self.pixel_accuracy:.1%}", ""))
+        return table(("", self.t("trained"), self.t("untrained")), rows)
 
     def numbers(self) -> dict[str, Any]:
         return {
-            f"{name} {'trained' if done else 'untrained'}": self.found.estimate((name, done)).value
-            for name, done in self.found.right
+            f"{name} {'trained' if done else 'untrained'}": self.accuracies.estimate((name, done)).value
+            for name, done in self.accuracies.right
         }
 
 
@@ -116,10 +119,10 @@ def _few_pixels(images: Images) -> dict[str, Any]:
     return {"resolution": [side, side]}
 
 
-def learn(settings: dict[str, Any], images: Images, _of: list[Path], folder: Path) -> Outcome:
+def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder: Path) -> Outcome:
     """Train without labels (or not at all), then probe the layer that tells classes best by validation images."""
     config = read_model(settings["model"])
-    images = _at(images, config)
+    images = _resize(images, config)
     torch.manual_seed(settings["seed"])
     model = build(config)
     split = images.subset(settings["count"])
@@ -130,23 +133,23 @@ def learn(settings: dict[str, Any], images: Images, _of: list[Path], folder: Pat
     if settings["objective"] is not None:
         changes = {"objective": settings["objective"], "label_smoothing": 0.0}
         recipe = protocol({**settings, "recipe": changes}, images)
-        fitted = fit(model, images, split, recipe, settings["seed"], judge=lambda: 0.0)
+        fitted = fit(model, images, split, recipe, settings["seed"], validate=lambda: 0.0)
         measured["seconds"] = fitted.seconds[-1][1]
-    keep(model, images, settings, folder, objective=settings["objective"])
-    found = [_probe(model, images, few, layer) for layer in range(config.depth)]
-    best = max(range(config.depth), key=lambda layer: found[layer][0])
-    right = found[best][1]
+    save_bundle(model, images, settings, folder, objective=settings["objective"])
+    probes = [_probe(model, images, few, layer) for layer in range(config.depth)]
+    best = max(range(config.depth), key=lambda layer: probes[layer][0])
+    right = probes[best][1]
     result = {
         "accuracy": float(right.mean()),
         "right": pack(right),
         "count": len(right),
         "layer": best,
-        "validation_accuracy": found[best][0],
+        "validation_accuracy": probes[best][0],
     }
     return Outcome(result, measured)
 
 
-def _at(images: Images, config: ModelConfig) -> Images:
+def _resize(images: Images, config: ModelConfig) -> Images:
     """The images at the size of a model."""
     preprocess = images.preprocess.replace(resolution=config.resolution)
     parts: dict[str, Any] = {}
@@ -161,11 +164,14 @@ def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[flo
     splits = (few, images.validation, images.test)
     features = [extract(model, images.preprocess, split, layer=layer, workers=0, batch=250) for split in splits]
     linear, _ = ridge(features[0], few.labels, classes=len(images.labels))
-    right = [linear(one).argmax(axis=1) == split.labels for one, split in zip(features[1:], splits[1:], strict=True)]
+    right = [
+        linear(layer_features).argmax(axis=1) == split.labels
+        for layer_features, split in zip(features[1:], splits[1:], strict=True)
+    ]
     return float(right[0].mean()), right[1]
 
 
-def probe_pixels(settings: dict[str, Any], images: Images, _of: list[Path], _folder: Path) -> Outcome:
+def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """The same probe on raw pixels."""
     few = images.subset(settings["count"]).spread(_PROBED)
     flat = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]

@@ -9,14 +9,14 @@ from vitrail.lab.question import (
     Accuracies,
     Question,
     Verdict,
-    bar,
-    between,
-    points,
-    training_accuracies,
+    difference_text,
+    mean_training_accuracies,
+    percent_interval,
+    points_text,
 )
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
-from vitrail.lab.trial import Cell
+from vitrail.lab.trial import Trial
 from vitrail.reports.families import in_figure
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
@@ -28,10 +28,10 @@ VARIANTS = ("base", *DOUBLED)
 Key = tuple[str, str, int]
 
 
-class Size(Question):
+class SizeQuestion(Question):
     """ViT decides; the CNN is reported beside it."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C5", "C9")
 
     @functools.cached_property
@@ -41,7 +41,7 @@ class Size(Question):
 
     def changes(self, family: str, variant: str) -> dict[str, Any] | None:
         """What a variant changes of the family's model."""
-        config = self.lab.images.matched(family)
+        config = self.lab.images.matched_config(family)
         match variant:
             case "deeper":
                 return config.deeper(2)
@@ -50,33 +50,33 @@ class Size(Question):
         return None
 
     @functools.cached_property
-    def cells(self) -> dict[Key, list[Cell]]:
+    def trials(self) -> dict[Key, list[Trial]]:
         """By family, variant and number of images; a seed each."""
         return {
             (family, variant, count): [
                 self.lab.train(family, count=count, seed=seed, changes=self.changes(family, variant))
                 for seed in self.lab.seeds_for(count)
             ]
-            for family in self.lab.asked_for(FAMILIES)
+            for family in self.lab.selected(FAMILIES)
             for variant in VARIANTS
             for count in self.ends
         }
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
-        def some(families: Sequence[str], seeds: int | None) -> list[Cell]:
-            groups = [cells for key, cells in self.cells.items() if key[0] in families]
-            return [cell for cells in groups for cell in cells[:seeds]]
+    def rounds(self) -> Sequence[Sequence[Trial]]:
+        def select(families: Sequence[str], seeds: int | None) -> list[Trial]:
+            groups = [trials for key, trials in self.trials.items() if key[0] in families]
+            return [trial for trials in groups for trial in trials[:seeds]]
 
-        return some(FAMILIES[:1], 2), some(FAMILIES, 2), some(FAMILIES, None)
+        return select(FAMILIES[:1], 2), select(FAMILIES, 2), select(FAMILIES, None)
 
     def read(self, results: Results) -> None:
-        self.found = Accuracies(results, self.cells, alike=lambda key: key[2])
-        self.fitted = training_accuracies(results, self.cells)
+        self.accuracies = Accuracies(results, self.trials, noise_group=lambda key: key[2])
+        self.training_accuracy = mean_training_accuracies(results, self.trials)
 
     def growth(self, family: str, variant: str) -> Estimate | None:
         """What doubling gains with many images, less what it gains with few."""
         few, many = self.ends[0], self.ends[-1]
-        return self.found.contrast(
+        return self.accuracies.contrast(
             (1.0, (family, variant, many)),
             (-1.0, (family, "base", many)),
             (-1.0, (family, variant, few)),
@@ -85,76 +85,79 @@ class Size(Question):
 
     def verdicts(self) -> Iterator[Verdict]:
         grows = smallest([self.growth("vit", variant) for variant in DOUBLED]) if len(self.ends) > 1 else None
-        yield Verdict("C5", "trained", grows, words=self._wins())
-        yield Verdict("C9", "reported", words=self._gaps())
+        yield Verdict("C5", "trained", grows, fields=self._lead_fields())
+        yield Verdict("C9", "reported", fields=self._gap_fields())
 
-    def _wins(self) -> dict[str, str]:
+    def _lead_fields(self) -> dict[str, str]:
         """Whether the large model is better at all, where there are most images."""
         many = self.ends[-1]
         leads = {variant: self.gain("vit", variant, many) for variant in DOUBLED}
-        said = {variant: between(lead) for variant, lead in leads.items() if lead is not None}
-        return said | {"count": f"{many:,}"} if len(said) == len(DOUBLED) else {}
+        texts = {variant: difference_text(lead) for variant, lead in leads.items() if lead is not None}
+        return texts | {"count": f"{many:,}"} if len(texts) == len(DOUBLED) else {}
 
-    def _gaps(self) -> dict[str, str]:
+    def _gap_fields(self) -> dict[str, str]:
         """Train-test gap of the ViT by its size, where there are fewest images."""
         few = self.ends[0]
-        known = [variant for variant in VARIANTS if ("vit", variant, few) in self.found]
-        said = {variant: points(self.gap(("vit", variant, few))) for variant in known}
-        return said | {"count": f"{few:,}"} if len(said) == len(VARIANTS) else {}
+        variants = [variant for variant in VARIANTS if ("vit", variant, few) in self.accuracies]
+        texts = {variant: points_text(self.gap(("vit", variant, few))) for variant in variants}
+        return texts | {"count": f"{few:,}"} if len(texts) == len(VARIANTS) else {}
 
     def gap(self, key: Key) -> float:
         """Training accuracy less test accuracy."""
-        return self.fitted[key] - self.found.estimate(key).value
+        return self.training_accuracy[key] - self.accuracies.estimate(key).value
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:
         """What doubling adds to the accuracy."""
-        return self.found.difference((family, variant, count), (family, "base", count))
+        return self.accuracies.difference((family, variant, count), (family, "base", count))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for variant in DOUBLED:
             lines = []
             for family in FAMILIES:
                 gains = {count: self.gain(family, variant, count) for count in self.ends}
-                known = {count: one for count, one in gains.items() if one is not None}
-                if known:
-                    values = [100 * one.value for one in known.values()]
-                    bars = [bar(one) for one in known.values()]
-                    lines.append(Line(in_figure(family), list(known), values, COLOURS[family], bars=bars))
+                available = {count: estimate for count, estimate in gains.items() if estimate is not None}
+                if available:
+                    values = [100 * estimate.value for estimate in available.values()]
+                    bars = [percent_interval(estimate) for estimate in available.values()]
+                    lines.append(Line(in_figure(family), list(available), values, COLOURS[family], bars=bars))
             if lines:
-                labels = self.word("images", "tspan"), self.word("gain", "tspan")
+                labels = self.t("images", "tspan"), self.t("gain", "tspan")
                 yield f"size-{variant}", chart(lines, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
-            return str(self.word("nothing", "p"))
+            return str(self.t("nothing", "p"))
         panes = "".join(
-            figure(self.word(f"{variant}-title"), self.word("figure-note", seeds=self.found.seeds), figures[name])
+            figure(self.t(f"{variant}-title"), self.t("figure-note", seeds=self.accuracies.seeds), figures[name])
             for variant in DOUBLED
             if (name := f"size-{variant}") in figures
         )
         rows = []
-        for key in self.found.right:
+        for key in self.accuracies.right:
             family, variant, count = key
-            config = self.lab.images.matched(family, **(self.changes(family, variant) or {}))
-            accuracy = self.found.estimate(key).value
+            config = self.lab.images.matched_config(family, **(self.changes(family, variant) or {}))
+            accuracy = self.accuracies.estimate(key).value
             rows.append(
                 (
                     family,
-                    self.word(variant),
+                    self.t(variant),
                     f"{count:,}",
                     f"{config.parameters:,}",
                     f"{config.macs / 1e6:.1f} M",
-                    f"{self.fitted[key]:.1%}",
+                    f"{self.training_accuracy[key]:.1%}",
                     f"{accuracy:.1%}",
-                    points(self.gap(key)),
+                    points_text(self.gap(key)),
                 )
             )
         names = ("parameters", "macs", "training", "accuracy", "gap")
-        heads = ("", "", "n", *(self.word(name) for name in names))
+        heads = ("", "", "n", *(self.t(name) for name in names))
         return f'<div class="panes">{panes}</div>{table(heads, rows, frozenset(range(2, 8)))}'
 
     def numbers(self) -> dict[str, Any]:
         return {
-            " ".join(map(str, key)): {"accuracy": self.found.estimate(key).value, "training_accuracy": self.fitted[key]}
-            for key in self.found.right
+            " ".join(map(str, key)): {
+                "accuracy": self.accuracies.estimate(key).value,
+                "training_accuracy": self.training_accuracy[key],
+            }
+            for key in self.accuracies.right
         }

@@ -15,11 +15,20 @@ from vitrail.data.dataset import Split, sample_per_class
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Question, Verdict, bar, between, cut_off, interval_text, range_text
+from vitrail.lab.question import (
+    COLOURS,
+    Question,
+    Verdict,
+    cut_off,
+    difference_text,
+    interval_text,
+    percent_interval,
+    range_text,
+)
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
-from vitrail.lab.training import fit, keep, protocol, read_config, right_answers
-from vitrail.lab.trial import Cell, Outcome
+from vitrail.lab.training import correct_predictions, fit, protocol, read_config, save_bundle
+from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.create import build
 from vitrail.reports.families import in_figure
 from vitrail.reports.messages import words_beside
@@ -33,28 +42,28 @@ _TUNED = 30  # images of each new class for fine-tuning
 Key = tuple[str, str, int]
 
 
-class Transfer(Question):
+class TransferQuestion(Question):
     """ViT and the CNN; ViT with a linear head and with a hidden layer, which goes after pre-training."""
 
-    words = words_beside(__file__)
+    messages = words_beside(__file__)
     claims = ("C6", "C28")
 
     @functools.cached_property
-    def cells(self) -> dict[Key, list[Cell]]:
+    def trials(self) -> dict[Key, list[Trial]]:
         """By family, head and number of images; a seed each. Two classes on each side are the least."""
         if len(self.lab.images.labels) < 4:
             return {}
-        known = [name for name in FAMILIES if name in self.lab.families]
-        variants = [(family, "linear") for family in known] + [("vit", "hidden")] * ("vit" in known)
+        families = [name for name in FAMILIES if name in self.lab.families]
+        variants = [(family, "linear") for family in families] + [("vit", "hidden")] * ("vit" in families)
         return {
-            (family, head, count): [self._cell(family, head, count, seed) for seed in self.lab.seeds_for(count)]
+            (family, head, count): [self._trial(family, head, count, seed) for seed in self.lab.seeds_for(count)]
             for family, head in variants
             for count in self.lab.sizes
         }
 
-    def _cell(self, family: str, head: str, count: int, seed: int) -> Cell:
+    def _trial(self, family: str, head: str, count: int, seed: int) -> Trial:
         images = self.lab.images
-        config = images.matched(family, **HEADS[head]).replace(classes=len(images.labels) // 2)
+        config = images.matched_config(family, **HEADS[head]).replace(classes=len(images.labels) // 2)
         settings = {
             "model": config.to_document(),
             "count": count,
@@ -63,43 +72,43 @@ class Transfer(Question):
             "learning_rate": None,
         }
         work = config.macs * (3.3 * self.lab.seen + 2 * len(images.test))
-        return Cell("vitrail.lab.questions.transfer:transfer", settings, family=family, work=work)
+        return Trial("vitrail.lab.questions.transfer:transfer", settings, family=family, work=work)
 
-    def rounds(self) -> Sequence[Sequence[Cell]]:
+    def rounds(self) -> Sequence[Sequence[Trial]]:
         ends = {self.lab.sizes[0], self.lab.sizes[-1]}
-        leading = [key for key in self.cells if key[2] in ends and key[1] == "linear"]
+        leading = [key for key in self.trials if key[2] in ends and key[1] == "linear"]
         return (
-            [cell for key in leading for cell in self.cells[key][:2]],
-            [cell for key in self.cells if key[2] in ends for cell in self.cells[key][:2]],
-            [cell for cells in self.cells.values() for cell in cells],
+            [trial for key in leading for trial in self.trials[key][:2]],
+            [trial for key in self.trials if key[2] in ends for trial in self.trials[key][:2]],
+            [trial for trials in self.trials.values() for trial in trials],
         )
 
     def read(self, results: Results) -> None:
-        self.found: dict[str, dict[Key, list[float]]] = {"fewshot": {}, "finetuned": {}}
-        for key, cells in self.cells.items():
-            known = [one for cell in cells if (one := results.get(cell)) is not None]
-            for way, values in self.found.items():
-                if known:
-                    values[key] = [one[way] for one in known]
+        self.accuracies: dict[str, dict[Key, list[float]]] = {"fewshot": {}, "finetuned": {}}
+        for key, trials in self.trials.items():
+            finished = [result for trial in trials if (result := results.get(trial)) is not None]
+            for method, values in self.accuracies.items():
+                if finished:
+                    values[key] = [result[method] for result in finished]
         self.noises = {
-            (way, count): pool(some for key, some in values.items() if key[2] == count)
-            for way, values in self.found.items()
+            (method, count): pool(accuracies for key, accuracies in values.items() if key[2] == count)
+            for method, values in self.accuracies.items()
             for count in self.lab.sizes
         }
-        self.cut_off = cut_off(results, self.cells)
+        self.cut_off = cut_off(results, self.trials)
 
-    def _estimate(self, way: str, key: Key) -> Estimate | None:
-        return self._contrast(way, (1.0, key))
+    def _estimate(self, method: str, key: Key) -> Estimate | None:
+        return self._contrast(method, (1.0, key))
 
-    def _contrast(self, way: str, *terms: tuple[float, Key]) -> Estimate | None:
+    def _contrast(self, method: str, *terms: tuple[float, Key]) -> Estimate | None:
         """A weighted sum of accuracies; None if one of them was not run."""
-        values = self.found[way]
+        values = self.accuracies[method]
         if any(key not in values for _, key in terms):
             return None
         # Which answers were right is not kept: as if each accuracy had test images of its own, which is more noise.
         images = math.hypot(*(weight * self._sampled(values[key]) for weight, key in terms))
-        found = sum_of_means([(weight, values[key], self.noises[way, key[2]]) for weight, key in terms], images)
-        return found._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
+        estimate = sum_of_means([(weight, values[key], self.noises[method, key[2]]) for weight, key in terms], images)
+        return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
 
     def _sampled(self, shares: Sequence[float]) -> float:
         """The standard error that the test images of the new classes leave in an accuracy."""
@@ -120,49 +129,60 @@ class Transfer(Question):
         yield Verdict("C6", "trained", smallest([self._gain(name) for name in FAMILIES if name in self.lab.families]))
         ends = [("vit", head, self.lab.sizes[-1]) for head in ("hidden", "linear")]
         lead = self._contrast("finetuned", (1.0, ends[0]), (-1.0, ends[1]))
-        yield Verdict("C28", "reported", words={} if lead is None else {"hidden": between(lead)})
+        yield Verdict("C28", "reported", fields={} if lead is None else {"hidden": difference_text(lead)})
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        for way, values in self.found.items():
+        for method, values in self.accuracies.items():
             lines = []
             for family, head in dict.fromkeys((family, head) for family, head, _ in values):
                 counts = [count for count in self.lab.sizes if (family, head, count) in values]
-                found = [self._estimate(way, (family, head, count)) for count in counts]
-                estimates = [one for one in found if one is not None]
+                candidates = [self._estimate(method, (family, head, count)) for count in counts]
+                estimates = [estimate for estimate in candidates if estimate is not None]
                 name, colour = (family, COLOURS[family]) if head == "linear" else (f"{family}, {head}", 6)
-                heights = [100 * one.value for one in estimates]
-                lines.append(Line(in_figure(name), counts, heights, colour, bars=[bar(one) for one in estimates]))
+                heights = [100 * estimate.value for estimate in estimates]
+                lines.append(
+                    Line(
+                        in_figure(name),
+                        counts,
+                        heights,
+                        colour,
+                        bars=[percent_interval(estimate) for estimate in estimates],
+                    )
+                )
             if lines:
-                labels = self.word("images", "tspan"), self.word("accuracy", "tspan")
-                yield f"transfer-{way}", chart(lines, *labels, log_x=True, dots=True)
+                labels = self.t("images", "tspan"), self.t("accuracy", "tspan")
+                yield f"transfer-{method}", chart(lines, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
-        if not self.cells:
-            return str(self.word("too-few-classes", "p"))
+        if not self.trials:
+            return str(self.t("too-few-classes", "p"))
         if not figures:
-            return str(self.word("nothing", "p"))
-        tried = range_text(map(len, self.found["fewshot"].values()))
+            return str(self.t("nothing", "p"))
+        seeds = range_text(map(len, self.accuracies["fewshot"].values()))
         panes = "".join(
-            figure(self.word(f"{way}-title"), self.word(f"{way}-note", seeds=tried), figures[f"transfer-{way}"])
-            for way in self.found
-            if f"transfer-{way}" in figures
+            figure(self.t(f"{method}-title"), self.t(f"{method}-note", seeds=seeds), figures[f"transfer-{method}"])
+            for method in self.accuracies
+            if f"transfer-{method}" in figures
         )
         rows = []
-        for family, head, count in self.found["fewshot"]:
-            found = [self._estimate(way, (family, head, count)) for way in self.found]
-            texts = ["-" if one is None else interval_text(one) for one in found]
-            rows.append((family, self.word(head), f"{count:,}", *texts))
-        heads = ("", self.word("head"), "n", self.word("fewshot"), self.word("finetuned"))
+        for family, head, count in self.accuracies["fewshot"]:
+            estimates = [self._estimate(method, (family, head, count)) for method in self.accuracies]
+            texts = ["-" if estimate is None else interval_text(estimate) for estimate in estimates]
+            rows.append((family, self.t(head), f"{count:,}", *texts))
+        heads = ("", self.t("head"), "n", self.t("fewshot"), self.t("finetuned"))
         return f'<div class="panes">{panes}</div>{table(heads, rows)}'
 
     def numbers(self) -> dict[str, Any]:
         return {
-            way: {f"{family} {head} {count}": float(np.mean(some)) for (family, head, count), some in values.items()}
-            for way, values in self.found.items()
+            method: {
+                f"{family} {head} {count}": float(np.mean(accuracies))
+                for (family, head, count), accuracies in values.items()
+            }
+            for method, values in self.accuracies.items()
         }
 
 
-def transfer(settings: dict[str, Any], images: Images, _of: list[Path], folder: Path) -> Outcome:
+def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], folder: Path) -> Outcome:
     """Pre-train on one half of the classes, then learn the other half: from few images by least squares on frozen
     features, and by fine-tuning from some more."""
     first, second = halves(images)
@@ -170,13 +190,13 @@ def transfer(settings: dict[str, Any], images: Images, _of: list[Path], folder: 
     torch.manual_seed(settings["seed"])
     model = build(read_config(settings))
     fitted = fit(model, first, split, protocol(settings, first), settings["seed"])
-    keep(model, first, settings, folder)
+    save_bundle(model, first, settings, folder)
     shots = [_few_shots(model, second, seed) for seed in range(DRAWS)]
     fresh, _ = model.with_new_head(len(second.labels))
     few = second.training.take(sample_per_class(second.training.labels, _TUNED, settings["seed"]))
     shorter = {**settings, "seen": settings["seen"] // 10, "learning_rate": 0.3 * settings["learning_rate"]}
     fit(fresh, second, few, protocol(shorter, second), settings["seed"])
-    tuned = right_answers(fresh, second, second.test)
+    tuned = correct_predictions(fresh, second, second.test)
     result = {
         "fewshot": float(np.mean(shots)),
         "finetuned": float(tuned.mean()),
@@ -190,10 +210,10 @@ def halves(images: Images) -> tuple[Images, Images]:
     """The images of one half of the classes, and of the other."""
     order = rng.permutation(len(images.labels), 0, stream="lab halves")
     middle = len(order) // 2
-    return _only(images, order[:middle]), _only(images, order[middle:])
+    return _select_classes(images, order[:middle]), _select_classes(images, order[middle:])
 
 
-def _only(images: Images, classes: np.ndarray) -> Images:
+def _select_classes(images: Images, classes: np.ndarray) -> Images:
     classes = np.sort(classes)
     parts = {name: _of_classes(getattr(images, name), classes) for name in ("training", "validation", "test")}
     return dataclasses.replace(images, labels=tuple(images.labels[index] for index in classes), **parts)
@@ -201,8 +221,8 @@ def _only(images: Images, classes: np.ndarray) -> Images:
 
 def _of_classes(split: Split, classes: np.ndarray) -> Split:
     chosen = np.flatnonzero(np.isin(split.labels, classes))
-    some = split.take(chosen)
-    return dataclasses.replace(some, labels=np.searchsorted(classes, some.labels))
+    subset = split.take(chosen)
+    return dataclasses.replace(subset, labels=np.searchsorted(classes, subset.labels))
 
 
 def _few_shots(model: Any, images: Images, seed: int) -> float:
