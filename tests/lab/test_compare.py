@@ -443,12 +443,12 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
     for options, match in (
         ({"sizes": (5,)}, "Sizes must be from 10"),
         ({"sizes": (10_000,)}, "Sizes must be"),
-        ({"families": ("swin",)}, "Families must be some of"),
+        ({"families": ("swin",)}, "Families must be from"),
         ({"questions": ("dat",)}, "Did you mean 'data'"),
         ({"budget": "1s"}, "Budget must be at least"),
         ({"families": ("mlp",), "budget": "1s"}, "Budget must be at least"),
         ({"seeds": 0}, "Seeds must be"),
-        ({"backend": "spark"}, "Backend must be loky or dask, or one that is registered with joblib, got 'spark'"),
+        ({"backend": "spark"}, "Backend must be loky or dask, or a backend registered with joblib, got 'spark'"),
     ):
         with pytest.raises(UsageError, match=match):
             compare("digits", tmp_path / "new", **{**TINY, **options}, jobs=1, tell=lambda _: None)
@@ -457,7 +457,7 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
         compare("fashion-40", folder, **TINY, jobs=1, tell=lambda _: None)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").touch()
-    with pytest.raises(UsageError, match="new folder or one that compare wrote"):
+    with pytest.raises(UsageError, match="new folder or an existing lab"):
         compare("digits", tmp_path / "photos", **TINY, jobs=1, tell=lambda _: None)
     one_class = Dataset(
         "one", ("a",), {"train": Split("train", np.zeros((9, 8, 8, 1), np.uint8), np.zeros(9, np.int64))}
@@ -481,7 +481,7 @@ def test_a_plan_that_somebody_changed_is_refused(tiny, tmp_path, field, value):
     folder, _, _ = tiny
     plan = json.loads((folder / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps({**plan, field: value}))
-    with pytest.raises(DamagedError, match=r"plan.json' is not a plan as written"):
+    with pytest.raises(DamagedError, match=r"plan.json' is not a valid plan"):
         compare("digits", tmp_path, **TINY, jobs=1, tell=lambda _: None)
 
 

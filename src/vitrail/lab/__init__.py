@@ -1,1 +1,1 @@
-"""The bias lab: what each architecture assumes of images, measured on the user's own."""
+"""The bias lab: measure the inductive biases of each architecture on the user's images."""

@@ -1,11 +1,11 @@
-"""`vitrail compare`: plan, run, answer. The same command goes on where it was, and extends when asked for more.
+"""`vitrail compare`: plan trials, run them, and write a report. The same command resumes a lab or extends it.
 
 DIR/index.html       the report
-DIR/claims.json      what the lab says of each claim
-DIR/plan.json        what was asked for, what fits the budget, and the machine
-DIR/results.jsonl    a line for each cell: its settings, its result, what was measured
-DIR/images/          the images, at one size
-DIR/cells/           a bundle for each trained cell
+DIR/claims.json      the verdict on each claim
+DIR/plan.json        the request, the rounds that fit the budget, and the machine
+DIR/results.jsonl    one line per trial: its settings, result and measurements
+DIR/images/          the images, resized to one resolution
+DIR/cells/           a bundle for each trained model
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def compare(
     command: str = "",
     tell: Say,
 ) -> dict[str, Any]:
-    """Ask the questions on these images. Returns what `claims.json` holds."""
+    """Run the questions on a data set, write the report, and return the content of `claims.json`."""
     check_integer("seeds", seeds, low=1, high=100)
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     check_integer("jobs", jobs, low=1, high=4096)
@@ -57,7 +57,7 @@ def compare(
         QUESTIONS.check(name)
     check_backend(backend)
     if unknown := [name for name in families if name not in FAMILIES]:
-        raise UsageError(f"Families must be some of {', '.join(FAMILIES)}, got {unknown[0]!r}.")
+        raise UsageError(f"Families must be from {', '.join(FAMILIES)}, got {unknown[0]!r}.")
     seconds = None if budget is None else planning.parse_budget(budget)
     dataset = open_data(data)
     _check_folder(output)
@@ -103,7 +103,7 @@ def compare(
             for trial in question_round
         ]
         _run_stages(output, results, trials, speeds, jobs=jobs, backend=backend, tell=tell)
-        # The report is about every question that this lab was ever asked, and its correction over all of their claims.
+        # The report covers every question that this lab has ever run, and Holm's correction covers all of their claims.
         reported = {
             name: selected.get(name) or QUESTIONS[name](name, lab)
             for name in QUESTIONS
@@ -115,11 +115,11 @@ def compare(
 
 
 def _check_folder(output: Path) -> None:
-    """An output is new, or a lab."""
+    """Check that the output is a new folder or an existing lab."""
     content = {path.name for path in output.iterdir()} - {".lock"} if output.is_dir() else set()
     is_ours = not content or content & {"plan.json", "images"}
     if (os.path.lexists(output) and not output.is_dir()) or not is_ours:
-        raise UsageError(f"Output must be a new folder or one that compare wrote, got {str(output)!r}.")
+        raise UsageError(f"Output must be a new folder or an existing lab, got {str(output)!r}.")
     check_writable(output)
 
 
@@ -135,7 +135,7 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
         return None
     plan = read_json(path)
     if not _is_plan(plan):
-        raise DamagedError(path=path, cause="is not a plan as written", advice="Choose another --output.")
+        raise DamagedError(path=path, cause="is not a valid plan", advice="Choose another --output.")
     if plan["version"] != VERSION:
         raise UsageError(
             f"Output must be of this version of the lab ({VERSION}), got {plan['version']}. Choose another --output."
@@ -144,7 +144,7 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
 
 
 def _is_plan(plan: object) -> bool:
-    """Whether a document has the fields of a plan, each of its kind."""
+    """Return whether a document has the fields of a plan with the expected types."""
     types = {"version": int, "data": dict, "smallest": int, "request": dict, "seconds": int}
     if not isinstance(plan, dict) or not all(isinstance(plan.get(name), expected) for name, expected in types.items()):
         return False
@@ -160,7 +160,7 @@ def _is_plan(plan: object) -> bool:
 
 
 def _prepare_images(dataset: Dataset, output: Path, earlier_plan: dict[str, Any] | None) -> Images:
-    """The images of the lab, prepared once."""
+    """Return the images of the lab, prepared on the first run and read from disk afterwards."""
     fingerprint = dataset.fingerprint()
     if earlier_plan is not None and earlier_plan["data"]["fingerprint"] != fingerprint:
         name = earlier_plan["data"]["name"]
@@ -177,7 +177,7 @@ def _prepare_images(dataset: Dataset, output: Path, earlier_plan: dict[str, Any]
 
 
 def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], seeds: int) -> Lab:
-    """What is compared, checked before anything is trained."""
+    """Check families and sizes before anything is trained, and return the lab."""
     chosen = tuple(dict.fromkeys(families)) or FAMILIES
     classes = len(images.labels)
     counts = tuple(sorted({count // classes * classes for count in sizes})) if sizes else images.sizes()
@@ -208,8 +208,10 @@ def _run_stages(
     backend: str,
     tell: Say,
 ) -> None:
-    """Learning rates first, beyond the usual ones where that is better; then what is trained with them, what looks at
-    trained models, and, one at a time, what must not be disturbed."""
+    """Run all trials in stages: learning rates, training, measurements of trained models, and last the timings.
+
+    Timings run one at a time, because other processes would disturb them.
+    """
     training, measurements = _training_trials(trials), [trial for trial in trials if not needs_rate(trial)]
     stages: dict[str, Callable[[], Iterable[Trial | None]]] = {
         "learning rates": lambda: (rate_trial for trial in training for rate_trial in results.rate_trials(trial)),
@@ -226,7 +228,7 @@ def _run_stages(
         return {key: trial for trial in resolved if (key := trial.trial_id("")) in missing or not results.has(trial)}
 
     for stage in stages:
-        while remaining := remaining_trials(stage):  # a rate beyond that is better leads to the next one
+        while remaining := remaining_trials(stage):  # a better rate at the end of the range adds the next one
             _run_stage(output, results, stage, remaining, speeds, jobs=jobs, backend=backend, tell=tell)
 
 
@@ -241,11 +243,11 @@ def _run_stage(
     backend: str,
     tell: Say,
 ) -> None:
-    """Run cells, told with the time that is left."""
+    """Run trials and report progress with the estimated time left."""
     workers = 1 if stage == "timing" else jobs
     work = {key: planning.estimate(trial, speeds) for key, trial in remaining.items()}
     total, done, started = sum(work.values()), 0.0, time.monotonic()
-    tell(f"{stage}: {len(remaining)} cells, about {clock(total / workers)}")
+    tell(f"{stage}: {len(remaining)} trials, about {clock(total / workers)}")
     for number, record in enumerate(run_trials(output, list(remaining.values()), jobs=workers, backend=backend), 1):
         results.add(record)
         done += work[Trial.from_json(record["cell"]).trial_id("")]
@@ -254,12 +256,12 @@ def _run_stage(
 
 
 def _training_trials(trials: Iterable[Trial]) -> list[Trial]:
-    """Cells that train, also those that others look at."""
+    """Return the trials that train a model, including those that measurements need."""
     return [part for trial in trials for part in (trial, *trial.inputs) if needs_rate(part)]
 
 
 def _without_bundle(output: Path, results: Results, measurements: Iterable[Trial]) -> set[str]:
-    """Trained cells whose bundle somebody deleted, while cells that look at it are still to be run."""
+    """Return the ids of training trials whose bundle was deleted although a pending measurement needs it."""
     pending = [
         measurement
         for trial in measurements
@@ -279,6 +281,6 @@ def _describe(record: dict[str, Any]) -> str:
     parts = [model] + [f"{name} {settings[name]:,}" for name in ("count", "seed") if name in settings]
     if settings.get("learning_rate"):
         parts.append(f"lr {settings['learning_rate']:g}")
-    if "validation_accuracy" in result:  # nobody shall be led by the test images while choices are made
+    if "validation_accuracy" in result:  # do not print test accuracy while learning rates are being chosen
         parts.append(f"validation {result['validation_accuracy']:.1%}")
     return "  ".join(parts)

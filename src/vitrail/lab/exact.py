@@ -1,6 +1,6 @@
-"""What is proved without training: models with random weights in double precision, where equal means equal.
+"""Exact statements about architectures, checked without training on models with random weights in double precision.
 
-Every statement stands beside a contrast that is not so.
+Each statement is checked together with a counterexample for which it does not hold.
 """
 
 from typing import TypeVar
@@ -13,17 +13,19 @@ from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
 
 EQUAL = 1e-9
-"""Below this, two answers are the same."""
+"""Relative difference below which two outputs count as equal."""
 DIFFERENT = 1e-2
-"""Above this, they are not; between the two, nothing is claimed."""
+"""Relative difference above which two outputs count as different. Between the two, no statement is made."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 @torch.no_grad()
 def redraw(model: Module, std: float = 0.2) -> Module:
-    """All parameters from N(0, std^2), scales of norms around 1: at initialisation heads and relative tables are zero,
-    and statements about logits are empty."""
+    """Draw all parameters from N(0, std^2) and scales of norms around 1, in place.
+
+    At initialisation, heads and relative position tables are zero, so that any statement about logits would hold.
+    """
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
@@ -33,17 +35,17 @@ def redraw(model: Module, std: float = 0.2) -> Module:
 
 
 def random_model(config: ModelConfig) -> AnyModel:
-    """A model with random weights in double precision."""
+    """Return a model with random weights in double precision."""
     return redraw(build(config).double(), std=0.3)
 
 
 def random_images(model: AnyModel, count: int = 3, seed: int = 0) -> Tensor:
-    """Images of noise (count, C, H, W) in double precision."""
+    """Return noise images (count, C, H, W) in double precision."""
     generator = torch.Generator().manual_seed(seed)
     shape = (count, model.config.channels, *model.config.resolution)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def relative_difference(outputs: Tensor, other_outputs: Tensor) -> float:
-    """The largest difference of two outputs (B, ...), as a share of how much those of different images differ."""
+    """Return the largest difference of two outputs (B, ...) relative to the spread of the outputs over images."""
     return float((outputs - other_outputs).abs().max() / (outputs - outputs.mean(0)).abs().max())

@@ -1,6 +1,6 @@
-"""Runs cells side by side with joblib: processes of one thread each, so that bits agree wherever a cell runs.
+"""Run trials in parallel with joblib, one thread per process, so that the bits of a result do not depend on the worker.
 
-A worker that dies loses its cell alone: what the others finished is kept, and the cell is run again.
+If a worker dies, only its trial is lost: finished results are kept, and the trial is run again.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _ATTEMPTS = 3
 
 
 def run_trials(folder: Path, trials: Sequence[Trial], *, jobs: int, backend: str) -> Iterator[dict[str, Any]]:
-    """The records of all cells, in the order in which they finish."""
+    """Run trials and yield their records in the order in which they finish."""
     joblib = _joblib()
     remaining = {trial.trial_id(_load_images(folder).fingerprint): trial for trial in trials}
     if jobs == 1 and backend == "loky":
@@ -36,7 +36,7 @@ def run_trials(folder: Path, trials: Sequence[Trial], *, jobs: int, backend: str
             calls = [joblib.delayed(run_trial)(str(folder), trial.to_json()) for trial in remaining.values()]
             try:
                 with joblib.parallel_config(backend, n_jobs=jobs), warnings.catch_warnings():
-                    # loky replaces a process whose memory has grown; no cell is lost
+                    # loky replaces a process whose memory has grown; no trial is lost
                     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
                     for record in joblib.Parallel(return_as="generator_unordered", pre_dispatch="2*n_jobs")(calls):
                         del remaining[record["key"]]
@@ -44,13 +44,13 @@ def run_trials(folder: Path, trials: Sequence[Trial], *, jobs: int, backend: str
                 return
             except VitrailError:
                 raise
-            except Exception as error:  # a lost worker: loky, Dask and others each have an error for it
+            except Exception as error:  # a lost worker: loky and Dask raise different errors for it
                 if attempt == _ATTEMPTS - 1 or not _is_lost_worker(error):
                     raise
 
 
 def check_backend(backend: str) -> None:
-    """Whether joblib is there and knows a backend of this name, told before anything is run."""
+    """Raise an error if joblib is missing or does not know this backend."""
     joblib = _joblib()
     if backend in BACKENDS:
         return
@@ -59,12 +59,12 @@ def check_backend(backend: str) -> None:
             pass
     except (ValueError, ImportError):
         raise UsageError(
-            f"Backend must be {' or '.join(BACKENDS)}, or one that is registered with joblib, got {backend!r}."
+            f"Backend must be {' or '.join(BACKENDS)}, or a backend registered with joblib, got {backend!r}."
         ) from None
 
 
 def run_trial(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """One cell, in whatever process this is."""
+    """Run one trial in the current process and return its record."""
     trial, images = Trial.from_json(fields), _load_images(Path(folder))
     folders = Path(folder) / "cells"
     bundles = [folders / part.trial_id(images.fingerprint) for part in trial.inputs]
@@ -99,7 +99,7 @@ def _joblib() -> Any:
 
 @contextlib.contextmanager
 def _connect_backend(backend: str, jobs: int) -> Generator[None]:
-    """Dask needs a client: of the cluster that its own configuration names, else of processes on this machine."""
+    """Connect to the cluster in Dask's configuration, or start workers here. Other backends need no client."""
     if backend not in BACKENDS:
         yield  # registered with joblib by another package
         return
@@ -116,6 +116,6 @@ def _connect_backend(backend: str, jobs: int) -> Generator[None]:
             else client_type(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
         )
     except OSError as error:
-        raise UsageError(f"Dask's scheduler must answer, got {address!r} ({error}).") from None
+        raise UsageError(f"Dask's scheduler must be reachable, got {address!r} ({error}).") from None
     with client:
         yield

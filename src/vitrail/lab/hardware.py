@@ -1,4 +1,4 @@
-"""The machine that a lab runs on: what times, and the last bits of results, depend on."""
+"""The machine that a lab runs on. Times and the last bits of results depend on it."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from vitrail import __version__
 
 
 def describe_machine() -> dict[str, Any]:
-    """What times depend on."""
+    """Return the processor and the versions that times depend on."""
     return {
         "processor": _processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -34,5 +34,5 @@ def _processor_name() -> str:
 
 @functools.cache
 def machine_name() -> str:
-    """This machine in a few words, noted with every result: a lab may go on on another one."""
+    """Return a short name of this machine, stored with every result: a lab can be resumed on another machine."""
     return f"{_processor_name()}, {torch.backends.cpu.get_cpu_capability()}"

@@ -1,4 +1,4 @@
-"""The images of a lab: at one size, in memory, divided once for every experiment."""
+"""The images of a lab: resized to one resolution and split once for all trials."""
 
 import dataclasses
 from pathlib import Path
@@ -14,26 +14,26 @@ from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
 from vitrail.training.starting_point import channels_of
 
-_SIZES = {8: "Pico", 28: "Nano"}  # pixels that have presets of their own; others are resized
+_SIZES = {8: "Pico", 28: "Nano"}  # sides in pixels that have presets; other images are resized
 _OTHER_SIZE, _OTHER_PIXELS = "Nano/8", 32
 _TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION = 0.2, 0.1, 2000
-_TOLERANCE = 0.06  # of multiply-accumulates, between families that are compared
+_TOLERANCE = 0.06  # relative difference in multiply-accumulates between compared families
 _PARTS = ("training", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """What cells train and are judged on."""
+    """Training, validation and test images of a lab."""
 
     name: str
     labels: tuple[str, ...]
     size: str
-    """Which presets fit: Pico, Nano or Nano/8."""
+    """Size of the presets for these images: Pico, Nano or Nano/8."""
     training: Split
     validation: Split
-    """Held out of the training images, to choose learning rates by."""
+    """Images held out of the training images, used to choose learning rates."""
     test: Split
-    """Read once for each trained model."""
+    """Evaluated once for each trained model."""
     fingerprint: str
     notes: tuple[str, ...] = ()
 
@@ -45,25 +45,27 @@ class Images:
 
     @property
     def channels(self) -> int:
-        """1 or 3."""
+        """Number of channels, 1 or 3."""
         return np.asarray(self.test.images).shape[3]
 
     @property
     def preprocess(self) -> Preprocess:
-        """Pixels from -1 to 1, uncropped."""
+        """Preprocessing to pixels from -1 to 1, without cropping."""
         half = (0.5,) * self.channels
         return Preprocess(resolution=self.resolution, mean=half, std=half, crop_fraction=1.0)
 
     def config(self, size: str, family: str, **changes: Any) -> ModelConfig:
-        """The preset of a family for these images."""
+        """Return the preset of a family for these images."""
         settings = {"resolution": list(self.resolution), **changes}
         return zoo.small(size, family).for_data(
             classes=len(self.labels), channels=self.channels, resolution=self.resolution, settings=settings
         )
 
     def matched_config(self, family: str, size: str | None = None, **changes: Any) -> ModelConfig:
-        """The preset of a family, scaled where it would cost more or less than the ViT of its size by over 6 %. What is
-        changed of a model on purpose may change its cost."""
+        """Return the preset of a family at the cost of the ViT of this size, then apply `changes`.
+
+        The preset is scaled if its multiply-accumulates differ by more than 6 %. The changes may alter the cost.
+        """
         size = size or self.size
         config, target_macs = self.config(size, family), self.config(size, "vit").macs
         if abs(config.macs / target_macs - 1) > _TOLERANCE:
@@ -74,23 +76,23 @@ class Images:
 
     @property
     def largest(self) -> int:
-        """How many training images there are if every class has as many as the rarest."""
+        """Size of the largest class-balanced subset of the training images."""
         return len(self.labels) * int(np.bincount(self.training.labels, minlength=len(self.labels)).min())
 
     def subset(self, count: int, seed: int = 0) -> Split:
-        """So many training images, equally many of each class; a larger subset contains the smaller ones."""
+        """Return a class-balanced subset of `count` training images. Larger subsets contain the smaller ones."""
         chosen = sample_per_class(self.training.labels, count // len(self.labels), seed)
         return self.training.take(chosen)
 
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of training images to compare: 10, 30, 100, ... of each class, from some 300 images on, and all."""
+        """Return the sizes to compare: 10, 30, 100, ... training images per class, from about 300 in all, and all."""
         classes = len(self.labels)
         ladder = [factor * 10**power * classes for power in range(1, 6) for factor in (1, 3)]
         return (*(n for n in ladder if min(300, self.largest // 4) <= n < 0.7 * self.largest), self.largest)
 
 
 def prepare(dataset: Dataset, seed: int = 0) -> Images:
-    """Divide a data set, and bring its images to one size."""
+    """Split a data set and resize its images."""
     notes = []
     dataset.check_one_label("A comparison")
     splits = dict(dataset.splits)
@@ -111,8 +113,8 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
     fewest = np.bincount(training.labels, minlength=len(dataset.labels)).min()
     if fewest < 2 or not len(test) or not len(validation):
         raise UsageError(
-            "Data to compare on must have at least 4 images of each class, got a class of which"
-            f" {fewest} are left to train on."
+            "Data to compare on must have at least 4 images of each class, got a class with"
+            f" {fewest} left for training."
         )
     pixels = dataset.first.in_memory
     side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0
@@ -136,7 +138,7 @@ def _resize(split: Split, preprocess: Preprocess) -> Split:
 
 
 def store(images: Images, folder: Path) -> None:
-    """Write them where every process of the lab finds them."""
+    """Write the images to a folder that all processes of the lab read."""
     with atomic_folder(folder, force=True, owned=True) as temporary:
         for part in _PARTS:
             split: Split = getattr(images, part)
@@ -152,7 +154,7 @@ def store(images: Images, folder: Path) -> None:
 
 
 def restore(folder: Path) -> Images:
-    """The inverse of `store`. Pixels stay on disk until they are needed."""
+    """Read the images that `store` wrote. Pixels are memory-mapped."""
     verify(folder, [f"{part}{end}.npy" for part in _PARTS for end in ("", "-labels")] + ["about.json"])
     metadata = read_json(folder / "about.json")
     parts = [
@@ -168,5 +170,5 @@ def restore(folder: Path) -> Images:
 
 
 def is_stored(folder: Path) -> bool:
-    """Whether there are such images."""
+    """Return whether a folder holds stored images."""
     return (folder / MANIFEST).is_file()

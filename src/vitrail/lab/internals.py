@@ -1,5 +1,5 @@
-"""What happens inside a model, in numbers of each image: how far heads look, which pixels reach a layer, whether
-features move with the image, and how alike layers are."""
+"""Measurements inside a model, one value per image: attention distances, receptive areas, equivariance errors of
+features, and the similarity of layers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,8 +18,10 @@ from vitrail.models.base import AnyModel
 
 
 def head_distances(model: AnyModel, images: Tensor) -> dict[int, np.ndarray]:
-    """How far the heads of each layer look in each image, (n, heads), as a share of what uniform attention has; empty
-    for families without attention between places."""
+    """Return the attention distance of each head by layer, (n, heads), relative to uniform attention.
+
+    The result is empty for families without attention between positions.
+    """
     layout = model.layout()
     if layout is None:
         return {}
@@ -33,23 +35,26 @@ def head_distances(model: AnyModel, images: Tensor) -> dict[int, np.ndarray]:
 def receptive_areas(
     model: AnyModel, images: Tensor, layers: Sequence[int], share: float = 0.5
 ) -> dict[int, np.ndarray]:
-    """For each layer, of each image (n): the area of the smallest square around the centre that holds `share` of the
-    gradient of the layer's output there, as a share of the image."""
+    """Return the receptive area of each layer for each image (n), as a share of the image.
+
+    It is the smallest square around the centre that holds `share` of the gradient of the layer's output at the centre.
+    """
     fields = [reaches(model, image, layers, draws=4) for image in images.split(1)]
     return {layer: np.array([field[layer].areas([share])[share] for field in fields]) for layer in layers}
 
 
 def third_layer(depth: int) -> int:
-    """The layer after which a third of the depth is over."""
+    """Return the index of the layer at a third of the depth."""
     return max(round(depth / 3), 1) - 1
 
 
 def equivariance_errors(model: AnyModel, images: Tensor, distances: Sequence[int]) -> dict[str, dict[int, np.ndarray]]:
-    """For each layer with places, and `pooled`, and each distance: how far the features of the moved image are from the
-    moved features, for each image. 0 is equivariant (or, pooled, invariant), 1 as different as unrelated images.
+    """Return the equivariance error of each spatial layer, and of `pooled`, by distance, one value per image.
 
-    Images are rolled along each axis; a distance that is no multiple of a layer's stride moves its features between
-    two places, by linear interpolation. Places near the rim are left out: what was rolled over it is seen there.
+    The error compares the features of the shifted image with the shifted features: 0 means equivariant (for `pooled`,
+    invariant), 1 as different as the features of unrelated images. Images are rolled along each axis. If a distance is
+    not a multiple of a layer's stride, its features are shifted by linear interpolation. Positions near the border are
+    excluded, because rolled pixels reach them.
     """
     plain = _layer_maps(model, images)
     spread = {
@@ -75,7 +80,7 @@ def equivariance_errors(model: AnyModel, images: Tensor, distances: Sequence[int
 
 
 def _layer_maps(model: AnyModel, images: Tensor) -> dict[str, Tensor]:
-    """What leaves every layer that has places, (n, D, h, w), and what the head reads, (n, D, 1, 1)."""
+    """Return the output of every spatial layer, (n, D, h, w), and the pooled features, (n, D, 1, 1)."""
     maps: dict[str, list[Tensor]] = {}
     config = model.config
     for numbers in index_batches(model, len(images)):
@@ -99,19 +104,19 @@ def _roll(maps: Tensor, steps: float, axis: int) -> Tensor:
 
 
 class Similarity(NamedTuple):
-    """CKA of every layer of a model with every other."""
+    """CKA between all layers of a model."""
 
     table: np.ndarray
     others: np.ndarray
-    """The mean over pairs of different layers, without each batch of images in turn (batches)."""
+    """Mean over pairs of different layers, leaving out one batch of images at a time (batches)."""
 
     def estimate(self) -> Estimate:
-        """The mean over pairs of different layers; its error by the jackknife over batches."""
+        """Return the mean over pairs of different layers with its jackknife error over batches."""
         return jackknife(_mean_off_diagonal(self.table), self.others)
 
 
 def layer_similarity(model: AnyModel, images: Tensor) -> Similarity | None:
-    """How alike the layers are; None for a model of one layer, or with fewer than 32 images."""
+    """Return the CKA between layers. None for a model with one layer or for fewer than 32 images."""
     if model.config.depth < 2 or len(images) < 32:
         return None
     grams = layer_grams(model, images, batch=16)
@@ -132,12 +137,12 @@ def _mean_off_diagonal(table: np.ndarray) -> float:
 
 
 def jackknife(value: float, without: np.ndarray) -> Estimate:
-    """A number with its error, from the same number without each of some groups in turn."""
+    """Return an estimate with its jackknife error from its leave-one-group-out values."""
     count = len(without)
     spread = (count - 1) / count * float(np.square(without - without.mean()).sum())
     return Estimate(value, float(np.sqrt(spread)), count - 1)
 
 
 def round_values(values: np.ndarray) -> list[Any]:
-    """Numbers for a file, to five digits."""
+    """Round numbers to five digits for a file."""
     return [float(f"{value:.5g}") for value in values]

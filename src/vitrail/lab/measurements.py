@@ -1,4 +1,4 @@
-"""Cells that look at a trained model, or at the same model untrained, and what questions read of them."""
+"""Trials that measure a trained or an untrained model, and the values that questions read from them."""
 
 import math
 from collections.abc import Callable
@@ -20,8 +20,10 @@ from vitrail.models.create import build
 
 
 def measurement_trial(task: str, trained: Trial, passes: float, *, untrained: bool = False, **settings: Any) -> Trial:
-    """A cell that looks at what another trained, which takes about so many forward `passes`; or at the model that it
-    would begin with."""
+    """Return a trial that measures the model of a training trial, or, if `untrained`, its initial model.
+
+    `passes` is the approximate cost in forward passes of one image.
+    """
     if untrained:
         settings = {**settings, "model": trained.settings["model"], "seed": trained.settings["seed"]}
     work = read_config(trained.settings).macs * passes
@@ -29,7 +31,7 @@ def measurement_trial(task: str, trained: Trial, passes: float, *, untrained: bo
 
 
 def open_model(settings: dict[str, Any], bundles: list[Path]) -> AnyModel:
-    """The model that such a cell looks at."""
+    """Return the model that a measurement trial measures."""
     if bundles:
         return load(bundles[0]).model
     torch.manual_seed(settings["seed"])
@@ -37,13 +39,13 @@ def open_model(settings: dict[str, Any], bundles: list[Path]) -> AnyModel:
 
 
 def read_test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
-    """At most so many test images as models read them, and their classes."""
+    """Return at most `count` test images, scaled for the model, and their labels."""
     split = images.test.spread(count)
     return images.preprocess.scale(torch.from_numpy(np.array(split.images))), split.labels
 
 
 class MeasuredValues(Accuracies):
-    """Numbers of each image, read from what cells found, in the place of right answers."""
+    """`Accuracies` of any number per image, which `read` takes from the result of a trial."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What can be measured of a model without training another: each quantity in its own units, with a known zero."""
+"""Measures of a model that need no further training. Each has its own unit and a known zero."""
 
 from typing import NamedTuple
 
@@ -14,23 +14,22 @@ _BATCH = 250
 
 
 class Conditions(NamedTuple):
-    """What an encoding of positions is asked to be."""
+    """Properties of a position encoding."""
 
     unique: float
-    """The smallest distance between two places, as a share of the mean one; 0 if two are alike."""
+    """Smallest distance between two positions relative to the mean distance. 0 if two positions are equal."""
     bounded: float
-    """The largest absolute number in it."""
+    """Largest absolute value of the encoding."""
     uneven: float
-    """The share of the variance of distances between places that their offset does not explain: 0 if equal offsets are
-    equally far apart."""
+    """Share of the variance of distances that offsets do not explain. 0 if equal offsets have equal distances."""
 
 
 def measure_conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Conditions:
-    """Conditions of an encoding by what it says of each pair of places: a distance (M = 1), or several numbers."""
+    """Compute the properties of an encoding from a distance (M = 1) or several numbers for each pair of positions."""
     rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     down, right = rows[:, None] - rows, columns[:, None] - columns
     offset = ((down + grid[0]) * 2 * grid[1] + right + grid[1]).ravel()
-    is_pair = offset != offset[0]  # a place with itself tells nothing
+    is_pair = offset != offset[0]  # exclude pairs of a position with itself
     values, (_, group) = pairs_NNM.reshape(len(offset), -1)[is_pair], np.unique(offset[is_pair], return_inverse=True)
     means = np.stack([np.bincount(group, column) for column in values.T], 1) / np.bincount(group)[:, None]
     total = np.square(values - values.mean(axis=0)).sum()
@@ -45,13 +44,12 @@ def measure_conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Con
 
 
 def pairwise_distances(table_ND: np.ndarray) -> np.ndarray:
-    """How far apart the encodings of places are, (N, N, 1)."""
+    """Return the distances between the encodings of all positions, (N, N, 1)."""
     return np.linalg.norm(table_ND[:, None] - table_ND, axis=-1)[..., None]
 
 
 def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor) -> np.ndarray:
-    """How strongly each patch moves the logit of the label, by its place in an order, (N): the mean norm of the
-    gradient with respect to its pixels."""
+    """Return the mean gradient norm of the label's logit with respect to each patch, in reading order, (N)."""
     sums = np.zeros(len(order_N))
     with torch.enable_grad(), evaluating(model):
         for batch, batch_labels in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
@@ -67,7 +65,7 @@ def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pa
 def removal_effect_by_place(
     model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor
 ) -> np.ndarray:
-    """How much the logit of the label changes if a patch is that of the mean image, by its place in an order, (N)."""
+    """Return the mean change of the label's logit if a patch is replaced by the mean image's, in reading order, (N)."""
     columns = images.shape[3] // patch[1]
     mean_image, effects = images.mean(dim=0), []
     with evaluating(model):
@@ -82,18 +80,17 @@ def removal_effect_by_place(
 
 
 def recency_index(strength_N: np.ndarray) -> float:
-    """Where in a sequence the strength lies: 0 at its beginning, 0.5 evenly, 1 at its end."""
+    """Return the centre of mass of the strength in a sequence: 0 at its start, 0.5 if even, 1 at its end."""
     return float((np.arange(len(strength_N)) * strength_N).sum() / ((len(strength_N) - 1) * strength_N.sum()))
 
 
 @torch.no_grad()
 def influence(model: AnyModel, layer: int) -> Tensor:
-    """Whether a change of one patch changes any bit of a layer's output at another place: boolean (changed patch,
-    place)."""
+    """Return whether changing a patch changes a layer's output at each position: boolean (changed patch, position)."""
     config = model.config
     grid = config.grid or config.resolution
     patch = [side // count for side, count in zip(config.resolution, grid, strict=True)]
-    # Two levels that even a pixel model's palette tells apart.
+    # Two grey levels that differ in the palette of a pixel model, too.
     base = torch.full((1, config.channels, *config.resolution), -0.9, dtype=next(model.parameters()).dtype)
     before = look(model, base, [layer], attention=False).steps[f"blocks.{layer}"]
     moved = []

@@ -24,17 +24,19 @@ _SUMS = {
     "open": ("cannot tell",),
     "reported": ("reported",),
 }
-_MOST_TIMES = 30  # times as many seeds or test images that anybody would use
+_MOST_TIMES = 30  # largest multiple of the seeds or test images that is suggested
 
 t = speak_from(MESSAGES)
-"""A sentence of the page itself, in both languages."""
+"""Return a message of the page in both languages."""
 
 
 def write_report(
     output: Path, lab: Lab, questions: Mapping[str, Question], *, machines: Mapping[str, int], commands: Sequence[str]
 ) -> dict[str, Any]:
-    """Write the page and the verdicts; returns the latter. `machines` has the number of cells run on each, `commands`
-    every command that the lab has grown by."""
+    """Write `index.html` and `claims.json` and return the content of the latter.
+
+    `machines` holds the number of trials by machine, `commands` all commands that have extended the lab.
+    """
     verdicts = {name: list(question.verdicts()) for name, question in questions.items()}
     trained = {
         f"{name} {verdict.claim}": verdict.deciding.p_value
@@ -83,14 +85,14 @@ def write_report(
         "claims": entries,
         "numbers": {name: q.numbers() for name, q in questions.items()},
     }
-    # What one seed cannot tell, an error for example, is null.
+    # NaN, such as the error of a single seed, becomes null.
     document = json.loads(json.dumps(document), parse_constant=lambda _: None)
     write_json(output / "claims.json", document)
     return document
 
 
 def write_figures(folder: Path, figures: Mapping[str, str]) -> None:
-    """Write each figure as a file of its own in English, `NAME.svg`, and in Korean, `NAME.ko.svg`."""
+    """Write each figure in English as `NAME.svg` and in Korean as `NAME.ko.svg`."""
     folder.mkdir(exist_ok=True)
     for name, svg in figures.items():
         write_text(folder / f"{name}.svg", stand_alone(svg))
@@ -98,7 +100,7 @@ def write_figures(folder: Path, figures: Mapping[str, str]) -> None:
 
 
 def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
-    """Families by bias, as a section and its figures; empty if nothing was measured."""
+    """Return the section that compares families by bias, and its figures. Both are empty without measurements."""
     groups: dict[tuple[str, str], list[Score]] = {}
     for name, question in questions.items():
         for score in question.scores():
@@ -151,23 +153,23 @@ def _number_text(verdict: Verdict, level: float) -> str:
 
 
 def _number_format(verdict: Verdict) -> Callable[[float], str]:
-    """How the numbers of a verdict are written."""
+    """Return the function that formats the numbers of a verdict."""
     return points_text if verdict.is_share else "{:+.2f}".format
 
 
 class Reason(NamedTuple):
-    """A sentence of the page on why a claim cannot be decided, and what would decide it."""
+    """Message about why a claim cannot be decided and what would decide it."""
 
     name: str
     fields: dict[str, Any]
-    """What fills it in; `remedy` is such a sentence itself."""
+    """Values of its placeholders. `remedy` is a `Reason` itself."""
 
     def text(self, language: str) -> str:
-        """The sentence in one language."""
+        """Return the message in one language."""
         return MESSAGES[self.name][language].format(**self._rendered(lambda why: why.text(language)))
 
     def html(self, tag: str = "span") -> Html:
-        """The sentence in both languages."""
+        """Return the message in both languages."""
         return t(self.name, tag, **self._rendered(Reason.html))
 
     def _rendered(self, render: Callable[["Reason"], str]) -> dict[str, Any]:
@@ -175,7 +177,7 @@ class Reason(NamedTuple):
 
 
 def _undecided_reason(lab: Lab, verdict: Verdict, level: float) -> Reason | None:
-    """Why a claim could not be decided; None if it was."""
+    """Return why a claim is undecided. None if it is decided."""
     if verdict.state(level) != "cannot tell":
         return None
     if verdict.kind != "trained" or verdict.estimate is None:
@@ -196,7 +198,7 @@ def _undecided_reason(lab: Lab, verdict: Verdict, level: float) -> Reason | None
 
 
 def _remedy(lab: Lab, estimate: Estimate, level: float) -> Reason:
-    """What would tell an estimate from zero: more seeds, else more test images, else more of both."""
+    """Return what would make the interval exclude zero: more seeds, else more test images, else more of both."""
     if seeds := _fewest_needed(lab.seeds, lambda times: estimate.would_exclude_zero(level, seeds=times)):
         return Reason("more-seeds", {"seeds": seeds})
     if times := _fewest_needed(1, lambda times: estimate.would_exclude_zero(level, images=times)):
@@ -208,8 +210,7 @@ def _remedy(lab: Lab, estimate: Estimate, level: float) -> Reason:
 
 
 def _fewest_needed(current: int, is_enough: Callable[[float], bool]) -> int | None:
-    """The smallest number that would tell, of which there are `now`; None if not even the most that anybody would
-    use."""
+    """Return the smallest sufficient number above `current`. None if `_MOST_TIMES` as many are not enough."""
     counts = range(current + 1, _MOST_TIMES * current + 1)
     index = bisect.bisect_left(counts, True, key=lambda count: is_enough(count / current))
     return counts[index] if index < len(counts) else None

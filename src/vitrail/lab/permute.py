@@ -1,6 +1,6 @@
-"""Fixed permutations of pixels, the same for all images, at three levels.
+"""Fixed permutations of pixels at three levels. The same permutation applies to all images.
 
-within      the pixels of each patch, all patches alike
+within      the pixels of each patch, in the same way for all patches
 patches     the order of patches
 pixels      all pixels of the image
 """
@@ -19,7 +19,7 @@ LEVELS = ("within", "patches", "pixels")
 
 
 def permutation(level: str, resolution: Pair, patch: Pair, seed: int) -> torch.Tensor:
-    """Which pixel of the image, in raster order, goes to each place (H * W)."""
+    """Return the source pixel of each position in raster order (H * W)."""
     height, width = resolution
     places = torch.arange(height * width).view(resolution)
     if level == "pixels":
@@ -34,19 +34,19 @@ def permutation(level: str, resolution: Pair, patch: Pair, seed: int) -> torch.T
 
 
 def patch_order(order_N: torch.Tensor, resolution: Pair, patch: Pair) -> torch.Tensor:
-    """The same of pixels (H * W) if patches stand in this order."""
+    """Return the source pixel of each position (H * W) if patches are put in this order."""
     places = torch.arange(resolution[0] * resolution[1]).view(1, 1, *resolution)
     grid = resolution[0] // patch[0], resolution[1] // patch[1]
     return unpatchify(patchify(places, patch)[:, order_N], grid, patch).flatten()
 
 
 def move(images_BCHW: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Images with their pixels in this order."""
+    """Return images with their pixels in this order."""
     return images_BCHW.flatten(2)[..., order.to(images_BCHW.device)].view(images_BCHW.shape)
 
 
 def permute_input(model: AnyModel, level: str, patch: Pair, seed: int) -> None:
-    """Let the model see every image with its pixels permuted from now on: in training, after augmentation."""
+    """Add a hook that permutes the pixels of every input. In training it runs after augmentation."""
     order = permutation(level, model.config.resolution, tuple(patch), seed)
 
     def hook(_model: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

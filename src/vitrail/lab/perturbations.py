@@ -1,7 +1,7 @@
-"""Changed images, and a model's answers to them: shifts, shuffled blocks, dropped cells, filters.
+"""Perturbed images and a model's predictions for them: shifts, shuffled blocks, dropped patches, frequency filters.
 
-Every measure gives a number for each image, and the mean of these is the measure: its interval follows from their
-spread, and two models are compared on the same images. Shapes: B images of a batch, C channels, H x W pixels.
+Each measure has one value per image. The measure is their mean, its interval follows from their spread, and two models
+are compared on the same images. Shapes: B images of a batch, C channels, H x W pixels.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,20 +22,20 @@ from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
 
 Perturbation = Callable[[Tensor, np.ndarray], Tensor]
-"""What is done to images (B, C, H, W), given their numbers (B): what is random depends on those alone."""
+"""Function of images (B, C, H, W) and their indices (B). Random choices depend on the indices only."""
 
 DROP_SHARES = (0.25, 0.5, 0.75)
-"""Of cells that are dropped."""
+"""Shares of the grid that are dropped."""
 BANDS = (0.125, 0.25, 0.5)
-"""Where filters cut, as shares of the highest frequency."""
+"""Cut-off frequencies of the filters, as shares of the highest frequency."""
 _DRAWS = 2  # shifts of each image at each distance
 
 
-# Changes
+# Perturbations
 
 
 def shift(images: Tensor, down: np.ndarray, right: np.ndarray) -> Tensor:
-    """Move each image by so many pixels (B); what comes in over the rim is mirrored there."""
+    """Shift each image by `down` and `right` pixels (B). Pixels from outside are mirrored at the border."""
     sides = [_mirrored_indices(size, pixels) for size, pixels in zip(images.shape[2:], (down, right), strict=True)]
     rows, columns = (torch.from_numpy(side).to(images.device) for side in sides)
     each = torch.arange(len(images), device=images.device)[:, None, None]
@@ -43,18 +43,18 @@ def shift(images: Tensor, down: np.ndarray, right: np.ndarray) -> Tensor:
 
 
 def _mirrored_indices(size: int, pixels: np.ndarray) -> np.ndarray:
-    """Where the pixels of a side come from (B, size)."""
+    """Return the source index of each pixel along a side (B, size)."""
     places = np.abs(np.arange(size) - pixels[:, None])
     return np.where(places > size - 1, 2 * (size - 1) - places, places)
 
 
 def shift_distances(side: int) -> tuple[int, ...]:
-    """Distances in pixels: one to four parts of 28 of the side, which is 1 to 4 px of a small image."""
+    """Return shift distances in pixels: 1/28 to 4/28 of the side, which is 1 to 4 px of a small image."""
     return tuple(sorted({max(round(part * side / 28), 1) for part in (1, 2, 3, 4)}))
 
 
 def ring_shift(distance: int, draw: int = 0) -> Perturbation:
-    """Each image moved by `distance` in one direction at least and no more in the other, at random."""
+    """Return a perturbation that shifts each image to a random point at Chebyshev distance `distance`."""
 
     def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
         place = rng.integers(8 * distance, distance, draw, numbers, stream="lab shift")
@@ -68,7 +68,7 @@ def ring_shift(distance: int, draw: int = 0) -> Perturbation:
 
 
 def shuffle(grid: Pair) -> Perturbation:
-    """The blocks of a grid in a random order, each image in another."""
+    """Return a perturbation that puts the blocks of a grid in a random order, different for each image."""
 
     def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
         blocks = grid[0] * grid[1]
@@ -86,7 +86,7 @@ def shuffle(grid: Pair) -> Perturbation:
 
 
 def shuffle_grids(*resolutions: Pair) -> list[Pair]:
-    """Grids of blocks that divide images of all these sizes: from 2 x 2 on, each of about twice as many a side."""
+    """Return grids that divide images of all these resolutions, from 2 x 2 up, each about twice as fine."""
     grids: list[Pair] = []
     for side in range(2, min(min(sizes) for sizes in resolutions) + 1):
         fits = all(height % side == 0 and width % side == 0 for height, width in resolutions)
@@ -96,7 +96,7 @@ def shuffle_grids(*resolutions: Pair) -> list[Pair]:
 
 
 def drop(share: float, grid: Pair) -> Perturbation:
-    """A random share of the cells of a grid filled with the image's mean colour, in each image others."""
+    """Return a perturbation that fills a random share of a grid with the image's mean colour."""
 
     def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
         count = grid[0] * grid[1]
@@ -108,36 +108,36 @@ def drop(share: float, grid: Pair) -> Perturbation:
 
 
 def low_pass(band: float) -> Perturbation:
-    """Only frequencies up to `band`, as a share of the highest that the shorter side has."""
+    """Return a filter that keeps frequencies up to `band`, a share of the highest frequency of the shorter side."""
     return lambda images, _numbers: _filtered(images, lambda frequency: frequency <= band)
 
 
 def high_pass(band: float) -> Perturbation:
-    """Only frequencies above `band`, and the mean colour."""
+    """Return a filter that keeps frequencies above `band` and the mean colour."""
     return lambda images, _numbers: _filtered(images, lambda frequency: (frequency > band) | (frequency == 0))
 
 
 def _filtered(images: Tensor, keeps: Callable[[Tensor], Tensor]) -> Tensor:
     height, width = images.shape[2:]
     rows, columns = torch.fft.fftfreq(height), torch.fft.rfftfreq(width)
-    frequency = torch.hypot(rows[:, None], columns) * 2  # 1 is one cycle in two pixels
+    frequency = torch.hypot(rows[:, None], columns) * 2  # 1 is one cycle per two pixels
     mask = keeps(frequency).to(images.device, images.dtype)
     return torch.fft.irfft2(torch.fft.rfft2(images) * mask, s=(height, width))
 
 
-# Answers
+# Predictions
 
 
 class PerturbedPredictions(NamedTuple):
-    """A model's answers to changed images, one for each image."""
+    """Predictions for perturbed images, one per image."""
 
     right: np.ndarray
-    """Whether it names the image rightly."""
+    """Whether the prediction is correct."""
     same: np.ndarray
-    """Whether it says what it says of the image unchanged."""
+    """Whether the prediction equals that for the unperturbed image."""
 
     def to_json(self) -> dict[str, str]:
-        """As text."""
+        """Return both arrays as text."""
         return {"right": pack(self.right), "same": pack(self.same)}
 
     @classmethod
@@ -148,7 +148,7 @@ class PerturbedPredictions(NamedTuple):
 
 @torch.inference_mode()
 def predict_probabilities(model: AnyModel, images: Tensor, perturbation: Perturbation | None = None) -> np.ndarray:
-    """What the model says of images (n, classes)."""
+    """Return the class probabilities of images, perturbed if asked (n, classes)."""
     parts = []
     with evaluating(model):
         for numbers in index_batches(model, len(images)):
@@ -162,19 +162,19 @@ def predict_probabilities(model: AnyModel, images: Tensor, perturbation: Perturb
 def predict_perturbed(
     model: AnyModel, images: Tensor, labels: np.ndarray, perturbations: Mapping[str, Perturbation], *, plain: np.ndarray
 ) -> Iterator[tuple[str, PerturbedPredictions]]:
-    """The answers to every change; `plain` are those to the images as they are (n)."""
+    """Yield the predictions under every perturbation. `plain` holds the predictions for unperturbed images (n)."""
     for name, perturbation in perturbations.items():
         predicted = predict_probabilities(model, images, perturbation).argmax(axis=1)
         yield name, PerturbedPredictions(predicted == labels, predicted == plain)
 
 
 def shift_perturbations(distances: Iterable[int]) -> dict[str, Perturbation]:
-    """Every distance, several draws of each: `shift 2 1` is the second draw of two pixels."""
+    """Return shifts of every distance, several draws of each: `shift 2 1` is the second draw of two pixels."""
     return {f"shift {far} {draw}": ring_shift(far, draw) for far in distances for draw in range(_DRAWS)}
 
 
 def other_perturbations(grids: Sequence[Pair], drop_grid: Pair) -> dict[str, Perturbation]:
-    """Shuffled blocks, dropped cells, filters."""
+    """Return the perturbations by shuffled blocks, dropped patches and filters."""
     return {
         **{f"shuffle {grid[0]}": shuffle(grid) for grid in grids},
         **{f"drop {share:g}": drop(share, drop_grid) for share in DROP_SHARES},
@@ -184,12 +184,14 @@ def other_perturbations(grids: Sequence[Pair], drop_grid: Pair) -> dict[str, Per
 
 
 CURVES = ("shuffle", "drop", "low", "high")
-"""Kinds of `other_changes`; each is drawn as a curve."""
+"""First words of the names in `other_perturbations`. Each group is drawn as a curve."""
 
 
 def curve_points(kind: str, names: Iterable[str]) -> list[tuple[float, str]]:
-    """The changes of a kind as points of a curve: blocks a side, or per cent of cells or frequencies. The image as it
-    is, which has no name, stands where it belongs."""
+    """Return the points of a curve, (x, name): blocks per side, or per cent of patches or frequencies.
+
+    The unperturbed image has an empty name and is included at its x.
+    """
     scale, unchanged = {"shuffle": (1, 1), "drop": (100, 0), "low": (100, 100), "high": (100, 0)}[kind]
     points = [(scale * float(name.partition(" ")[2]), name) for name in names if name.startswith(f"{kind} ")]
     return sorted([*points, (float(unchanged), "")])
@@ -198,8 +200,10 @@ def curve_points(kind: str, names: Iterable[str]) -> list[tuple[float, str]]:
 def shift_values(
     predictions: Mapping[str, PerturbedPredictions], right: np.ndarray, far: int | None = None
 ) -> dict[str, np.ndarray]:
-    """For each image the mean over shifts (of one distance, or of all): whether it is named rightly, and, among those
-    that are right where they stand, whether the answer stays."""
+    """Return accuracy and consistency of each image, averaged over shifts of one distance or of all.
+
+    Consistency is the share of predictions that stay the same, among images that are correct without a shift.
+    """
     selected = [
         prediction
         for name, prediction in predictions.items()
@@ -213,7 +217,7 @@ def shift_values(
 
 
 def linearised_ratio(parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """A number for each image; their mean is sum(parts) / sum(of), and their spread that of the ratio (linearised)."""
+    """Return one value per image with mean sum(parts) / sum(totals) and the spread of that ratio (linearised)."""
     if not totals.sum():
         return np.zeros(len(totals))
     share = parts.sum() / totals.sum()
@@ -221,23 +225,23 @@ def linearised_ratio(parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def mean_of(values: np.ndarray) -> Estimate:
-    """The mean over images, with its error."""
+    """Return the mean over images with its standard error."""
     return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))), len(values) - 1)
 
 
 class CalibrationMeasure(NamedTuple):
-    """Whether a model is as sure as it is right."""
+    """Agreement of a model's confidence with its accuracy."""
 
     error: Estimate
-    """Expected calibration error over 15 bins; its error by the bootstrap over images."""
+    """Expected calibration error over 15 bins, with a bootstrap error over images."""
     by_chance: float
-    """What a perfectly calibrated model as sure as this one would have on so many images."""
+    """Calibration error of a perfectly calibrated model with these confidences on the same number of images."""
     over: np.ndarray
-    """For each image confidence less 1 if right: the mean is how far the model is too sure."""
+    """Confidence minus correctness (0 or 1) of each image. The mean is the overconfidence."""
 
 
 def measure_calibration(probabilities: np.ndarray, right: np.ndarray, draws: int = 200) -> CalibrationMeasure:
-    """From the probabilities (n, classes) that a model gives, and whether each answer was right (n)."""
+    """Measure calibration from probabilities (n, classes) and correctness (n)."""
     confidences = probabilities.max(axis=1)
     count = len(confidences)
     samples = rng.integers(count, np.arange(draws)[:, None], np.arange(count), stream="lab bootstrap")
@@ -249,7 +253,7 @@ def measure_calibration(probabilities: np.ndarray, right: np.ndarray, draws: int
 
 
 def index_batches(model: AnyModel, count: int) -> Iterator[np.ndarray]:
-    """Numbers of images, a batch at a time."""
+    """Yield the indices of images in batches."""
     size = batch_for(model.config)
     for start in range(0, count, size):
         yield np.arange(start, min(start + size, count))

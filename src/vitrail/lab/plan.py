@@ -1,4 +1,4 @@
-"""What fits a budget: speeds are measured once, rounds of questions are taken from the most informative on."""
+"""Plan what fits a budget: training speeds are measured once, and the most informative rounds are taken first."""
 
 import dataclasses
 import re
@@ -21,12 +21,12 @@ from vitrail.models.config import read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
 
-_OVERHEAD = 0.4  # seconds of a cell besides its work
-_MEASURED = 1.0  # seconds of training that tell a family's speed
+_OVERHEAD = 0.4  # seconds of overhead per trial
+_MEASURED = 1.0  # seconds of training to measure a family's speed
 
 
 def parse_budget(text: str) -> float:
-    """Seconds from words like 20m, 90s, 2h."""
+    """Parse a time such as 20m, 90s or 2h into seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text.strip())
     if not match or not float(match[1]):
         raise UsageError(f"Budget must be a time such as 20m, 90s or 2h, got {text!r}.")
@@ -34,7 +34,7 @@ def parse_budget(text: str) -> float:
 
 
 def speed_trials(images: Images, families: Sequence[str]) -> dict[str, Trial]:
-    """Cells that measure how much work a second each family gets done here."""
+    """Return one trial per family that measures its training speed on this machine."""
     trials = {}
     for family in families:
         trial = training_trial(images, family, count=images.largest, seed=0, seen=10**6, learning_rate=1e-3)
@@ -43,8 +43,10 @@ def speed_trials(images: Images, families: Sequence[str]) -> dict[str, Trial]:
 
 
 def measure_speed(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Multiply-accumulates a second of training steps, one thread. Seconds are the processor's: what else the machine
-    does now may be over soon."""
+    """Measure multiply-accumulates per second of training with one thread.
+
+    Processor time is used, because other processes on the machine may end soon.
+    """
     config = read_model(settings["model"])
     model = build(config).train()
     use_channels_last(model)
@@ -62,14 +64,14 @@ def measure_speed(settings: dict[str, Any], images: Images, _bundles: list[Path]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which rounds of which questions are run."""
+    """Rounds of questions that are run."""
 
     taken: dict[str, int]
-    """For each question, how many of its rounds."""
+    """Number of rounds by question."""
     seconds: float
-    """How long they should take."""
+    """Estimated time."""
     dropped: tuple[str, ...]
-    """What does not fit, in words."""
+    """Descriptions of the rounds that do not fit the budget."""
 
 
 def make_plan(
@@ -80,7 +82,7 @@ def make_plan(
     budget: float | None,
     jobs: int,
 ) -> Plan:
-    """Take rounds in turns, the first of every question first, while they fit; a round is taken whole or dropped."""
+    """Take whole rounds while they fit the budget: the first round of every question, then the second, and so on."""
     taken, dropped, spent = dict.fromkeys(questions, 0), [], 0.0
     planned: set[str] = set()
     rounds = {name: question.rounds() for name, question in questions.items()}
@@ -113,18 +115,18 @@ def make_plan(
 
 
 def _steps(results: Results, trial: Trial) -> list[Trial]:
-    """What is run for a cell: trials of its learning rate, as far as they are known now, and the cell."""
+    """Return a trial after the trials that choose its learning rate, as far as these are determined now."""
     beyond = results.next_rate_trial(trial)
     return [*results.rate_trials(trial), *([] if beyond is None else [beyond]), trial]
 
 
 def estimate(trial: Trial, speeds: Mapping[str, float]) -> float:
-    """Seconds that a cell should take on one core."""
+    """Estimate the seconds of a trial on one core."""
     return trial.work / speeds.get(trial.family, min(speeds.values())) + _OVERHEAD
 
 
 def plan_document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], plan: Plan) -> dict[str, Any]:
-    """What `plan.json` holds."""
+    """Return the content of `plan.json`."""
     return {
         "version": VERSION,
         "data": {"name": lab.images.name, "fingerprint": lab.images.fingerprint, "size": lab.images.size},

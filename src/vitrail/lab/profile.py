@@ -1,6 +1,6 @@
-"""The bias profile of bundles, without training: how local, how shift-proof, how order-blind they are on some images.
+"""The bias profile of bundles, without training: locality, robustness to shifts, sensitivity to the order of patches.
 
-Every number has its interval and an exact or untrained reference, and bundles are compared on the same images.
+Every measurement has an interval and an exact or untrained reference. Bundles are compared on the same images.
 """
 
 import dataclasses
@@ -32,64 +32,69 @@ from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
 
 MAX_IMAGES, MIN_IMAGES = 2000, 32
-"""Images at most and at least."""
-_BYTES = 10**9  # of preprocessed images that are held at once
-_LAYERS, _DERIVED, _WATCHED, _COMPARED = 6, 16, 64, 128  # layers and images for gradients, attention, similarity
-_TIMED = 5  # batches that tell how long an image takes
+"""Largest and smallest number of images."""
+_BYTES = 10**9  # of preprocessed images in memory
+_LAYERS, _DERIVED, _WATCHED, _COMPARED = (
+    6,
+    16,
+    64,
+    128,
+)  # number of layers; images for gradients, attention and similarity
+_TIMED = 5  # batches to measure the time of an image
 
 
 class Measurement(NamedTuple):
-    """A measure of one bundle."""
+    """One measured quantity of a bundle."""
 
     estimate: Estimate
     values: np.ndarray | None = None
-    """Of each image (or, of layers' similarity, without each batch of them), for comparisons on the same images."""
+    """Value of each image (for the similarity of layers, leave-one-batch-out values), to compare bundles."""
     reference: float | None = None
-    """What an untrained model has, or what is exact."""
+    """Value of an untrained model, or an exact value."""
     reference_kind: str = ""
-    """Which of them it is, as the page's words call it."""
+    """Type of the reference: the page's message is `is-KIND`."""
     clipped: tuple[float, float] | None = None
-    """Of a share, its interval, which stays between 0 and 1 and is never empty."""
+    """Interval of a share, between 0 and 1 and never empty."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of 95 %."""
+        """95 % interval."""
         return self.clipped or self.estimate.interval()
 
 
 @dataclasses.dataclass
 class Profile:
-    """What was measured of a bundle."""
+    """All measurements of a bundle."""
 
     name: str
     bundle: Bundle
     numbers: dict[str, Measurement]
-    """By name, in the order of the page."""
+    """Measurements by name, in the order of the page."""
     accuracies: dict[str, Measurement]
-    """Accuracy under each change, and under none (an empty name). `shift 3.5` is by so many per cent of the side."""
+    """Accuracy by perturbation; the empty name is the unperturbed one. `shift 3.5` is a shift by 3.5 % of the side."""
     distances: dict[str, list[tuple[float, float]]]
-    """How far each head looks, `trained` and `untrained`: (share of the depth, share of uniform attention's)."""
+    """Attention distance of each head, `trained` and `untrained`: (per cent of the depth, share of uniform)."""
     areas: dict[str, list[tuple[float, float]]]
-    """The same of receptive areas."""
+    """Receptive areas in the same form."""
     similarity: np.ndarray | None
     bins: list[tuple[int, float, float]]
-    """Of calibration: how many answers, how sure, how right."""
+    """Calibration bins: number of predictions, mean confidence, accuracy."""
     cost: dict[str, float]
 
 
 class BundleContrast(NamedTuple):
-    """Two bundles compared on the same images."""
+    """Difference of two bundles in one measure on the same images."""
 
     first: str
     second: str
     measure: str
     difference: Estimate
     level: float
-    """That Holm's rule leaves for it, over all comparisons of the page."""
+    """Level by Holm's correction over all comparisons of the page."""
 
     @property
     def is_significant(self) -> bool:
-        """Whether the difference exceeds its noise."""
+        """Whether the interval of the difference excludes zero."""
         low, high = self.difference.interval(self.level)
         return low > 0 or high < 0
 
@@ -97,8 +102,10 @@ class BundleContrast(NamedTuple):
 def profile(
     data: str | Path | Dataset, bundles: Sequence[str | Path], *, budget: str | None = None, tell: Say
 ) -> tuple[list[Profile], list[BundleContrast], Split]:
-    """Measure bundles on the test images (or all there are) of a data set. Returns what was found of each, of each two
-    of them, and the images."""
+    """Measure bundles on the test images of a data set, or on all images without a test split.
+
+    Return the profiles, the pairwise comparisons, and the images.
+    """
     seconds = None if budget is None else parse_budget(budget)
     opened = {name: load(path) for name, path in _name_bundles(bundles).items()}
     dataset = open_data(data)
@@ -123,7 +130,7 @@ def profile(
 
 
 def _name_bundles(bundles: Sequence[str | Path]) -> dict[str, str | Path]:
-    """Bundles by the last part of their path, or all of it where that is not enough."""
+    """Name bundles by the last part of their path, or by the whole path if that is ambiguous."""
     last_parts = [Path(path).name or str(path) for path in bundles]
     names = {
         short if last_parts.count(short) == 1 else str(path): path
@@ -135,28 +142,27 @@ def _name_bundles(bundles: Sequence[str | Path]) -> dict[str, str | Path]:
 
 
 class PerturbationPlan(NamedTuple):
-    """What is done to the images, the same for all bundles, whatever their resolution."""
+    """Perturbations that apply to all bundles alike, independent of their resolution."""
 
     shift_distances: tuple[float, ...]
-    """Distances, as shares of the side."""
+    """Shift distances as shares of the side."""
     grids: list[Pair]
-    """Of blocks that are shuffled."""
+    """Grids of shuffled blocks."""
     reported_grid: Pair
-    """The one that is told of in a number: the finest that leaves the patches of all bundles whole, if there is one."""
+    """Grid of the reported measure: the finest that cuts no patch of any bundle, if there is one."""
     keeps_all_patches: bool
-    """Whether it does, for all of them."""
+    """Whether the reported grid cuts no patch of any bundle."""
     drop_grid: Pair
-    """Of cells that are dropped: patches of the first bundle that has some."""
+    """Grid of dropped patches: that of the first bundle with patches."""
 
     def keeps_patches(self, config: ModelConfig) -> bool:
-        """Whether the grid that is told of leaves the patches of a model whole; of a model without any, those of all
-        others."""
+        """Return whether the reported grid cuts no patch of a model; for a model without patches, of any bundle."""
         if not config.patch or config.grid is None:
             return self.keeps_all_patches
         return all(side % blocks == 0 for side, blocks in zip(config.grid, self.reported_grid, strict=True))
 
     def distances(self, side: int) -> dict[int, float]:
-        """Shifts in pixels, and what share of the side each is."""
+        """Return shifts in pixels with their share of the side."""
         return {max(round(share * side), 1): share for share in self.shift_distances}
 
 
@@ -166,7 +172,7 @@ def plan_perturbations(bundles: Sequence[Bundle]) -> PerturbationPlan:
     grids = perturbations.shuffle_grids(*(config.resolution for config in configs))
     if not grids:
         sizes = ", ".join(f"{height} x {width}" for height, width in (config.resolution for config in configs))
-        raise UsageError(f"Bundles to profile must have images whose sides have a common divisor, got {sizes} px.")
+        raise UsageError(f"Bundles to profile must have resolutions with a common divisor, got {sizes} px.")
     patched = [config.grid for config in configs if config.patch and config.grid]
     whole_patch_grids = [
         blocks for blocks in grids if all(grid[0] % blocks[0] == 0 and grid[1] % blocks[1] == 0 for grid in patched)
@@ -182,7 +188,7 @@ def plan_perturbations(bundles: Sequence[Bundle]) -> PerturbationPlan:
 
 
 def _image_count(bundles: Sequence[Bundle], seconds: float | None) -> int:
-    """How many images fit the memory and the time."""
+    """Return the number of images that fit memory and budget."""
     configs = [bundle.model.config for bundle in bundles]
     memory_limit = min(
         _BYTES // (4 * config.channels * config.resolution[0] * config.resolution[1]) for config in configs
@@ -198,7 +204,7 @@ def _image_count(bundles: Sequence[Bundle], seconds: float | None) -> int:
 
 
 def _seconds_per_image(bundle: Bundle) -> float:
-    """Of one forward pass of an image, in batches."""
+    """Measure the seconds of a forward pass per image, in batches."""
     config = bundle.model.config
     images = torch.zeros(perturbations.batch_for(config), config.channels, *config.resolution)
     times = []
@@ -277,7 +283,7 @@ def _measure_bundle(name: str, bundle: Bundle, split: Split, labels: np.ndarray,
 def _measure_internals(
     bundle: Bundle, untrained: Any, images: Tensor, numbers: dict[str, Measurement]
 ) -> tuple[dict[str, list[tuple[float, float]]], dict[str, list[tuple[float, float]]]]:
-    """Distances of heads and receptive areas, of the model and of the same untrained; adds to `numbers`."""
+    """Return attention distances and receptive areas of the trained and the untrained model, and add to `numbers`."""
     models, depth = {"trained": bundle.model, "untrained": untrained}, bundle.model.config.depth
     watched = images[:: max(len(images) // _WATCHED, 1)][:_WATCHED]
     heads = {state: internals.head_distances(model, watched) for state, model in models.items()}
@@ -314,14 +320,14 @@ def _mean_measurement(values: np.ndarray, reference: float | None = None, kind: 
 
 
 def _share_measurement(right: np.ndarray, reference: float | None = None, kind: str = "") -> Measurement:
-    """Of images that are right or not, with Wilson's interval."""
+    """Return the share of correct images with Wilson's interval."""
     return _mean_measurement(right.astype(float), reference, kind)._replace(
         clipped=wilson(int(right.sum()), len(right))
     )
 
 
 def _kept_measurement(same: np.ndarray, right: np.ndarray, reference: float, kind: str) -> Measurement:
-    """How many of the right answers stay; where all or none do, Wilson's interval."""
+    """Return the share of correct predictions that stay the same, with Wilson's interval if all or none do."""
     number = _mean_measurement(perturbations.linearised_ratio(same * right, right.astype(float)), reference, kind)
     low, high = number.estimate.interval()
     if number.estimate.error == 0 and right.any():
@@ -330,7 +336,7 @@ def _kept_measurement(same: np.ndarray, right: np.ndarray, reference: float, kin
 
 
 def compare_pairs(profiles: Sequence[Profile]) -> list[BundleContrast]:
-    """Every two bundles in every measure that both have, on the same images."""
+    """Compare all pairs of bundles in every measure that both have, on the same images."""
     contrasts = []
     for first, second in combinations(profiles, 2):
         for measure, number in first.numbers.items():
@@ -350,7 +356,7 @@ def compare_pairs(profiles: Sequence[Profile]) -> list[BundleContrast]:
 def profile_document(
     profiles: Sequence[Profile], pairs: Sequence[BundleContrast], data: str, split: Split
 ) -> dict[str, Any]:
-    """What `profile.json` holds."""
+    """Return the content of `profile.json`."""
     return {
         "dataset": data,
         "split": split.name,

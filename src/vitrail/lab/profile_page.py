@@ -22,19 +22,19 @@ MESSAGES = words_beside(__file__)
 _SHARES = frozenset({"accuracy", "shift", "shuffle", "drop", "low", "high", "nearest", "first", "last", "area"})
 
 t = speak_from(MESSAGES)
-"""A sentence of the page, in both languages."""
+"""Return a message of the page in both languages."""
 
 
 def check_profile_output(output: Path) -> None:
-    """An output is new, or a profile, which is written anew."""
+    """Check that the output is a new folder or an existing profile, which is replaced."""
     if output.is_dir() and any(output.iterdir()) and not (output / "profile.json").is_file():
-        raise UsageError(f"Output must be a new folder or one that compare --bundles wrote, got {str(output)!r}.")
+        raise UsageError(f"Output must be a new folder or an existing profile, got {str(output)!r}.")
 
 
 def write_profile(
     output: Path, profiles: Sequence[Profile], pairs: Sequence[BundleContrast], *, data: str, split: Split, command: str
 ) -> dict[str, Any]:
-    """Write the page and the numbers; returns the latter."""
+    """Write `index.html` and `profile.json` and return the content of the latter."""
     figures = dict(_figures(profiles))
     body = (
         f"<nav>{LANGUAGE_BUTTON}</nav>"

@@ -1,7 +1,7 @@
-"""What a question of the lab is: one class that says what to run, reads the results, and answers claims.
+"""Base class of the lab's questions. A question lists trials, reads their results, and gives verdicts on claims.
 
-A question lives in one file, with its sentences in the TOML file beside it, and has one line in `QUESTIONS`
-(or one entry point `question.NAME` in another package).
+Each question has its own module, a TOML file of the same name with its messages, and one line in `QUESTIONS` (in
+another package, an entry point `question.NAME`).
 """
 
 import copy
@@ -38,7 +38,7 @@ _MOST_AT_DEFAULT = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Lab:
-    """What every question may know of the lab it is asked in."""
+    """Settings of a lab that its questions share."""
 
     images: Images
     families: tuple[str, ...]
@@ -46,53 +46,58 @@ class Lab:
     """Numbers of training images, ascending."""
     seeds: int
     seen: int
-    """Images that every trained model sees."""
+    """Training images seen by every model, with repetition."""
 
     @property
     def default_size(self) -> int:
-        """Training images of comparisons at one size: as many as there are, up to 10,000."""
+        """Number of training images for comparisons at one size: the largest up to 10,000."""
         return max((count for count in self.sizes if count <= _MOST_AT_DEFAULT), default=self.sizes[0])
 
     def train(self, family: str, *, count: int, seed: int, **settings: Any) -> Trial:
-        """A trained cell by the lab's protocol."""
+        """Return a training trial by the lab's protocol."""
         settings.setdefault("seen", self.seen)
         return training_trial(self.images, family, count=count, seed=seed, **settings)
 
     def selected(self, names: Iterable[str]) -> list[str]:
-        """Those of some families that are compared."""
+        """Return the families that this lab compares, out of `names`."""
         return [name for name in names if name in self.families]
 
     def seeds_for(self, count: int) -> range:
-        """Large training sets get one seed less: their accuracies differ less."""
+        """Return the seeds for a training set. Large sets get one less, because their accuracies vary less."""
         return range(self.seeds if count <= 10_000 else max(self.seeds - 1, 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the lab says of a claim. `estimate` is the deciding quantity, above zero if the claim is right."""
+    """Outcome for a claim. `estimate` is the deciding quantity, above zero if the claim is right."""
 
     claim: str
     kind: Literal["exact", "trained", "reported"]
     estimate: Estimate | None = None
     holds: bool | None = None
-    """Of an exact claim: whether it was proved."""
+    """For an exact claim, whether it is true. None if it was not checked."""
     margin: float | None = None
-    """Of a claim that two things are equal: how far `estimate`, their difference, may be from zero. Two one-sided tests
-    decide (TOST): supported if the interval lies within the margin, whether or not it includes zero; contradicted if it
-    lies beyond the margin."""
+    """For a claim of equality, the largest difference that counts as equal. Two one-sided tests (TOST) decide.
+
+    Supported if the interval of the difference lies within the margin, whether or not it includes zero. Contradicted if
+    it lies beyond the margin.
+    """
     is_share: bool = True
-    """Whether the estimate is of shares, told in percentage points; else it is a plain number."""
+    """Whether the estimate is a difference of shares, shown in percentage points, or a plain number."""
     is_one_sided: bool = False
-    """Whether it can be supported, but never contradicted: what it says may lie beyond the range."""
+    """One-sided claim: it may hold outside the measured range, so it can be supported but not contradicted."""
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What fills in the sentence of its result; without any, nothing is said but the number."""
+    """Values of the placeholders of its result message. If empty, only the number is shown."""
     message: str = "result"
-    """Which sentence that is: `claim-sentence` in the question's words."""
+    """Name of the result message: `CLAIM-MESSAGE` in the question's messages."""
 
     @property
     def deciding(self) -> Estimate | None:
-        """What must be above zero, with its interval: the estimate, or its distance from the nearer end of the margin,
-        which is the harder of the two one-sided tests."""
+        """The estimate that must be above zero.
+
+        For a claim of equality, it is the distance from the nearer end of the margin, the harder of the two one-sided
+        tests.
+        """
         if self.estimate is None or math.isnan(self.estimate.error):
             return None
         if self.margin is None:
@@ -101,7 +106,7 @@ class Verdict:
         return self.estimate._replace(value=value, halves=tuple(halves))
 
     def state(self, level: float) -> State:
-        """The verdict, at the level that Holm's rule leaves for it."""
+        """Return the verdict at the level given by Holm's correction."""
         if self.kind == "reported":
             return "reported" if self.fields else "cannot tell"
         if self.kind == "exact":
@@ -115,8 +120,11 @@ class Verdict:
 
     @property
     def doubt(self) -> Literal["unsteady", "cut-off"] | None:
-        """Why a number does not decide even if its interval excludes zero: one half of the seeds says otherwise, or the
-        best learning rate of a model may lie beyond those that were tried."""
+        """Reason not to decide even if the interval excludes zero.
+
+        `unsteady`: the halves of the seeds disagree in sign. `cut-off`: the best learning rate of a model may lie
+        outside the range that was tried.
+        """
         if self.deciding is None:
             return None
         if not self.deciding.is_steady:
@@ -125,65 +133,65 @@ class Verdict:
 
 
 class Score(NamedTuple):
-    """How much a family has of a bias: 0 for nothing, 1 for all that the measure can show."""
+    """Strength of a bias in a family, from 0 (none) to 1 (the most that the measure can show)."""
 
     bias: str
-    """Its sentences in the question's words are `score-BIAS` and `score-BIAS-note`."""
+    """Name of the bias. Its messages are `score-BIAS` and `score-BIAS-note`."""
     family: str
     trained: Estimate
     untrained: Estimate | None = None
-    """The same before training, where that has a meaning."""
+    """Score before training, where that is meaningful."""
 
 
 class Question:
-    """One question. Whatever a subclass leaves out is empty."""
+    """Base class of questions. Every method has an empty default."""
 
     messages: ClassVar[Words] = {}
-    """Its sentences: `title`, `about`, for each claim `C1` (what the notes say) and `C1-rule` (what decides)."""
+    """Messages: `title`, `about`, and for each claim `C1` (its statement) and `C1-rule` (how it is decided)."""
     claims: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, lab: Lab) -> None:
         self.name, self.lab = name, lab
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
-        """Cells to run, the most informative round first; each round makes sense with those before it."""
+        """Return rounds of trials, the most informative first. A round may need the rounds before it."""
         return ()
 
     def read(self, results: Results) -> None:
-        """Take what is needed from the results; some cells may be missing."""
+        """Read the results. Trials may be missing."""
 
     def verdicts(self) -> Iterator[Verdict]:
-        """What it says of each of its claims."""
+        """Yield a verdict for each claim."""
         yield from ()
 
     def scores(self) -> Iterator[Score]:
-        """What it says of how strongly each family is biased."""
+        """Yield the scores of each family."""
         yield from ()
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        """Its figures, SVG, by the names of their files."""
+        """Yield figures as (file name, SVG)."""
         yield from ()
 
     def html(self, figures: dict[str, str]) -> str:
-        """Its section below the heading."""
+        """Return the section of the report below its heading."""
         return ""
 
     def numbers(self) -> dict[str, Any]:
-        """Its numbers, for `claims.json`."""
+        """Return numbers for `claims.json`."""
         return {}
 
-    # What questions build from
+    # Helpers for subclasses
 
     def t(self, name: str, tag: str = "span", **fields: Any) -> Html:
-        """One of its sentences, in both languages."""
+        """Return a message in both languages."""
         return word(name, tag, words=self.messages, **fields)
 
 
 class Accuracies:
-    """Right answers of many variants under several seeds, to the same test images, and their seed noise.
+    """Correct predictions of variants under several seeds on the same test images, with their seed noise.
 
-    Variants that are `alike` (the function says the same of their names) share their seed noise, pooled over them:
-    models trained on few images differ more than those trained on many.
+    Seed noise is pooled over variants with equal `noise_group(name)`. Models trained on few images vary more between
+    seeds than models trained on many.
     """
 
     def __init__(
@@ -205,12 +213,14 @@ class Accuracies:
         return {kind: pool(groups) for kind, groups in by_kind.items()}
 
     def noise_of(self, name: Any) -> SeedNoise:
-        """The seed noise of a variant, pooled over those that are alike."""
+        """Return the seed noise of a variant, pooled over its noise group."""
         return self._noise_by_group[self._noise_group(name)]
 
     def by_part(self, parts: Mapping[Any, np.ndarray]) -> "Accuracies":
-        """The same variants, each judged on parts of the test images: named (variant, part). Each part has its own
-        seed noise: those of one model rise and fall together."""
+        """Return accuracies on parts of the test images, named (variant, part).
+
+        Each part has its own seed noise, because the parts of one model are correlated.
+        """
         judged = copy.copy(self)
         judged.__dict__.pop("_noises", None)
         judged.right = {
@@ -225,24 +235,24 @@ class Accuracies:
 
     @property
     def seeds(self) -> str:
-        """How many seeds variants were run with: 2, or 2-3."""
+        """Number of seeds per variant as text: 2, or 2-3."""
         return range_text(map(len, self.right.values()))
 
     def estimate(self, name: Any) -> Estimate:
-        """The accuracy of a variant."""
+        """Return the accuracy of a variant."""
         estimate = accuracy(*self._sample(name))
         return self._mark_cut_off(estimate._replace(bounds=self.bounds), name)
 
     def difference(self, first: Any, second: Any) -> Estimate | None:
-        """Of two variants, on the same images; None if one of them was not run."""
+        """Return the difference of two variants on the same images. None if either was not run."""
         return self.contrast((1.0, first), (-1.0, second))
 
     def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
-        """A weighted sum of the accuracies of variants, on the same images; None if one of them was not run."""
+        """Return a weighted sum of accuracies on the same images. None if a variant was not run."""
         return self._weigh(contrast, terms)
 
     def log_errors(self, *terms: tuple[float, Any]) -> Estimate | None:
-        """The same of the logarithms of their error rates."""
+        """Return a weighted sum of log error rates on the same images. None if a variant was not run."""
         return self._weigh(log_errors, terms)
 
     def _weigh(
@@ -256,12 +266,12 @@ class Accuracies:
         return self._mark_cut_off(combine([(weight, *self._sample(name)) for weight, name in terms]), *names)
 
     def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate:
-        """The share of what the original knows beyond chance that the changed variant does not."""
+        """Return the share of the original's accuracy above chance that the changed variant loses."""
         estimate = lost_skill(self._sample(original), self._sample(changed), chance)
         return self._mark_cut_off(estimate, original, changed)
 
     def draws(self, names: Sequence[Any]) -> np.ndarray:
-        """Accuracies (draws, variants) that other seeds and other test images might have given."""
+        """Draw accuracies (draws, variants) as other seeds and other test images would give them."""
         return draw_accuracies([self._sample(name) for name in names])
 
     def _sample(self, name: Any) -> tuple[np.ndarray, SeedNoise]:
@@ -272,17 +282,17 @@ class Accuracies:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between which all numbers lie."""
+        """Smallest and largest possible value."""
         return 0.0, 1.0
 
 
 def cut_off(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> set[Any]:
-    """Variants for which the range of learning rates was too narrow."""
+    """Return the variants whose range of learning rates was too narrow."""
     return {name for name, trials in groups.items() if any(map(results.is_cut_off, trials))}
 
 
 def mean_training_accuracies(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> dict[Any, float]:
-    """The mean accuracy of each variant on images that it was trained on, of those that were run."""
+    """Return the mean accuracy on training images of each variant that was run."""
     accuracies = {}
     for name, trials in groups.items():
         values = [result["training_accuracy"] for trial in trials if (result := results.get(trial)) is not None]
@@ -292,30 +302,30 @@ def mean_training_accuracies(results: Results, groups: Mapping[Any, Sequence[Tri
 
 
 def range_text(counts: Iterable[int]) -> str:
-    """The smallest and the largest of some numbers: 2, or 2-3."""
+    """Return the range of numbers as text: 2, or 2-3."""
     distinct = sorted(set(counts))
     return "-".join(map(str, dict.fromkeys((distinct[0], distinct[-1])))) if distinct else "0"
 
 
 def points_text(value: float) -> str:
-    """A difference of shares in percentage points."""
+    """Format a difference of shares in percentage points."""
     return f"{100 * value:+.1f}"
 
 
 def percent_interval(estimate: Estimate) -> tuple[float, float]:
-    """The ends of an interval in per cent, for a figure; a point where it is not known."""
+    """Return the interval in per cent for a figure. Both ends are the value if the error is unknown."""
     low, high = (estimate.value, estimate.value) if math.isnan(estimate.error) else estimate.interval()
     return 100 * low, 100 * high
 
 
 def difference_text(estimate: Estimate) -> str:
-    """The interval of a difference of shares, in percentage points."""
+    """Format the interval of a difference of shares in percentage points."""
     low, high = percent_interval(estimate)
     return points_text(estimate.value) if low == high else f"{points_text(low / 100)} … {points_text(high / 100)}"
 
 
 def interval_text(estimate: Estimate, upper: float = 100.0) -> str:
-    """A share in per cent with its interval, where it is known; no end of it is below 0 or above `most`."""
+    """Format a share in per cent with its interval, if known, clipped to 0 and `upper`."""
     low, high = percent_interval(estimate)
     ends = f"({max(low, 0):.1f} … {min(high, upper):.1f})"
     return f"{estimate.value:.1%}" if low == high else f"{estimate.value:.1%} {ends}"

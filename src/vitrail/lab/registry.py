@@ -1,4 +1,4 @@
-"""The questions of the bias lab by name. Another package adds one as `question.NAME`."""
+"""Registry of the questions of the bias lab. Other packages add entry points `question.NAME`."""
 
 from typing import TYPE_CHECKING
 
@@ -30,4 +30,4 @@ QUESTIONS: "Registry[type[Question]]" = Registry(
 )
 
 FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")
-"""The families that are compared unless others are asked for."""
+"""Families compared by default."""

@@ -1,4 +1,4 @@
-"""What a lab knows so far: `results.jsonl`, a line for each cell, and the learning rates that follow from it."""
+"""Results of a lab: `results.jsonl` with one line per trial, and the learning rates chosen from it."""
 
 import dataclasses
 import json
@@ -14,15 +14,14 @@ from vitrail.core.errors import UsageError, VitrailError
 from vitrail.lab.training import FURTHER_RATES, RATES
 from vitrail.lab.trial import Trial, unpack
 
-_UNKNOWN = "unknown"  # results of earlier versions do not tell their machine
+_UNKNOWN = "unknown"  # results of earlier versions do not name their machine
 
 
 class Results:
-    """Finished cells by their key. Lines that a killed process tore are left out, and their cells run again."""
+    """Finished trials by id. Incomplete lines of a killed process are skipped, and their trials are run again."""
 
     def __init__(self, path: Path, fingerprint: str, smallest: int, validation: int = 2000) -> None:
-        """`smallest` is the number of training images at which learning rates are chosen, by so many `validation`
-        images."""
+        """Read the results. Learning rates are chosen at `smallest` training images by `validation` images."""
         self._path, self._fingerprint, self._smallest, self._validation = path, fingerprint, smallest, validation
         self._records: dict[str, dict[str, Any]] = {}
         if path.exists():
@@ -36,7 +35,7 @@ class Results:
         return len(self._records)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Remember a finished cell, on disk before all."""
+        """Append the record of a finished trial to the file, then keep it in memory."""
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             with self._path.open("ab+") as file:
@@ -51,33 +50,33 @@ class Results:
         self._remember(record)
 
     def _remember(self, record: dict[str, Any]) -> None:
-        """By the key of its cell, which is not that of the line if another version wrote it."""
+        """Keep a record by the id of its trial, computed anew because another version may have written another id."""
         self._records[Trial.from_json(record["cell"]).trial_id(self._fingerprint)] = record
 
-    # Learning rates: each variant of a model has its own, chosen by validation images at the smallest size
+    # Learning rates: chosen for each variant of a model by validation images at the smallest size
 
     def rate_trials(self, trial: Trial) -> list[Trial]:
-        """The cells that decide the learning rate of a trained cell: the same at the smallest size, under one seed."""
+        """Return the trials that choose the learning rate of a training trial: at the smallest size, with one seed."""
         if not needs_rate(trial):
             return []
         usual: dict[str, Any] = {"count": self._smallest} if "count" in trial.settings else {}
-        if trial.settings.get("permutation"):  # one of a level is as good as another
+        if trial.settings.get("permutation"):  # all permutations of a level share one rate
             usual["permutation"] = [*trial.settings["permutation"][:2], 0]
         return [trial.clone_with(learning_rate=rate, seed=0, **usual) for rate in RATES]
 
     def rate(self, trial: Trial) -> float | None:
-        """The chosen learning rate; None while a trial at a usual one is missing."""
+        """Return the chosen learning rate. None while a trial of a standard rate is missing."""
         return self._choose_rate(trial)[0]
 
     def next_rate_trial(self, trial: Trial) -> Trial | None:
-        """The next trial outside the range tried so far, if the best rate is at its end; else None."""
+        """Return the next trial outside the range tried so far if the best rate is at its end, else None."""
         return self._choose_rate(trial)[1]
 
     def _choose_rate(self, trial: Trial) -> tuple[float | None, Trial | None]:
-        """The chosen learning rate, and the trial that could still change it.
+        """Return the chosen learning rate and the trial that could still change it.
 
-        The best of the usual rates is chosen. If that is the smallest or the largest of them, the rates beyond that end
-        are tried in turn; each is chosen instead if it is better by more than two standard errors.
+        The best of the standard rates is chosen. If it is the smallest or the largest, rates beyond that end are
+        tried in turn. A further rate is chosen if it is better by more than two standard errors.
         """
         rate_trials = self.rate_trials(trial)
         accuracies = [self._validation_accuracy(rate_trial) for rate_trial in rate_trials]
@@ -96,8 +95,10 @@ class Results:
         return rate, None
 
     def is_cut_off(self, trial: Trial) -> bool:
-        """Whether the learning rates end before the best one for a cell, or for what it looks at: the outermost rate
-        was chosen."""
+        """Return whether the outermost rate was chosen for a trial or for a model that it measures.
+
+        The best learning rate may then lie outside the range that was tried.
+        """
         if not needs_rate(trial):
             return any(self.is_cut_off(part) for part in trial.inputs)
         return self.rate(trial) in {rates[-1] for rates in FURTHER_RATES.values()}
@@ -107,11 +108,11 @@ class Results:
         return None if record is None else record["result"]["validation_accuracy"]
 
     def _validation_count(self, rate_trial: Trial) -> int:
-        """Images behind the accuracy of a trial that was run. Earlier versions did not note it."""
+        """Return the number of validation images of a finished trial. Earlier versions did not store it."""
         return self._records[rate_trial.trial_id(self._fingerprint)]["result"].get("validation_count", self._validation)
 
     def resolve(self, trial: Trial) -> Trial | None:
-        """The cell with its learning rate, and those of what it looks at; None while one is not known."""
+        """Return the trial with all learning rates filled in, those of its inputs too. None while one is open."""
         if needs_rate(trial):
             rate = self.rate(trial)
             return None if rate is None else trial.clone_with(learning_rate=rate)
@@ -119,25 +120,25 @@ class Results:
         resolved = tuple(source for source in inputs if source is not None)
         return dataclasses.replace(trial, inputs=resolved) if len(resolved) == len(inputs) else None
 
-    # What questions read
+    # Access for questions
 
     def get(self, trial: Trial) -> dict[str, Any] | None:
-        """What a cell found; None if it was not run."""
+        """Return the result of a trial. None if it was not run."""
         record = self._record(trial)
         return None if record is None else record["result"]
 
     def measured(self, trial: Trial) -> dict[str, Any] | None:
-        """Times and memory of a cell."""
+        """Return the times and memory of a trial. None if it was not run."""
         record = self._record(trial)
         return None if record is None else record["measured"]
 
     def machine(self, trial: Trial) -> str | None:
-        """The machine that a cell was run on, in a few words; None if it was not run."""
+        """Return the name of the machine that ran a trial. None if it was not run."""
         record = self._record(trial)
         return None if record is None else record.get("machine", _UNKNOWN)
 
     def machines(self) -> dict[str, int]:
-        """How many cells were run on each machine."""
+        """Return the number of trials by machine."""
         return dict(Counter(record.get("machine", _UNKNOWN) for record in self._records.values()))
 
     def _record(self, trial: Trial) -> dict[str, Any] | None:
@@ -145,24 +146,24 @@ class Results:
         return None if resolved is None else self._records.get(resolved.trial_id(self._fingerprint))
 
     def folder(self, output: Path, trial: Trial) -> Path:
-        """Where the bundle of a resolved trained cell is."""
+        """Return the folder of the bundle of a resolved training trial."""
         return output / "cells" / trial.trial_id(self._fingerprint)
 
     def has(self, trial: Trial) -> bool:
-        """Whether a resolved cell was run."""
+        """Return whether a resolved trial was run."""
         return trial.trial_id(self._fingerprint) in self._records
 
     def right(self, trials: list[Trial]) -> np.ndarray | None:
-        """Right answers to the test images (seeds, images) of those cells that were run; None if there are none."""
+        """Return the correctness of test predictions (seeds, images) of finished trials. None if none is finished."""
         results = [record for trial in trials if (record := self.get(trial)) is not None]
         return np.stack([unpack(record["right"], record["count"]) for record in results]) if results else None
 
 
 def _is_better(accuracy: float, reference: float, count: int) -> bool:
-    """Whether one accuracy on so many validation images exceeds another by more than two standard errors."""
+    """Return whether an accuracy on `count` images exceeds another by more than two standard errors."""
     return accuracy - reference > 2 * math.sqrt((accuracy * (1 - accuracy) + reference * (1 - reference)) / count)
 
 
 def needs_rate(trial: Trial) -> bool:
-    """Whether the cell trains with a learning rate that is still to be chosen."""
+    """Return whether a trial trains with a learning rate that is not chosen yet."""
     return trial.settings.get("learning_rate", 0) is None

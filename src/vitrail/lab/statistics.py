@@ -1,7 +1,7 @@
-"""Differences with their uncertainty: from seeds, pooled over a question's cells, and from test images, paired.
+"""Estimates with uncertainty from seeds, pooled over a question's trials, and from test images, paired.
 
-A difference of two accuracies has two sources of noise: other seeds would train other models, and other images would be
-easier for one of them. Both variances are estimated and added.
+A difference of two accuracies has two sources of noise: other seeds train other models, and other test images may be
+easier for one of the models. Both variances are estimated and added.
 """
 
 import dataclasses
@@ -14,36 +14,35 @@ import numpy as np
 from vitrail.core.intervals import t_quantile, t_tail
 
 LEVEL = 0.05
-"""Of all intervals together: 95 %."""
+"""Level of all intervals together: 95 % coverage."""
 _LARGEST_COUNT, _DRAWS = 1e12, 400
-_LEAST_WRONG = 1e-4  # error rates below have no logarithm to rely on
+_LEAST_WRONG = 1e-4  # lower error rates have no reliable logarithm
 
 
 class Estimate(NamedTuple):
-    """A number with its standard error and the degrees of freedom of that, and what else is asked of it before it
-    decides anything."""
+    """A value with its standard error, degrees of freedom, and the conditions for a decision."""
 
     value: float
     error: float
     freedom: float = math.inf
     image_error: float = 0.0
-    """The part of the error that more seeds do not lessen: that of the test images."""
+    """Part of the error that comes from the test images. More seeds do not reduce it."""
     halves: tuple[float, ...] = ()
-    """The same number from the first half of the seeds, and from the second; empty for one seed."""
+    """Value from the first and from the second half of the seeds. Empty for one seed."""
     is_cut_off: bool = False
-    """Whether the best learning rate of a model behind it may lie beyond those that were tried."""
+    """Whether the best learning rate of a model may lie outside the range that was tried."""
     bounds: tuple[float, float] = (-math.inf, math.inf)
-    """What the truth cannot lie beyond: 0 and 1 of an accuracy."""
+    """Smallest and largest possible true value, 0 and 1 for an accuracy."""
     parts: tuple["Estimate", ...] = ()
-    """If it is the smallest of several: all of these."""
+    """For the smallest of several estimates: all of them."""
     seed_freedom: float | None = None
-    """Degrees of freedom of the part of the error that more seeds lessen; those of the whole if None."""
+    """Degrees of freedom of the part of the error that comes from seeds. None means those of the whole error."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """The interval that misses the truth with probability `level`.
+        """Return the interval that misses the true value with probability `level`.
 
-        The smallest of several is above zero if all are: each of their lower ends is at `level`. It is below zero if
-        any is, and with so many chances one of them seems so by luck: their upper ends share the level (Bonferroni).
+        The smallest of several values is above zero if all are, so each lower end is at `level`. It is below zero if
+        any is. That is a multiple comparison, so the upper ends share the level (Bonferroni).
         """
         if self.parts:
             shared = level / len(self.parts)
@@ -55,7 +54,7 @@ class Estimate(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        """Of the hypothesis that the truth is 0, two-sided: the level at which the interval just reaches it."""
+        """Two-sided p-value of the hypothesis that the true value is 0: the level at which the interval ends at 0."""
         if self.parts:
             above = max(part.tail(1) for part in self.parts)
             below = len(self.parts) * min(part.tail(-1) for part in self.parts)
@@ -63,7 +62,7 @@ class Estimate(NamedTuple):
         return min(2 * self.tail(1 if self.value > 0 else -1), 1.0)
 
     def tail(self, sign: int) -> float:
-        """How likely the number would lie at least so far on this side of 0 (1 or -1), were the truth 0."""
+        """Return the one-sided tail probability on the side `sign` (1 or -1) of 0, if the true value is 0."""
         if self.error == 0:
             return 0.0 if sign * self.value > 0 else 1.0
         t = sign * self.value / self.error
@@ -74,22 +73,24 @@ class Estimate(NamedTuple):
 
     @property
     def is_steady(self) -> bool:
-        """Whether both halves of the seeds have its sign."""
+        """Whether both halves of the seeds agree with the sign of the value."""
         return all(half * self.value > 0 for half in self.halves)
 
     def would_exclude_zero(self, level: float = LEVEL, *, seeds: float = 1.0, images: float = 1.0) -> bool:
-        """Whether its interval would exclude 0 with so many times as many seeds and test images, if the value is the
-        truth."""
+        """Return whether the interval would exclude 0 with `seeds` and `images` times as many seeds and test images.
+
+        The current value is assumed to be the true one.
+        """
         low, high = self._rescaled(seeds, images).interval(level)
         return low > 0 or high < 0
 
     def _rescaled(self, seeds: float, images: float) -> "Estimate":
-        """The same value from so many times as many seeds and test images."""
+        """Return the estimate for `seeds` and `images` times as many seeds and test images."""
         if self.parts:
             return self._replace(parts=tuple(part._rescaled(seeds, images) for part in self.parts))
         of_images = self.image_error**2 / images
         of_seeds = self._seed_variance / seeds
-        # The variance over thousands of test images is as good as known.
+        # Over thousands of test images, the variance is practically known.
         freedom = _satterthwaite([(of_seeds, seeds * (self.seed_freedom or self.freedom)), (of_images, math.inf)])
         return self._replace(error=math.sqrt(of_seeds + of_images), freedom=freedom)
 
@@ -99,20 +100,20 @@ class Estimate(NamedTuple):
 
 
 def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
-    """Degrees of freedom of a sum of independent variances, each with its own."""
+    """Return the degrees of freedom of a sum of independent variances, from (variance, freedom) of each."""
     nonzero = [(variance, freedom) for variance, freedom in parts if variance]
     spread = sum(variance**2 / freedom for variance, freedom in nonzero)
     return sum(variance for variance, _ in nonzero) ** 2 / spread if spread else math.inf
 
 
 def combine(*terms: tuple[float, Estimate]) -> Estimate:
-    """A sum of independent estimates with weights; degrees of freedom by Satterthwaite's rule."""
+    """Return a weighted sum of independent estimates, with degrees of freedom by Satterthwaite's rule."""
     return Estimate(
         sum(weight * estimate.value for weight, estimate in terms),
         math.hypot(*(weight * estimate.error for weight, estimate in terms)),
         _satterthwaite(((weight * estimate.error) ** 2, estimate.freedom) for weight, estimate in terms),
         math.hypot(*(weight * estimate.image_error for weight, estimate in terms)),
-        # What is exact is the same for every seed.
+        # An exact value is the same for every seed.
         _combine_halves(
             [(weight, estimate.halves if estimate.error else (estimate.value,) * 2) for weight, estimate in terms]
         ),
@@ -125,34 +126,34 @@ def combine(*terms: tuple[float, Estimate]) -> Estimate:
 
 
 def _combine_halves(terms: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, ...]:
-    """A weighted sum for each half of the seeds; empty if one of the terms has no halves."""
+    """Return a weighted sum for each half of the seeds. Empty if a term has no halves."""
     if not all(halves for _, halves in terms):
         return ()
     return tuple(sum(weight * halves[at] for weight, halves in terms) for at in (0, 1))
 
 
 def half_means(values: np.ndarray) -> tuple[float, ...]:
-    """Means over the first and the second half of the seeds; empty for one seed."""
+    """Return the means over the first and the second half of the seeds. Empty for one seed."""
     middle = (len(values) + 1) // 2
     return (float(values[:middle].mean()), float(values[middle:].mean())) if len(values) > 1 else ()
 
 
 def complement(estimate: Estimate, upper: float = math.inf) -> Estimate:
-    """1 less a share; `most` is what the truth cannot exceed."""
+    """Return 1 - share. `upper` is the largest possible true value."""
     halves, bounds = tuple(1 - half for half in estimate.halves), (-math.inf, upper)
     return estimate._replace(value=1 - estimate.value, halves=halves, bounds=bounds)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeedNoise:
-    """Variance of an accuracy over seeds, pooled over many cells. Two of the same value are two estimates."""
+    """Variance of an accuracy over seeds, pooled over trials. Compared by identity: equal values are two estimates."""
 
     variance: float
     freedom: int
 
 
 def pool(groups: Iterable[Sequence[float]]) -> SeedNoise:
-    """The variance within groups, each of one cell under several seeds."""
+    """Pool the variance within groups. A group holds one variant under several seeds."""
     total, freedom = 0.0, 0
     for values in groups:
         if len(values) > 1:
@@ -162,12 +163,12 @@ def pool(groups: Iterable[Sequence[float]]) -> SeedNoise:
 
 
 def difference(first: np.ndarray, second: np.ndarray, noise: SeedNoise) -> Estimate:
-    """Mean accuracy of one model less that of another, from their right answers (seeds, images) to the same images."""
+    """Return the difference of two mean accuracies, from correctness (seeds, images) on the same images."""
     return contrast([(1.0, first, noise), (-1.0, second, noise)])
 
 
 def contrast(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
-    """A weighted sum of mean accuracies, from right answers (seeds, images) to the same images."""
+    """Return a weighted sum of mean accuracies, from correctness (seeds, images) on the same images."""
     per_image = sum(weight * right.mean(axis=0) for weight, right, _ in terms)
     images = math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
     by_seed = [(weight, right.mean(axis=1), noise) for weight, right, noise in terms]
@@ -179,10 +180,12 @@ def sum_of_means(
     images: float = 0.0,
     freedom: float = math.inf,
 ) -> Estimate:
-    """A weighted sum of the means of numbers that were measured under several seeds. `images` is the standard error
-    that the test images add, with its degrees of freedom."""
+    """Return a weighted sum of means over seeds.
+
+    `images` is the additional standard error from the test images, `freedom` its degrees of freedom.
+    """
     value = float(sum(weight * np.mean(values) for weight, values, _ in terms))
-    # Terms of one noise share its estimate: they have its degrees of freedom once, however many they are.
+    # Terms with the same noise share one variance estimate, so its degrees of freedom count once.
     shares: dict[SeedNoise, float] = {}
     for weight, values, noise in terms:
         shares[noise] = shares.get(noise, 0.0) + weight**2 / len(values)
@@ -195,15 +198,17 @@ def sum_of_means(
 
 
 def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
-    """Mean accuracy of a model from its right answers (seeds, images)."""
+    """Return the mean accuracy of a model from correctness (seeds, images)."""
     return contrast([(1.0, right, noise)])
 
 
 def lost_skill(
     original: tuple[np.ndarray, SeedNoise], changed: tuple[np.ndarray, SeedNoise], chance: float
 ) -> Estimate:
-    """The share of what a model knows beyond chance that a change costs it: 0 for nothing, 1 for all, below 0 if the
-    change helps. From right answers (seeds, images) to the same images, each with its noise, by the delta method."""
+    """Return the share of the accuracy above chance that a change costs: 0 none, 1 all, below 0 if it helps.
+
+    Computed from correctness (seeds, images) on the same images and the seed noise of both, by the delta method.
+    """
     before, after = (float(right.mean()) - chance for right, _ in (original, changed))
     if before <= 0:
         return Estimate(0.0, math.nan, 0)
@@ -214,8 +219,8 @@ def lost_skill(
 
 
 def log_errors(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
-    """A weighted sum of the logarithms of error rates, from right answers (seeds, images) to the same images, by the
-    delta method."""
+    """Return a weighted sum of log error rates, from correctness (seeds, images) on the same images, by the delta
+    method."""
     wrong = [max(1 - float(right.mean()), _LEAST_WRONG) for _, right, _ in terms]
     pairs = list(zip(terms, wrong, strict=True))
     estimate = contrast([(-weight / share, right, noise) for (weight, right, noise), share in pairs])
@@ -229,12 +234,12 @@ def log_errors(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate
 
 
 def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
-    """The mean of a number that was measured under several seeds."""
+    """Return the mean over seeds."""
     return sum_of_means([(1.0, values, noise)])
 
 
 def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    """Of claims about several things at once the one that is least in favour; None if one is missing."""
+    """For a claim over several estimates, return the weakest one. None if any is missing."""
     available = tuple(estimate for estimate in estimates if estimate is not None)
     if not available or len(available) < len(estimates):
         return None
@@ -242,7 +247,9 @@ def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
     if any(math.isnan(estimate.error) for estimate in available):
         return least._replace(error=math.nan)
     halves = least.halves
-    if least.value > 0 and all(estimate.halves for estimate in available):  # all must hold, in both halves
+    if least.value > 0 and all(
+        estimate.halves for estimate in available
+    ):  # all estimates must be positive in both halves
         first, second = (min(estimate.halves[at] for estimate in available) for at in (0, 1))
         halves = (first, second)
     return least._replace(halves=halves, is_cut_off=any(estimate.is_cut_off for estimate in available), parts=available)
@@ -260,8 +267,10 @@ class PowerLaw(NamedTuple):
 
 
 def fit_power_law(counts: Sequence[float], errors: Sequence[float]) -> PowerLaw | None:
-    """Least squares in log error over a grid of floors and exponents; None for fewer than four sizes: through three
-    points there is always one, so that it says nothing."""
+    """Fit a power law by least squares in log error over a grid of floors and exponents.
+
+    Return None for fewer than four sizes, because a power law fits any three points, and if no decreasing law fits.
+    """
     if len(counts) < 4 or min(errors) <= 0:
         return None
     n, e = np.log(np.asarray(counts, float)), np.asarray(errors, float)
@@ -280,8 +289,10 @@ def fit_power_law(counts: Sequence[float], errors: Sequence[float]) -> PowerLaw 
 def sample_efficiency(
     counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]
 ) -> float | None:
-    """How many times more images `other` needs for the accuracy that `one` has, by interpolation in log n: the
-    geometric mean over the accuracies that both reach; None if there are none."""
+    """Return how many times more images the other curve needs for the same accuracy, by interpolation in log n.
+
+    The ratio is a geometric mean over the accuracies that both curves reach. None if there are none.
+    """
     n = np.log(np.asarray(counts, float))
     a, b = (np.maximum.accumulate(np.asarray(values, float)) for values in (accuracies, other_accuracies))
     low, high = max(a[0], b[0]), min(a[-1], b[-1])
@@ -297,7 +308,7 @@ def _invert(n: np.ndarray, values: np.ndarray, levels: np.ndarray) -> np.ndarray
 
 
 def crossover(counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]) -> float | None:
-    """The n at which the lead of `one` over `other` changes its sign, by interpolation in log n; the last one."""
+    """Return the last n at which two curves cross, by interpolation in log n. None if they do not cross."""
     lead = np.asarray(accuracies, float) - np.asarray(other_accuracies, float)
     n = np.log(np.asarray(counts, float))
     for at in range(len(lead) - 2, -1, -1):
@@ -309,8 +320,10 @@ def crossover(counts: Sequence[float], accuracies: Sequence[float], other_accura
 def extrapolated_crossover(
     counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]
 ) -> float:
-    """The n beyond those measured at which the power law of `one` overtakes that of `other`; infinity if it never does
-    below a million million, or there is no law."""
+    """Return the n beyond the measured range at which the first power law overtakes the other.
+
+    Infinity if that does not happen below 1e12, or if a curve has no power law.
+    """
     laws = [fit_power_law(counts, [1 - value for value in values]) for values in (accuracies, other_accuracies)]
     if laws[0] is None or laws[1] is None:
         return math.inf
@@ -320,8 +333,10 @@ def extrapolated_crossover(
 
 
 def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarray:
-    """Accuracies (draws, variants) that other seeds and other test images might have given, from right answers (seeds,
-    images) to the same images and the noise of their seeds: in each draw all variants have the same images."""
+    """Draw accuracies (draws, variants) as other seeds and other test images would give them.
+
+    Each curve holds correctness (seeds, images) and its seed noise. In each draw all variants share the same images.
+    """
     generator = np.random.default_rng(0)
     per_image = np.stack([right.mean(axis=0) for right, _ in curves], axis=1)
     count = len(per_image)
@@ -334,11 +349,11 @@ def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarra
 
 
 def _student_scale(generator: np.random.Generator, freedom: float) -> np.ndarray:
-    """What normal draws are multiplied by if their variance is an estimate."""
+    """Return factors that turn normal draws into Student draws, because the variance is an estimate."""
     return np.sqrt(freedom / generator.chisquare(freedom, _DRAWS))
 
 
 def central_interval(draws: Sequence[float]) -> tuple[float, float]:
-    """The interval that holds 95 % of some draws; infinity may be among them."""
+    """Return the interval that holds the central 95 % of draws, which may contain infinity."""
     low, high = np.quantile(draws, (LEVEL / 2, 1 - LEVEL / 2), method="nearest")
     return float(low), float(high)

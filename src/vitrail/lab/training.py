@@ -1,7 +1,7 @@
-"""Cells that train: one model, by the protocol that is the same for all.
+"""Training trials: train one model by the protocol that all trials share.
 
-AdamW, a cosine schedule after a warm-up of a tenth, clipped gradients, smoothed labels, equal images seen. The model
-reads the test images once, at the end; its course is told by validation images.
+The protocol is AdamW, a cosine schedule with a warm-up of 10 %, gradient clipping, label smoothing, and the same number
+of images seen. Test images are evaluated once, after training; validation images are used during training.
 """
 
 import math
@@ -35,9 +35,9 @@ from vitrail.training.recipe import Recipe
 BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)
 FURTHER_RATES = {RATES[0]: (1e-4, 3e-5), RATES[-1]: (1e-2, 3e-2)}
-"""The rates beyond each end of the usual ones, outward."""
+"""Further rates beyond each end of the standard range, in the order of trial."""
 TRAINING_SAMPLE = 2000
-"""Training images, at most, whose answers are compared with those of the test images."""
+"""Largest number of training images to measure training accuracy on."""
 _LOOKS = 8  # evaluations on validation images, at log-spaced steps
 
 
@@ -55,9 +55,10 @@ def training_trial(
     permutation: tuple[str, Pair, int] | None = None,
     learning_rate: float | None = None,
 ) -> Trial:
-    """A model of a family, trained on `count` images until it has seen `seen`.
+    """Return a trial that trains a model of a family on `count` images until it has seen `seen` images.
 
-    `changes` are of the model, `recipe` of the protocol; `permutation` is a level, a patch and a seed (see `permute`).
+    `changes` override settings of the model and `recipe` those of the protocol. `permutation` is a level, a patch and
+    a seed (see `permute`).
     """
     config = images.matched_config(family, size, **(changes or {}))
     settings = {
@@ -76,7 +77,7 @@ def training_trial(
 
 
 def train(settings: dict[str, Any], images: Images, bundles: list[Path], folder: Path) -> Outcome:
-    """Train one model. Its bundle is left in `folder`."""
+    """Train one model and save its bundle to `folder`."""
     split = images.subset(settings["count"])
     torch.manual_seed(settings["seed"])
     model = build(read_config(settings))
@@ -101,7 +102,7 @@ def train(settings: dict[str, Any], images: Images, bundles: list[Path], folder:
 
 
 def protocol(settings: dict[str, Any], images: Images) -> Recipe:
-    """The recipe that is the same for all, with the changes of a cell."""
+    """Return the recipe of the protocol with the overrides of a trial."""
     changes = settings.get("recipe", {})
     return Recipe.from_json(
         {
@@ -119,21 +120,21 @@ def protocol(settings: dict[str, Any], images: Images) -> Recipe:
 
 
 def shift_augmentation(resolution: Pair) -> dict[str, Any]:
-    """The lab's augmentation: random shifts by up to a fourteenth of the image, 2 of 28 pixels."""
+    """Return the lab's augmentation: random shifts by up to 1/14 of the image, 2 of 28 pixels."""
     return {"crop": "pad", "padding": max(1, min(resolution) // 14)}
 
 
 class TrainingCurves(NamedTuple):
-    """The course of a training."""
+    """Metrics of a training over its steps."""
 
     curve: list[list[float]]
-    """Steps and the accuracy on validation images."""
+    """[step, validation accuracy]."""
     seconds: list[list[float]]
-    """Steps and the processor's seconds of training up to them."""
+    """[step, processor seconds of training so far]."""
     position_structure: list[list[float]]
-    """Steps and what learned positions know of rows and columns."""
+    """[step, additive, row, column]: how well learned positions encode rows and columns."""
     loss: float
-    """Mean of the last steps."""
+    """Mean loss of the last 50 steps."""
 
 
 def fit(
@@ -144,9 +145,9 @@ def fit(
     seed: int,
     validate: Callable[[], float] | None = None,
 ) -> TrainingCurves:
-    """Train a model. `judge` tells how good it is meanwhile; by default, the accuracy on validation images does.
+    """Train a model and return its curves. `validate` replaces the accuracy on validation images.
 
-    Seconds are the processor's: what else the machine does meanwhile does not count.
+    Seconds are processor time, so that other processes do not count.
     """
     use_channels_last(model)
     started = time.process_time()
@@ -166,7 +167,7 @@ def fit(
             curve.append([trainer.step, accuracy])
             seconds.append([trainer.step, round(spent, 3)])
             places.append(_position_structure(model, trainer.step))
-            started = time.process_time() - spent  # evaluations do not count as training
+            started = time.process_time() - spent  # exclude evaluation from training time
     return TrainingCurves(
         curve, seconds, [entry for entry in places if entry is not None], float(np.mean(losses[-50:]))
     )
@@ -175,8 +176,7 @@ def fit(
 def save_bundle(
     model: AnyModel, images: Images, settings: dict[str, Any], folder: Path, *, objective: str | None = "classify"
 ) -> None:
-    """Leave the model as a bundle, for cells that look at it and for people. `objective` is what it was trained for;
-    None if it was not trained."""
+    """Save the model as a bundle for measurements and for the user. `objective` is None for an untrained model."""
     labels = images.labels if objective == "classify" and model.config.classifies else None
     provenance: dict[str, Any] = {"data": images.name, "lab": settings}
     if objective is not None:
@@ -190,12 +190,12 @@ def save_bundle(
 
 
 def read_config(settings: dict[str, Any]) -> ModelConfig:
-    """The configuration of a trained cell's model."""
+    """Return the model config of a training trial."""
     return read_model(settings["model"])
 
 
 def _position_structure(model: AnyModel, step: int) -> list[float] | None:
-    """What learned positions know of rows and columns after a step: [step, additive, row, column]."""
+    """Return [step, additive, row, column] for learned positions. None for other positions."""
     table = position_table(model)
     if table is None or walkthrough_of(model).position_origin == "fixed" or model.config.grid is None:
         return None
@@ -204,7 +204,7 @@ def _position_structure(model: AnyModel, step: int) -> list[float] | None:
 
 
 def correct_predictions(model: AnyModel, images: Images, split: Split) -> np.ndarray:
-    """Whether each image of a split is named rightly."""
+    """Return whether the prediction for each image of a split is correct."""
     loader = Loader(split, images.preprocess, batch=500, shuffle=False, workers=0)
     predictions = answer(model, loader)
     return predictions.probabilities.argmax(axis=1) == predictions.labels

@@ -1,4 +1,4 @@
-"""A cell: one thing to train or to measure, known by a hash of all that it depends on."""
+"""A trial: one training or measurement, identified by a hash of everything that its result depends on."""
 
 import base64
 import dataclasses
@@ -12,27 +12,30 @@ from vitrail.core.settings import jsonable
 from vitrail.models.families import FAMILIES
 
 VERSION = 2
-"""Of what cells compute; results of another version are not mixed in."""
+"""Version of the results of trials. Results of different versions are never mixed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """`task` is the function that does it, as `module:name`; it takes `settings`, the lab's images, and the folder of
-    each cell in `of`. A learning rate that is None is chosen before the cell is run."""
+    """One training or measurement of the lab.
+
+    `task` names its function as `module:function`. The function takes `settings`, the lab's images, the bundle
+    folder of each input, and the folder to write to. A learning rate of None is chosen before the trial is run.
+    """
 
     task: str
     settings: dict[str, Any]
     inputs: tuple["Trial", ...] = ()
-    """Trained cells that it looks at."""
+    """Training trials whose models are measured."""
     family: str = dataclasses.field(default="vit", compare=False)
-    """Whose speed tells how long it takes."""
+    """Family whose training speed gives the estimated time."""
     work: float = dataclasses.field(default=0.0, compare=False)
     """Multiply-accumulates, forward and backward."""
     alone: bool = dataclasses.field(default=False, compare=False)
-    """Whether nothing else may run beside it, because it measures times."""
+    """Whether it must run alone because it measures times."""
 
     def to_json(self) -> dict[str, Any]:
-        """All that the result depends on, besides the images."""
+        """Return everything that the result depends on besides the images."""
         return {"task": self.task, "settings": self.settings, "of": [trial.to_json() for trial in self.inputs]}
 
     @classmethod
@@ -41,25 +44,28 @@ class Trial:
         return cls(fields["task"], fields["settings"], tuple(cls.from_json(trial) for trial in fields["of"]))
 
     def trial_id(self, fingerprint: str) -> str:
-        """What the cell is called: equal settings on equal images have equal keys. A setting of a model that has its
-        default does not count, so that a new one leaves the keys of older cells as they are."""
+        """Return the id: equal settings on equal images have equal ids.
+
+        Settings of a model that have their default value are ignored, so that a new setting does not change the ids of
+        older trials.
+        """
         document = json.dumps([VERSION, fingerprint, _without_defaults(self.to_json())], sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:20]
 
     def clone_with(self, **settings: Any) -> "Trial":
-        """The cell with some settings changed."""
+        """Return a copy with changed settings."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
 
 class Outcome(NamedTuple):
-    """What a cell found: `result` is the same whenever it is run on the same kind of machine; `measured` is not."""
+    """Outcome of a trial. `result` is reproducible on the same type of machine; `measured` (times, memory) is not."""
 
     result: dict[str, Any]
     measured: dict[str, Any]
 
 
 def _without_defaults(value: Any) -> Any:
-    """A document without those settings of models in it that have their defaults."""
+    """Return a document without the model settings that have their default value."""
     match value:
         case {"family": family, **settings}:
             defaults = jsonable({field.name: field.default for field in dataclasses.fields(FAMILIES[family])})
@@ -73,10 +79,10 @@ def _without_defaults(value: Any) -> Any:
 
 
 def pack(right: np.ndarray) -> str:
-    """Which answers were right, as text."""
+    """Pack correctness into text."""
     return base64.b64encode(np.packbits(right.astype(bool)).tobytes()).decode()
 
 
 def unpack(text: str, count: int) -> np.ndarray:
-    """The inverse of `pack`: 0 or 1 for each image."""
+    """Unpack text from `pack` into 0 or 1 for each image."""
     return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count)

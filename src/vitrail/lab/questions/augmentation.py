@@ -1,4 +1,4 @@
-"""Who needs augmentation and regularisation more? Few and many images, with and without, for ViT and the CNN."""
+"""Which family needs augmentation and regularisation more? ViT and CNN, few and many images, with and without."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -22,24 +22,24 @@ from vitrail.reports.page import Range, figure, ranges, table
 
 FAMILIES = ("vit", "resnet")
 VARIANTS = ("plain", "augmented", "regularised")
-"""What the protocol adds: nothing, a random shift of the image, or that with Mixup and four times the weight decay."""
+"""Additions to the protocol: none, random shifts, or shifts with Mixup and four times the weight decay."""
 
 Key = tuple[str, str, int]
 
 
 class AugmentationQuestion(Question):
-    """Two families, two numbers of images, three ways of training."""
+    """Two families, two numbers of images, three training variants."""
 
     messages = words_beside(__file__)
     claims = ("C4",)
 
     @functools.cached_property
     def ends(self) -> tuple[int, ...]:
-        """The smallest and the largest number of images."""
+        """Smallest and largest number of images."""
         return tuple(dict.fromkeys((self.lab.sizes[0], self.lab.sizes[-1])))
 
     def settings(self, variant: str) -> dict[str, Any]:
-        """What a variant changes of the protocol."""
+        """Return the changes of a variant to the protocol."""
         match variant:
             case "augmented":
                 return {"augment": True}
@@ -50,7 +50,7 @@ class AugmentationQuestion(Question):
 
     @functools.cached_property
     def trials(self) -> dict[Key, list[Trial]]:
-        """By family, variant and number of images; a seed each."""
+        """Trials by family, variant and number of images, one per seed."""
         return {
             (family, variant, count): [
                 self.lab.train(family, count=count, seed=seed, **self.settings(variant))
@@ -83,7 +83,7 @@ class AugmentationQuestion(Question):
         self.training_accuracy = mean_training_accuracies(results, self.trials)
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:
-        """What a variant adds to the accuracy of plain training."""
+        """Return the gain in accuracy of a variant over plain training."""
         return self.accuracies.difference((family, variant, count), (family, "plain", count))
 
     def verdicts(self) -> Iterator[Verdict]:

@@ -1,4 +1,4 @@
-"""What are convolutions before the Transformer worth? Hybrid against patches over three sizes and two lengths."""
+"""Do convolutions before the Transformer help? Hybrid against ViT at three widths and two training lengths."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "hybrid", "resnet")
 FACTORS = (0.5, 1, 2)
-"""Widths, times that of the lab's model."""
+"""Widths relative to the lab's model."""
 SHARES = (5, 1)
-"""The images seen are those of the lab over these: a short and a full training."""
+"""Divisors of the lab's number of images seen: a short and a full training."""
 
 
-_TOLERANCE = 0.02  # of multiply-accumulates: points of equal width stand at equal cost
+_TOLERANCE = 0.02  # relative difference in multiply-accumulates at equal width
 
 
 class ComputePoint(NamedTuple):
-    """One amount of compute."""
+    """A family at one width and one training length."""
 
     name: str
     factor: float
@@ -32,13 +32,13 @@ class ComputePoint(NamedTuple):
 
 
 class ComputeQuestion(Question):
-    """ViT and hybrid at equal cost; the CNN is reported beside them."""
+    """ViT and hybrid at equal cost. The CNN is reported for comparison."""
 
     messages = words_beside(__file__)
     claims = ("C29",)
 
     def changes(self, family: str, factor: float) -> dict[str, Any] | None:
-        """Width of a family's model, scaled where it would cost more or less than the ViT's."""
+        """Return the changes that give a family's model a width at the cost of the ViT."""
         config = self.lab.images.matched_config(family)
         if factor == 1:
             return None
@@ -50,12 +50,12 @@ class ComputeQuestion(Question):
         return changes
 
     def config(self, family: str, factor: float) -> ModelConfig:
-        """The model of a family at a width."""
+        """Return the model config of a family at a width."""
         return self.lab.images.matched_config(family, **(self.changes(family, factor) or {}))
 
     @functools.cached_property
     def trials(self) -> dict[ComputePoint, list[Trial]]:
-        """All images, a seed each."""
+        """Trials on all images, one per seed."""
         count = self.lab.sizes[-1]
         return {
             ComputePoint(family, factor, share): [
@@ -95,11 +95,11 @@ class ComputeQuestion(Question):
         self.accuracies = Accuracies(results, self.trials)
 
     def lead(self, factor: float, share: int) -> Estimate | None:
-        """Of the hybrid over the ViT."""
+        """Return the lead of the hybrid over the ViT."""
         return self.accuracies.difference(ComputePoint("hybrid", factor, share), ComputePoint("vit", factor, share))
 
     def shrinking(self) -> Estimate | None:
-        """The lead of the hybrid at the smallest compute, less at the largest."""
+        """Return the hybrid's lead at the smallest compute minus its lead at the largest."""
         least, most = (FACTORS[0], SHARES[0]), (FACTORS[-1], SHARES[-1])
         return self.accuracies.contrast(
             (1.0, ComputePoint("hybrid", *least)),
@@ -122,7 +122,9 @@ class ComputeQuestion(Question):
                 factors = [factor for factor in FACTORS if ComputePoint(family, factor, share) in self.accuracies]
                 estimates = [self.accuracies.estimate(ComputePoint(family, factor, share)) for factor in factors]
                 if factors:
-                    macs = [self.config("vit", factor).macs / 1e6 for factor in factors]  # the others cost as much
+                    macs = [
+                        self.config("vit", factor).macs / 1e6 for factor in factors
+                    ]  # the other families have the same cost
                     values = [100 * estimate.value for estimate in estimates]
                     lines.append(
                         Line(

@@ -1,6 +1,6 @@
-"""What do they cost? Parameters, multiply-accumulates, measured time and memory against tokens and patch size.
+"""How expensive are the families? Parameters, MACs, measured time and memory against tokens and patch size.
 
-Times are measured one at a time, with one thread and nothing else of the lab running.
+Times are measured one at a time with one thread, while no other trial of the lab runs.
 """
 
 import contextlib
@@ -35,32 +35,32 @@ from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 TOKENS = (256, 512, 1024, 2048, 4096)
-"""Of attention alone."""
+"""Numbers of tokens for the time of attention alone."""
 SEQUENCES = (64, 256, 1024)
-"""Tokens of the models whose latency is compared."""
+"""Numbers of tokens for the latency of models."""
 BATCHES = (1, 32)
-_ROUNDS, _LEAST = 7, 0.02  # repeated measurements, and the least seconds of each
+_ROUNDS, _LEAST = 7, 0.02  # repetitions, and smallest duration of each in seconds
 _PATCHED = ("vit", "mixer", "lstm")
-_SIDES, _PATCHES = (32, 64, 128), (2, 8)  # of the images and patches that show what small patches cost
+_SIDES, _PATCHES = (32, 64, 128), (2, 8)  # image sides and patch sizes for the cost of small patches
 _TASK = "vitrail.lab.questions.cost:"
 
 
 class CostQuestion(Question):
-    """Times are reported as medians; what decides has its interval over repeated measurements."""
+    """Times are reported as medians. Deciding exponents have an interval over repeated measurements."""
 
     messages = words_beside(__file__)
     claims = ("C30", "C31", "C32a", "C34c")
 
     @functools.cached_property
     def attention(self) -> Trial:
-        """Attention alone, to everything and masked."""
+        """Trial that times attention alone, global and masked."""
         settings = {"tokens": list(TOKENS), "width": 64, "heads": 4, "rounds": _ROUNDS}
         work = 2 * 2 * 64 * _ROUNDS * float(np.square(TOKENS).sum())
         return Trial(f"{_TASK}time_attention", settings, work=work, alone=True)
 
     @functools.cached_property
     def latency(self) -> Trial:
-        """ViT and LSTM over sequences of several lengths, at equal cost for each."""
+        """Trial that times ViT and LSTM at several sequence lengths, with equal cost at each."""
         pairs = {str(count): [config.to_document() for config in pair(count)] for count in SEQUENCES}
         cost = sum(pair(count)[0].macs for count in SEQUENCES)
         settings = {"pairs": pairs, "batches": list(BATCHES), "rounds": _ROUNDS}
@@ -68,7 +68,7 @@ class CostQuestion(Question):
 
     @functools.cached_property
     def families(self) -> dict[tuple[str, int | None], Trial]:
-        """Every family on these images, by its patch if that can be changed."""
+        """Footprint trials of every family on these images, by patch size where it can be changed."""
         images, trials = self.lab.images, {}
         side = min(images.resolution)
         sizes = [size for size in range(1, side) if not side % size and 4 <= (side // size) ** 2 <= 256]
@@ -82,7 +82,7 @@ class CostQuestion(Question):
 
     @functools.cached_property
     def squares(self) -> dict[tuple[int, int], Trial]:
-        """The ViT on larger images, by their side and the patch."""
+        """Footprint trials of the ViT on larger images, by side and patch size."""
         config = zoo.small("Nano", "vit")
         return {
             (side, patch): _footprint_trial(config.replace(resolution=side, patch=patch), 1)
@@ -107,16 +107,16 @@ class CostQuestion(Question):
             if (footprint := _read_footprint(results, trial)) is not None
         }
 
-    # What is said
+    # Verdicts
 
     def exponent(self, kind: str) -> Estimate | None:
-        """Of attention's time in the number of tokens."""
+        """Return the exponent of attention's time in the number of tokens."""
         if self.attention_times is None:
             return None
         return _over_rounds([slope(TOKENS, times) for times in self.attention_times[kind]])
 
     def growth(self) -> Estimate | None:
-        """The exponent of the LSTM's latency in the number of tokens, less that of the ViT."""
+        """Return the exponent of the LSTM's latency in the number of tokens minus the ViT's."""
         if self.latencies is None:
             return None
         slopes = {name: [slope(SEQUENCES, times) for times in self.latencies["1"][name]] for name in ("lstm", "vit")}
@@ -204,7 +204,7 @@ class CostQuestion(Question):
         return f'<div class="panes">{panes}</div>{self.t("masked-note", "p")}{listed}{self._latency_table()}{after}'
 
     def _latency_table(self) -> str:
-        """ViT and LSTM side by side, alone and in batches."""
+        """Return the table of ViT and LSTM latencies for one image and for batches."""
         if self.latencies is None:
             return ""
         rows = []
@@ -232,14 +232,14 @@ KINDS = ("global", "masked")
 
 
 def pair(tokens: int) -> tuple[ModelConfig, ModelConfig]:
-    """A ViT and an LSTM over so many patches, equally dear."""
+    """Return a ViT and an LSTM on `tokens` patches with equal multiply-accumulates."""
     vit = zoo.small("Nano", "vit").replace(patch=4, resolution=4 * math.isqrt(tokens))
     lstm = zoo.small("Nano", "lstm").replace(patch=4, resolution=vit.resolution)
     return vit, lstm.with_macs(vit.macs)
 
 
 def slope(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """The exponent of a power law through the measurements."""
+    """Fit the exponent of a power law."""
     return float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
 
 
@@ -273,11 +273,11 @@ def _footprint_trial(config: ModelConfig, batch: int) -> Trial:
     return Trial(f"{_TASK}measure_footprint", settings, family=config.family, work=work, alone=True)
 
 
-# What the cells do
+# Trial functions
 
 
 def time_attention(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Milliseconds of the fused kernel for one image: all tokens look at all, or at a masked window of 3 x 3."""
+    """Time the fused attention kernel for one image in milliseconds: global, or masked to windows of 3 x 3."""
     head = settings["width"] // settings["heads"]
     runs: dict[str, list[Callable[[], Any]]] = {kind: [] for kind in KINDS}
     for count in settings["tokens"]:
@@ -290,7 +290,7 @@ def time_attention(settings: dict[str, Any], _images: Images, _bundles: list[Pat
 
 
 def time_sequences(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Milliseconds of ViT and LSTM for one batch, by its size."""
+    """Time ViT and LSTM in milliseconds per batch, by batch size."""
     models = [[build(read_model(document)).eval() for document in pair] for pair in settings["pairs"].values()]
     times = {}
     for batch in settings["batches"]:
@@ -308,7 +308,7 @@ def time_sequences(settings: dict[str, Any], _images: Images, _bundles: list[Pat
 
 
 def measure_footprint(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Times and memory of one model, in a process of its own: in this one, memory was used before."""
+    """Measure times and memory of one model in a new process, where no earlier work has raised the peak memory."""
     code = "from vitrail.lab.questions.cost import report_footprint; report_footprint()"
     done = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(settings), text=True, capture_output=True, check=True
@@ -320,8 +320,7 @@ def measure_footprint(settings: dict[str, Any], _images: Images, _bundles: list[
 
 
 def report_footprint() -> None:
-    """Print milliseconds of a forward pass of one image, of a training step for each image of its batch, and the
-    megabytes that the latter adds to the process."""
+    """Print the latency of one image, the time of a training step per image (milliseconds), and its memory (MB)."""
     settings = json.load(sys.stdin)
     torch.set_num_threads(1)
     model = build(read_model(settings["model"])).train()
@@ -333,10 +332,10 @@ def report_footprint() -> None:
         F.cross_entropy(model(batch[:count]), labels[:count]).backward()
 
     if len(batch) > 2:
-        step(2)  # loads what the libraries need; it is not the model's
+        step(2)  # let the libraries allocate their own memory first
         model.zero_grad(set_to_none=True)
     with contextlib.suppress(OSError):
-        _CLEAR.write_text("5", encoding="ascii")  # the peak is that from now on
+        _CLEAR.write_text("5", encoding="ascii")  # reset the peak
     before = _peak()
     steps = [times[0] for times in _time([functools.partial(step, len(batch))], settings["rounds"], gradient=True)]
     memory = _peak() - before
@@ -354,7 +353,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def _peak() -> float:
-    """The most bytes that this process has had in memory. What `getrusage` says may be its parent's."""
+    """Return the peak memory of this process in bytes. `getrusage` may report the parent's, so it is the fallback."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
@@ -363,7 +362,7 @@ def _peak() -> float:
 
 
 def _time(runs: Sequence[Callable[[], Any]], rounds: int, *, gradient: bool = False) -> list[list[float]]:
-    """Milliseconds of each run, in rounds; the first one warms up and says how often to repeat."""
+    """Time each run in milliseconds by round. The first round warms up and sets the number of repetitions."""
     repeats, milliseconds = [1] * len(runs), []
     with torch.set_grad_enabled(gradient):
         for number in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""How much data does each architecture need? Accuracy and train-test gap against the number of training images."""
+"""How much data does each family need? Accuracy and train-test gap against the number of training images."""
 
 import functools
 import math
@@ -40,19 +40,19 @@ from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
-_LEAST_SIZES = 4  # that a curve is fitted to
-_FLOOR_IMAGES = 3000  # beyond, trees and neighbours on raw pixels take longer than the models
+_LEAST_SIZES = 4  # smallest number of sizes for a fitted curve
+_FLOOR_IMAGES = 3000  # above, trees and neighbours on raw pixels are slower than the models
 
 
 class DataQuestion(Question):
-    """Nested, class-balanced subsets; every family at equal cost and equal images seen."""
+    """Nested, class-balanced subsets. All families have equal cost and see the same number of images."""
 
     messages = words_beside(__file__)
     claims = ("C1", "C2", "C3", "C7", "C8", "C34b")
 
     @functools.cached_property
     def trials(self) -> dict[tuple[str, int], list[Trial]]:
-        """The cells of every family and size, a seed each."""
+        """Trials by family and size, one per seed."""
         return {
             (family, count): [self.lab.train(family, count=count, seed=seed) for seed in self.lab.seeds_for(count)]
             for family in self.lab.families
@@ -61,7 +61,7 @@ class DataQuestion(Question):
 
     @functools.cached_property
     def floors(self) -> dict[tuple[str, int], Trial]:
-        """Classical learners on raw pixels."""
+        """Trials of classical learners on raw pixels."""
         sizes = [count for count in self.lab.sizes if count <= _FLOOR_IMAGES] or self.lab.sizes[:1]
         return {
             (name, count): Trial("vitrail.lab.questions.data:floor", {"learner": name, "count": count}, work=5e9)
@@ -85,7 +85,7 @@ class DataQuestion(Question):
         self.gaps: dict[tuple[str, int], list[float]] = {}
         self.training_accuracy = mean_training_accuracies(results, self.trials)
         self.training_curves: dict[str, tuple[list[float], ...]] = {}
-        """For each family with the most images: seconds of training, and the accuracy on validation images then."""
+        """Seconds of training and validation accuracy at that time, by family, at the largest size."""
         for key, trials in self.trials.items():
             available = [result for trial in trials if (result := results.get(trial)) is not None]
             if available:
@@ -125,11 +125,11 @@ class DataQuestion(Question):
             yield Verdict("C34b", "trained", smallest(leads) if is_known else None)
 
     def _shared(self, family: str, other_family: str) -> list[int]:
-        """Sizes at which both families were run."""
+        """Return the sizes at which both families were run."""
         return [count for count in self._known(family) if (other_family, count) in self.accuracies]
 
     def _overtakes(self) -> Verdict:
-        """Where the curves cross, or where they would if they went on as they were fitted."""
+        """Return the verdict on C2 with the size at which the curves cross, extrapolated if necessary."""
         counts = [count for count in self._shared("vit", "resnet") if self.accuracies.noise_of(("vit", count)).freedom]
         largest = self.lab.sizes[-1]
         lead = self._lead("vit", "resnet", largest)
@@ -139,7 +139,7 @@ class DataQuestion(Question):
         state = "crossed" if low > 0 else "not-crossed" if high < 0 else "level"
 
         def find(accuracies: Sequence[float]) -> float:
-            """From the accuracies of the ViT, then those of the CNN."""
+            """Return the crossover for the accuracies of the ViT followed by those of the CNN."""
             vit, cnn = accuracies[: len(counts)], accuracies[len(counts) :]
             within = crossover(counts, vit, cnn) if vit[-1] > cnn[-1] else None
             return extrapolated_crossover(counts, vit, cnn) if within is None else within
@@ -157,7 +157,7 @@ class DataQuestion(Question):
         return Verdict("C2", "trained", lead, is_one_sided=True, fields=fields, message=state)
 
     def _narrowing(self) -> Estimate | None:
-        """Lead of the CNN in log error at the smallest less at the largest size."""
+        """Return the CNN's lead in log error at the smallest size minus that at the largest."""
         if len(self.lab.sizes) < 2:
             return None
         ends = ((self.lab.sizes[0], 1.0), (self.lab.sizes[-1], -1.0))
@@ -170,7 +170,7 @@ class DataQuestion(Question):
         )
 
     def _gap_shrinks(self, family: str) -> Estimate | None:
-        """Train-test gap at the smallest less at the largest size."""
+        """Return the train-test gap at the smallest size minus that at the largest."""
         few, many = ((family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
         tested = self.accuracies.difference(few, many)
         if tested is None or few == many:
@@ -186,12 +186,12 @@ class DataQuestion(Question):
         return estimate._replace(is_cut_off=tested.is_cut_off)
 
     def _sampled(self, key: tuple[str, int]) -> float:
-        """The standard error of a training accuracy: that of a sample, where not all training images were judged."""
+        """Return the sampling error of a training accuracy. It is 0 if all training images were evaluated."""
         share, left_out = self.training_accuracy[key], max(1 - TRAINING_SAMPLE / key[1], 0.0)
         return math.sqrt(share * (1 - share) / TRAINING_SAMPLE * left_out)
 
     def _floor_fields(self) -> dict[str, str]:
-        """Accuracies of the classical learners at their largest number of images."""
+        """Return the accuracies of the classical learners at their largest size, formatted."""
         largest = max((count for _, count in self.floor_accuracy), default=0)
         shares = {name: self.floor_accuracy.get((name, largest)) for name in FLOORS}
         texts = {name: "-" if share is None else f"{share:.1%}" for name, share in shares.items()}
@@ -258,7 +258,7 @@ class DataQuestion(Question):
         return f'<div class="panes">{panes}</div>{self._table()}{self._floor_sentence()}'
 
     def _table(self) -> str:
-        """Every family by the numbers of images that one of them was trained on; other questions share some cells."""
+        """Return the table of families by size. Sizes may differ, because other questions share some trials."""
         counts = [
             count for count in self.lab.sizes if any((name, count) in self.accuracies for name in self.lab.families)
         ]
@@ -292,24 +292,24 @@ class DataQuestion(Question):
 
 
 def _training_size(key: tuple[str, int]) -> int:
-    """Training sets of a size share their seed noise: small ones have more of it."""
+    """Return the noise group of a variant: seed noise depends on the training set size."""
     return key[1]
 
 
 def _most_used_machine(results: Results, groups: Mapping[str, Sequence[Trial]]) -> str | None:
-    """The machine that most families were trained on: seconds of different machines are not compared."""
+    """Return the machine that trained most families. Seconds of different machines are not comparable."""
     counts = Counter(machine for trials in groups.values() for machine in set(map(results.machine, trials)))
     del counts[None]
     return max(counts, key=counts.__getitem__, default=None)
 
 
 def _count_text(number: float) -> str:
-    """A number of images, to two digits."""
+    """Format a number of images to two digits."""
     return "∞" if math.isinf(number) else f"{float(f'{number:.2g}'):,.0f}"
 
 
 def floor(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """A classical learner on raw pixels, as scikit-learn has it."""
+    """Train and evaluate a scikit-learn classifier on raw pixels."""
     need("sklearn", extra="lab", subject="vitrail compare")
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import GaussianNB

@@ -1,4 +1,4 @@
-"""What is each part of the encoder good for? The ViT with one of them changed or left out."""
+"""Which parts of the encoder help? The ViT with one part changed or removed."""
 
 import dataclasses
 import functools
@@ -29,14 +29,14 @@ _SAMPLE = 128
 
 
 class Variant(NamedTuple):
-    """One way to build or to train the ViT."""
+    """Changes to the ViT or to its training."""
 
     changes: dict[str, Any]
     recipe: dict[str, Any] | None = None
     share: int = 1
-    """The images seen are those of the lab over this."""
+    """Divisor of the lab's number of images seen."""
     against: str | None = None
-    """The variant that it is compared with."""
+    """Name of the variant for comparison."""
 
 
 def _deep(**changes: Any) -> dict[str, Any]:
@@ -62,10 +62,10 @@ VARIANTS = {
     "post-warm": Variant(_deep(norm_order="post"), share=2, against="pre-warm"),
     "bare-deep": Variant(_deep(residual=False), share=2, against="pre-warm"),
 }
-"""Those of one round stand together; see `Encoder.rounds`."""
+"""Variants, grouped by round; see `EncoderQuestion.rounds`."""
 
 CLAIMS = {"C22": "post", "C23": "relu", "C25": "bare", "C26a": "unscaled", "C26b": "one-head", "C27": "gap"}
-"""Each is decided by what the variant loses."""
+"""Claims with the variant whose loss decides."""
 
 _ROUNDS = (
     ("base", "bare", "unscaled", "one-head"),
@@ -78,19 +78,19 @@ _ROUNDS = (
 
 
 class EncoderQuestion(Question):
-    """Every variant at the same number of images, each with its own learning rate."""
+    """All variants at the same number of images, each with its own learning rate."""
 
     messages = words_beside(__file__)
     claims = ("C22", "C23", "C24", "C25", "C26a", "C26b", "C27")
 
     @functools.cached_property
     def count(self) -> int:
-        """How many images all are trained on."""
+        """Number of training images of all variants."""
         return self.lab.default_size
 
     @functools.cached_property
     def trials(self) -> dict[str, list[Trial]]:
-        """A seed each."""
+        """Trials by variant, one per seed."""
         by_variant = {}
         for name, variant in VARIANTS.items():
             trials = [
@@ -104,16 +104,16 @@ class EncoderQuestion(Question):
                 )
                 for seed in self.lab.seeds_for(self.count)
             ]
-            # Small batches are slower than their multiply-accumulates tell.
+            # Small batches are slower than their multiply-accumulates suggest.
             slow = 3 if "batch" in (variant.recipe or {}) else 1
             by_variant[name] = [dataclasses.replace(trial, work=slow * trial.work) for trial in trials]
         return by_variant
 
-    # What is measured
+    # Measurements
 
     @functools.cached_property
     def gradient_trials(self) -> dict[str, list[Trial]]:
-        """Gradients of deep models before training."""
+        """Trials that measure gradients of deep models before training."""
         return {
             name: [
                 Trial(
@@ -128,13 +128,13 @@ class EncoderQuestion(Question):
 
     @functools.cached_property
     def batch_mates_trial(self) -> Trial:
-        """Whether an image's output depends on the others of its batch."""
+        """Trial that measures whether an image's output depends on the other images of its batch."""
         settings = {norm: self.lab.images.matched_config("vit", norm=norm).to_document() for norm in ("layer", "batch")}
         return Trial("vitrail.lab.questions.encoder:batch_mates", settings)
 
     @functools.cached_property
     def entropy_trials(self) -> dict[str, list[Trial]]:
-        """How flat the attention of trained models is."""
+        """Trials that measure the entropy of attention in trained models."""
         work = _SAMPLE * self.lab.images.matched_config("vit").macs
         return {
             name: [
@@ -146,7 +146,7 @@ class EncoderQuestion(Question):
 
     @functools.cached_property
     def batch_statistics_trials(self) -> dict[str, list[Trial]]:
-        """What models with BatchNorm answer with the statistics of batches."""
+        """Trials that evaluate BatchNorm models with the statistics of test batches."""
         work = 2 * len(self.lab.images.test) * self.lab.images.matched_config("vit").macs
         return {
             name: [
@@ -180,7 +180,7 @@ class EncoderQuestion(Question):
         return (*first, every)
 
     def read(self, results: Results) -> None:
-        # Deep models, some of which hardly train, differ more from seed to seed.
+        # Deep models vary more between seeds, because some hardly train.
         self.accuracies = Accuracies(results, self.trials, noise_group=lambda name: VARIANTS[name].changes.get("depth"))
         self.norms = {name: _mean_result(results, trials, "norms") for name, trials in self.gradient_trials.items()}
         self.entropies = {
@@ -192,7 +192,7 @@ class EncoderQuestion(Question):
         self.batch_mates_changes = results.get(self.batch_mates_trial)
 
     def loss(self, name: str) -> Estimate | None:
-        """What a variant loses against the one it is compared with."""
+        """Return the loss in accuracy of a variant against its comparison."""
         against = VARIANTS[name].against
         return None if against is None else self.accuracies.difference(against, name)
 
@@ -204,7 +204,7 @@ class EncoderQuestion(Question):
                 yield self._batch_independence()
 
     def _batch_independence(self) -> Verdict:
-        """Whether LayerNorm does not depend on the batch, and BatchNorm does."""
+        """Return the verdict on C24: BatchNorm depends on the batch, LayerNorm does not."""
         if self.batch_mates_changes is None:
             return Verdict("C24", "exact")
         layer, batch = self.batch_mates_changes["layer"], self.batch_mates_changes["batch"]
@@ -212,7 +212,7 @@ class EncoderQuestion(Question):
         return Verdict("C24", "exact", holds=layer < 1e-9 and batch > 1e-6, fields=fields)
 
     def _result_fields(self, claim: str) -> dict[str, Any]:
-        """What fills in the sentence beside the number of a claim."""
+        """Return the placeholders of the result message of a claim."""
         if claim == "C22" and all(array is not None for array in self.norms.values()):
             return {name: f"{norms[-1]:.1f}" for name, norms in self.norms.items() if norms is not None}
         if claim == "C26a" and all(array is not None for array in self.entropies.values()):
@@ -265,7 +265,7 @@ class EncoderQuestion(Question):
         return f'<div class="panes">{panes}</div>{listed}{self._batch_table()}'
 
     def _batch_table(self) -> str:
-        """Accuracies of models with BatchNorm by the statistics that they use."""
+        """Return the table of BatchNorm accuracies by the statistics in use."""
         rows = []
         for name, values in self.batch_accuracies.items():
             if values is not None and name in self.accuracies:
@@ -287,7 +287,7 @@ class EncoderQuestion(Question):
 
 
 def _is_early(trial: Trial) -> bool:
-    """Whether a measurement is of the first two seeds."""
+    """Return whether a measurement belongs to the first two seeds."""
     return all(part.settings["seed"] < 2 for part in trial.inputs or (trial,) if "seed" in part.settings)
 
 
@@ -296,12 +296,14 @@ def _mean_result(results: Results, trials: Sequence[Trial], name: str) -> np.nda
     return np.mean(values, axis=0) if values else None
 
 
-# What the cells do
+# Trial functions
 
 
 def gradients(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Norm of the loss's gradient in each block of an untrained model. Its head is drawn: from one that is zero, as
-    training begins with, no gradient reaches the blocks."""
+    """Measure the norm of the loss gradient in each block of an untrained model.
+
+    The head is drawn at random: with the zero head of the initial model, no gradient reaches the blocks.
+    """
     torch.manual_seed(settings["seed"])
     model = cast(ViT, build(read_config(settings))).train()
     lecun_normal_(model.head)
@@ -320,7 +322,7 @@ def gradients(settings: dict[str, Any], images: Images, _bundles: list[Path], _f
 
 
 def batch_mates(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """How far the output for an image moves, in training, if the other images of its batch are others."""
+    """Measure how much an image's output changes in training mode if the rest of its batch is replaced."""
     pixels = images.preprocess(images.training.spread(16).images).double()
     batch, other_batch = pixels[:8], torch.cat([pixels[:1], pixels[9:]])
     changes = {}
@@ -334,7 +336,7 @@ def batch_mates(settings: dict[str, Any], images: Images, _bundles: list[Path], 
 
 
 def attention_entropy(_settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Entropy of each layer's attention, mean over heads and images; 1 is uniform."""
+    """Measure the mean entropy of attention by layer. 1 is uniform."""
     model = cast(ViT, vitrail.load(bundles[0]).model)
     activations = vitrail.look(model, images.preprocess(images.test.spread(_SAMPLE).images))
     layout = model.layout()
@@ -346,7 +348,7 @@ def attention_entropy(_settings: dict[str, Any], images: Images, bundles: list[P
 
 
 def batch_statistics(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Accuracy if BatchNorm takes its statistics from the test images of a batch, as it does in training."""
+    """Measure accuracy if BatchNorm uses the statistics of test batches, as in training mode."""
     accuracies = []
     for batch in settings["batches"]:
         model: AnyModel = vitrail.load(bundles[0]).model.train()

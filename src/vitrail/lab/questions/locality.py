@@ -1,4 +1,4 @@
-"""How near does a model look? Receptive areas and distances of attention, against the amount of training data."""
+"""How local are models? Receptive areas and attention distances against the number of training images."""
 
 import functools
 import math
@@ -27,29 +27,29 @@ from vitrail.reports.page import Line, chart, figure, table
 
 _TASK = "vitrail.lab.questions.locality"
 _FAMILIES = ("vit", "resnet", "hybrid", "mixer")
-_PASSES = 3000  # forward passes of one image that a measurement costs
-_ATTENTION_IMAGES, _GRADIENT_IMAGES = 64, 24  # test images for attention, and for gradients
+_PASSES = 3000  # cost of a measurement in forward passes of one image
+_ATTENTION_IMAGES, _GRADIENT_IMAGES = 64, 24  # numbers of test images
 
 
 class LocalityQuestion(Question):
-    """Receptive areas of families, and how far heads look, on a grid of 7 x 7 patches or more."""
+    """Receptive areas and attention distances on a grid of 7 x 7 patches or more."""
 
     messages = words_beside(__file__)
     claims = ("C10", "C12a", "C15")
 
     @property
     def families(self) -> list[str]:
-        """Those whose layers have places, ViT and CNN first."""
+        """Compared families with spatial layers, ViT and CNN first."""
         return [name for name in _FAMILIES if name in self.lab.families]
 
     @property
     def counts(self) -> list[int]:
-        """The largest number of training images, the smallest, and one between."""
+        """Largest, smallest and a medium number of training images."""
         sizes = self.lab.sizes
         return list(dict.fromkeys((sizes[-1], sizes[0], sizes[len(sizes) // 2])))
 
     def _train(self, family: str, count: int, seed: int) -> Trial:
-        """Larger models than elsewhere, which see half as many images. Images of 8 px have a patch for each pixel."""
+        """Return a trial of a larger model that sees half as many images. Images of 8 px get one patch per pixel."""
         if self.lab.images.size != "Pico":
             return self.lab.train(family, count=count, seed=seed, size="Micro", seen=self.lab.seen // 2)
         patch = self.lab.images.matched_config(family).patch
@@ -58,7 +58,7 @@ class LocalityQuestion(Question):
 
     @functools.cached_property
     def trials(self) -> dict[tuple[str, int], list[Trial]]:
-        """What looks at trained models."""
+        """Measurements of trained models by family and size, one per seed."""
         return {
             (family, count): [
                 measurement_trial(f"{_TASK}:measure", self._train(family, count, seed), _PASSES)
@@ -70,7 +70,7 @@ class LocalityQuestion(Question):
 
     @functools.cached_property
     def untrained(self) -> dict[str, list[Trial]]:
-        """What looks at the same models before training."""
+        """Measurements of the same models before training."""
         return {
             family: [
                 measurement_trial(
@@ -83,7 +83,7 @@ class LocalityQuestion(Question):
 
     @functools.cached_property
     def proof_trial(self) -> Trial:
-        """What is exact."""
+        """Trial that checks the exact statements."""
         return Trial(f"{_TASK}:prove", {})
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
@@ -245,7 +245,7 @@ def _percent_range(values: Sequence[float]) -> str:
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Receptive areas after every layer; distances of heads where there are some."""
+    """Measure receptive areas of every layer, and attention distances for families with heads."""
     model = open_model(settings, bundles)
     pixels, _ = read_test_images(images, _ATTENTION_IMAGES)
     depth = model.config.depth
@@ -265,7 +265,7 @@ def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _fold
 
 
 def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """What is exact: from how many tokens (or patches) at most the gradient of one token's output comes."""
+    """Count the tokens (or patches) that the gradient of one token's output reaches, in each type of layer."""
     model = redraw(cast(ViT, create("ViT-Micro/4", classes=5)).double(), std=0.3)
     images = random_images(model, 1)
     block, prefix = model.blocks[0], model.config.prefix
@@ -286,11 +286,11 @@ def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _fol
 
 
 def reached_tokens(layer: Callable[[Tensor], Tensor], source: Tensor, by_token: Callable[[Tensor], Tensor]) -> Tensor:
-    """Whether the gradient of each token's output (rows) is other than zero at each token of the input, (N, N)."""
+    """Return whether the gradient of each output token (rows) is nonzero at each input token, (N, N)."""
     source = source.detach().clone().requires_grad_()
     with torch.enable_grad():
         output_1ND = layer(source)
-        # A plain sum of features would be blind to whatever a norm removes.
+        # Random signs, because a norm removes the plain sum of features.
         signs = torch.randn(output_1ND.shape[-1], generator=torch.Generator().manual_seed(0), dtype=output_1ND.dtype)
         rows = []
         for token in range(output_1ND.shape[1]):

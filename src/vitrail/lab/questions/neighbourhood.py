@@ -1,6 +1,6 @@
-"""Who uses that pixels have neighbours? Models trained again on images whose pixels are permuted, always alike.
+"""Which families use the neighbourhood of pixels? Models are trained on images with a fixed permutation of pixels.
 
-Where weights can follow a permutation, training cannot notice it: that is proved, and nothing is trained.
+If permuted weights give the same logits, the permutation has no effect on training. That is proved without training.
 """
 
 import copy
@@ -37,20 +37,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {}),
     "mlp": ("mlp", {}),
 }
-"""Family and changes by name."""
-_TRAINED_EQUAL = 1e-6  # after some steps of training, whose rounding errors add up
+"""Family and changed settings by name of the variant."""
+_TRAINED_EQUAL = 1e-6  # tolerance after training steps, because rounding errors accumulate
 _RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
 
 
 class NeighbourhoodQuestion(Question):
-    """What permutations of pixels cost each family."""
+    """Loss of each family under permutations of pixels."""
 
     messages = words_beside(__file__)
     claims = ("C13", "C14", "C34a", "C36", "P2")
 
     @functools.cached_property
     def patch(self) -> Pair:
-        """The patch of the lab's ViT: what is within and what is between patches is the same for all families."""
+        """Patch of the lab's ViT. It defines the permutations for all families."""
         height, width = self.lab.images.matched_config("vit").to_document()["patch"]
         return height, width
 
@@ -60,7 +60,7 @@ class NeighbourhoodQuestion(Question):
 
     @functools.cached_property
     def trials(self) -> dict[tuple[str, str], list[Trial]]:
-        """The cells of every variant, unpermuted ("") and at each level that its weights cannot follow."""
+        """Trials by variant and level: unpermuted (""), and each level that its weights cannot be permuted for."""
         by_level = {}
         variants = {name: variant for name, variant in VARIANTS.items() if variant[0] in self.lab.families}
         for name, (family, changes) in variants.items():
@@ -105,14 +105,14 @@ class NeighbourhoodQuestion(Question):
         self.proof = results.get(self.proof_trial)
 
     def _follows(self, name: str, level: str) -> bool:
-        """Whether weights were proved to follow permutations of a level, and training with them."""
+        """Return whether permuted weights were proved to undo permutations of a level, also during training."""
         change = None if self.proof is None else self.proof["families"][name][level]
         return bool(
             change and change["after"] is not None and change["after"] < EQUAL and change["training"] < _TRAINED_EQUAL
         )
 
     def loss(self, name: str, level: str) -> Estimate | None:
-        """The permutation's cost in skill (PSI): exactly 0 where weights can follow it; None if it is not known."""
+        """Return the share of skill lost under a permutation: exactly 0 if proved, None if unknown."""
         if self._follows(name, level):
             return Estimate(0.0, 0.0)
         if (name, level) not in self.accuracies or (name, "") not in self.accuracies:
@@ -214,7 +214,7 @@ def _loss_text(loss: Estimate | None, exactly: str) -> str:
 
 
 def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Which permutations weights can follow, before and after training; and where ViT knows the grid."""
+    """Check which permutations can be undone in the weights, and where ViT uses the grid."""
     patch = tuple(settings["patch"])
     configs = {name: read_model(document) for name, document in settings["models"].items()}
     result = {
@@ -228,7 +228,7 @@ def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _fold
 
 
 def _follow(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | None]:
-    """How much a permutation changes the answers: as it is, after weights followed it, and after training so."""
+    """Measure how much a permutation changes the logits: as is, with permuted weights, and after training both."""
     model, order = random_model(config), permutation(level, config.resolution, patch, 0)
     images = random_images(model)
     moved, twin = move(images, order), copy.deepcopy(model)
@@ -245,7 +245,7 @@ def _follow(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | N
 
 
 def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
-    """Logits after some steps of the lab's optimiser."""
+    """Train for a few steps with the lab's optimiser and return the logits."""
     labels = torch.arange(len(images)) % model.config.classes
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     for _ in range(steps):
@@ -258,7 +258,7 @@ def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
 
 
 def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
-    """Whether tokens are made of the same sets of pixels after a permutation: what no place for weights can change."""
+    """Return whether tokens consist of the same sets of pixels after a permutation. No weights can change that."""
     model = random_model(config)
     sets = []
     for order in (
@@ -275,8 +275,10 @@ def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
 
 
 def _resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
-    """How much two models differ at twice the resolution that are equal at their own: one whose patches are mirrored,
-    and so keep their neighbours, and one whose patches are shuffled."""
+    """Compare models at twice the resolution that are equal at their own resolution.
+
+    In one, patches are mirrored, which keeps neighbours. In the other, patches are shuffled.
+    """
     model, (height, width) = random_model(config), config.resolution
     grid, large = (height // patch[0], width // patch[1]), (2 * height, 2 * width)
     mirrored, shuffled = copy.deepcopy(model), copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Does the order in which patches are read matter? An LSTM under five orders, and ViT, which has none, beside it."""
+"""Does the reading order of patches matter? An LSTM with five orders, and ViT, which has none, as a control."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 ORDERS = ("raster", "reversed", "random", "column", "snake")
-_SAMPLE = 256  # test images whose gradients are taken
+_SAMPLE = 256  # test images for gradients
 
 
 class OrderQuestion(Question):
-    """The same LSTM, reading in other orders."""
+    """The same LSTM with five reading orders."""
 
     messages = words_beside(__file__)
     claims = ("C32b", "C33")
 
     @functools.cached_property
     def trials(self) -> dict[str, list[Trial]]:
-        """The LSTM of each order, and ViT, a seed each."""
+        """Trials of the LSTM by order, and of ViT, one per seed."""
 
         def train_seeds(family: str, **changes: Any) -> list[Trial]:
             seeds = self.lab.seeds_for(self.lab.default_size)
@@ -47,7 +47,7 @@ class OrderQuestion(Question):
 
     @functools.cached_property
     def measured(self) -> dict[str, list[Trial]]:
-        """How strongly each patch counts, by the time at which it is read; ViT's in raster order."""
+        """Measurements of the influence of each patch by reading time. ViT uses raster order."""
         task, passes = "vitrail.lab.questions.order:measure", 30.0 * _SAMPLE
         return {
             name: [
@@ -91,7 +91,7 @@ class OrderQuestion(Question):
         yield Verdict("C33", "exact", holds=self._assumes_order())
 
     def _forgets(self, order: str) -> Estimate:
-        """How much later than evenly the patches lie that count."""
+        """Return the recency index minus 0.5, its value for even influence."""
         noise = self.noise if order in ORDERS else self.control_noise
         estimate = mean_of([result["after"]["recency"] - 0.5 for result in self.measurements[order]], noise)
         return estimate._replace(is_cut_off=order in self.accuracies.cut_off)
@@ -124,8 +124,10 @@ class OrderQuestion(Question):
             yield "order-strength", chart(lines, self.t("time", "tspan"), self.t("strength", "tspan"), dots=True)
 
     def _strength_curves(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """How strongly patches count by the time of reading, mean 1: over all orders, so that what an image shows where
-        is averaged out."""
+        """Yield the influence of patches by reading time, with mean 1.
+
+        It is averaged over all orders, so that the content of images at each position averages out.
+        """
         orders = [order for order in ORDERS if order in self.measurements]
         for when, colour in (("after", COLOURS["lstm"]), ("before", 7)):
             if orders:
@@ -193,7 +195,7 @@ class OrderQuestion(Question):
 
 
 def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Another order is another answer of an LSTM, whose states never see what comes later; ViT is the contrast."""
+    """Check that an LSTM depends on the order and that its states depend on earlier patches only, unlike ViT."""
     lstm, vit = (read_model(settings["models"][family]) for family in ("lstm", "vit"))
     plain, patch = random_model(lstm), settings["models"]["lstm"]["patch"]
     images, grid = random_images(plain), lstm.grid or (1, 1)
@@ -216,9 +218,9 @@ def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _fold
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """How strongly patches count by the time of reading, untrained and trained, and what reading backwards changes.
+    """Measure the influence of patches by reading time, untrained and trained, and the effect of reading backwards.
 
-    The head of an untrained model is zero, and would hear nothing: there it is drawn at random.
+    The head of the untrained model is drawn at random, because with its initial zeros all gradients are 0.
     """
     bundle = load(bundles[0])
     trained: Any = bundle.provenance["lab"]

@@ -1,4 +1,4 @@
-"""How should a patch know where it was? Seven kinds of position, where they enter, and what learned ones learn."""
+"""How should positions be encoded? Seven encodings, where they enter, and what learned positions learn."""
 
 import functools
 import math
@@ -27,20 +27,20 @@ from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 KINDS = ("none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")
 PLACES = ("every", "shared")
-"""Where learned-1d may enter besides once, at the input."""
+"""Other places for learned-1d than once at the input."""
 MARGIN = 0.01
-"""About equal: within one point."""
+"""Margin of equality: one percentage point."""
 
 
 class PositionQuestion(Question):
-    """ViT with each kind of position, otherwise alike."""
+    """The same ViT with each position encoding."""
 
     messages = words_beside(__file__)
     claims = ("C17", "C18", "C19", "C20", "C21", "P1")
 
     @functools.cached_property
     def trials(self) -> dict[tuple[str, int], list[Trial]]:
-        """The cells of every variant and size, a seed each."""
+        """Trials by variant and size, one per seed."""
         variants = {kind: {"position": kind} for kind in KINDS} | {place: {"position_at": place} for place in PLACES}
         counts = dict.fromkeys((self.lab.default_size, self.lab.sizes[0]))
         return {
@@ -53,7 +53,7 @@ class PositionQuestion(Question):
 
     @functools.cached_property
     def fine(self) -> list[Trial]:
-        """Learned positions of a grid that is large enough to show structure."""
+        """Trials with learned positions on a grid large enough to show structure."""
         if self.lab.images.size == "Pico":
             return self.trials["learned-1d", self.lab.default_size]
         seeds, seen = self.lab.seeds_for(self.lab.default_size), self.lab.seen // 2
@@ -63,7 +63,7 @@ class PositionQuestion(Question):
 
     @functools.cached_property
     def measured(self) -> dict[str, Trial]:
-        """What every kind's encoding is after training."""
+        """Measurements of the trained encodings."""
         return {
             kind: measurement_trial(
                 "vitrail.lab.questions.position:measure", self.trials[kind, self.lab.default_size][0], 0
@@ -94,7 +94,7 @@ class PositionQuestion(Question):
 
     def read(self, results: Results) -> None:
         def of_size(count: int) -> Accuracies:
-            """Each size has its own seed noise: small training sets have more."""
+            """Return accuracies of one size. Seed noise is per size, because small sets have more."""
             return Accuracies(results, {name: trials for (name, at), trials in self.trials.items() if at == count})
 
         self.accuracies, self.smallest_accuracies = of_size(self.lab.default_size), of_size(self.lab.sizes[0])
@@ -104,7 +104,7 @@ class PositionQuestion(Question):
         }
         fine_results = [result for trial in self.fine if (result := results.get(trial)) is not None]
         self.structure_curves = [np.array(result["places"]) for result in fine_results if result.get("places")]
-        """For each seed (looks, 4): step, additive, row and column; the first one before training."""
+        """For each seed (evaluations, 4): step, additive, row, column. The first row is before training."""
         self.is_fine_cut_off = any(map(results.is_cut_off, self.fine))
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -119,7 +119,7 @@ class PositionQuestion(Question):
         )
 
     def _weakest_kind(self, leads: Mapping[str, Estimate | None]) -> dict[str, str]:
-        """The kind that is least ahead of no positions."""
+        """Return the encoding with the smallest lead over no positions."""
         values = {kind: lead.value for kind, lead in leads.items() if lead is not None}
         return {"kind": min(values, key=lambda kind: values[kind])} if values else {}
 
@@ -127,7 +127,7 @@ class PositionQuestion(Question):
         return self.accuracies.difference(kind, other_kind)
 
     def _learned(self) -> Estimate | None:
-        """The smaller of what training adds to the R2 of rows and of columns."""
+        """Return the smaller gain of R2 by training, of rows and of columns."""
         if not self.structure_curves:
             return None
         gains = [[float((course[-1] - course[0])[at]) for course in self.structure_curves] for at in (2, 3)]
@@ -196,7 +196,7 @@ class PositionQuestion(Question):
         return f'<div class="panes">{panes}</div>{self._table()}{self.t("conditions-note", "p")}'
 
     def _ends(self) -> dict[str, str]:
-        """R2 of rows and columns before and after training."""
+        """Return R2 of rows and columns before and after training, formatted."""
         if not self.structure_curves:
             return {"before": "-", "after": "-"}
         first, last = (np.mean(self.structure_curves, axis=0)[at, 2:] for at in (0, -1))
@@ -257,7 +257,7 @@ def _before_after_text(conditions: dict[str, Any], name: str) -> str:
 
 
 def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Without positions the order of patches is lost, with any kind it is not; and sinusoids are good encodings."""
+    """Check that only a ViT without positions ignores the order of patches, and the properties of sinusoids."""
     config = read_model(settings["model"])
     order = permutation("patches", config.resolution, settings["model"]["patch"], 0)
 
@@ -276,7 +276,7 @@ def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _fold
 
 
 def _sinusoids(name: str, width: int) -> dict[str, float]:
-    """The three conditions of sinusoids, the worst over lengths, and how much a distance depends on the length."""
+    """Return the worst properties of sinusoids over grid sizes, and how much distances depend on the grid size."""
     worst = {"unique": np.inf, "bounded": 0.0, "uneven": 0.0, "length": 0.0}
     first = None
     for side in (4, 14, 24):
@@ -290,14 +290,14 @@ def _sinusoids(name: str, width: int) -> dict[str, float]:
         worst["unique"] = min(worst["unique"], result.unique)
         worst["bounded"] = max(worst["bounded"], result.bounded)
         worst["uneven"] = max(worst["uneven"], result.uneven)
-        near = separations[0, 1:4, 0]  # to the next three of the row, which every length has
+        near = separations[0, 1:4, 0]  # to the next three positions of the row, which exist in every grid
         first = near if first is None else first
         worst["length"] = max(worst["length"], float(np.abs(near - first).max()))
     return worst
 
 
 def measure(_settings: dict[str, Any], _images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """The three conditions of a trained model's encoding, before and after training."""
+    """Measure the properties of a model's encoding before and after training."""
     bundle = load(bundles[0])
     models = {"before": open_model(bundle.provenance["lab"], []), "after": bundle.model}
     return Outcome({when: _measure_encoding(model) for when, model in models.items()}, {})
@@ -305,7 +305,7 @@ def measure(_settings: dict[str, Any], _images: Images, bundles: list[Path], _fo
 
 @torch.no_grad()
 def _measure_encoding(model: Any) -> dict[str, float]:
-    """Of what the model's position says of each pair of patches."""
+    """Measure the properties of the encoding of patch pairs by the model's position module."""
     config, position = model.config, model.position
     added, rotation = position_table(model), position.rotation(model)
     if rotation is not None:

@@ -1,7 +1,8 @@
-"""Does an answer that needs two distant points get learned? Two marks in an image, the same or not.
+"""Can a model learn relations of two distant points? Images with two marks, equal or different.
 
-An image is noise with two marks on a grid of 7 x 7 cells of 4 x 4 pixels: stripes that lie or stand. Its class is
-whether they are the same. Each mark alone tells nothing, so whatever sees one at a time is right half of the time.
+An image is noise with two marks on a grid of 7 x 7 cells of 4 x 4 pixels. A mark is horizontal or vertical stripes. The
+class is whether the marks are equal. One mark carries no information, so a model that sees one mark at a time is
+correct half of the time.
 """
 
 import functools
@@ -23,26 +24,26 @@ from vitrail.models.config import ModelConfig
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, image, table
 
-CELL, GRID = 4, 7  # pixels of a cell; cells in a row
+CELL, GRID = 4, 7  # side of a cell in pixels; cells per row
 DISTANCES = tuple(range(1, GRID))
 _TRAINING, _VALIDATION, _TEST = 30_000, 1200, 3000
 _SEEN = 50_000
-_NOISE, _MARK = 128, 96  # levels of the noise, and what the bright pixels of a mark add
+_NOISE, _MARK = 128, 96  # levels of the noise; added brightness of a mark
 LABELS = ("different", "same")
 
 MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
-"""`wide` is a CNN of the same cost whose units see all of the image."""
+"""`wide` is a CNN of the same cost with a receptive field of the whole image."""
 
 
 class RangeQuestion(Question):
-    """All models at equal cost, on images that are made for it: those of the lab are not used."""
+    """Models of equal cost on generated images. The images of the lab are not used."""
 
     messages = words_beside(__file__)
     claims = ("C16a", "C16b")
 
     @functools.cached_property
     def trials(self) -> dict[str, list[Trial]]:
-        """A seed each."""
+        """Trials by model, one per seed."""
         return {
             name: [
                 Trial(
@@ -115,7 +116,7 @@ class RangeQuestion(Question):
         return f'<div class="panes">{answers}{self._examples()}</div>{listed}'
 
     def _examples(self) -> str:
-        """Two images of the task."""
+        """Return a figure with two images of the task."""
         pixels, same = make_marks(2 * len(DISTANCES), seed=0)
         farthest = (len(DISTANCES) - 1, 2 * len(DISTANCES) - 1)
         pictures = "".join(image(pixels[index], LABELS[same[index]]) for index in farthest)
@@ -129,7 +130,7 @@ class RangeQuestion(Question):
 
 
 def config_of(name: str) -> ModelConfig:
-    """A model of the task, as dear as the ViT on its cells within a few per cent."""
+    """Return the config of a model, at the cost of the ViT with one patch per cell within a few per cent."""
     vit = zoo.small("Nano", "vit").replace(classes=2, patch=CELL, width=32, mlp=64)
     match name:
         case "vit":
@@ -144,12 +145,12 @@ def config_of(name: str) -> ModelConfig:
 
 
 def distances(count: int) -> np.ndarray:
-    """How many cells lie between the marks of each test image, the larger of rows and columns: all equally often."""
+    """Return the Chebyshev distance of the marks of each test image in cells. All are equally frequent."""
     return np.arange(count) % len(DISTANCES) + 1
 
 
 def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (count, 28, 28, 1) and whether their marks are the same, both equally often at every distance."""
+    """Draw images (count, 28, 28, 1) and whether their marks are equal, half of them at every distance."""
     generator = np.random.default_rng(seed)
     cells = list(itertools.product(range(GRID), repeat=2))
     pairs: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {far: [] for far in DISTANCES}
@@ -170,13 +171,13 @@ def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(1)
 def mark_images() -> Images:
-    """The images of the task, as a lab has them."""
+    """Return the generated images in the form of a lab's images."""
     parts = {"training": _TRAINING, "validation": _VALIDATION, "test": _TEST}
     splits = [Split(name, *make_marks(count, seed)) for seed, (name, count) in enumerate(parts.items())]
     return Images("marks", LABELS, "Nano", *splits, fingerprint="marks")
 
 
 def train_on_marks(settings: dict[str, Any], _images: Images, bundles: list[Path], folder: Path) -> Outcome:
-    """Train one model on the two marks, by the protocol of the lab."""
+    """Train one model on the generated images by the lab's protocol."""
     usual = {"count": _TRAINING, "recipe": {}, "augment": False, "permutation": None}
     return train({**usual, **settings}, mark_images(), bundles, folder)

@@ -1,4 +1,4 @@
-"""What is still known of an image that is taken apart? Shuffled blocks, dropped cells, filtered frequencies."""
+"""How robust are models to perturbed images? Shuffled blocks, dropped patches, filtered frequencies."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ _MAX_IMAGES = 2000  # test images
 
 
 class RobustnessQuestion(Question):
-    """Accuracy on changed test images, of models that were trained on images as they are. It answers no claim."""
+    """Accuracy on perturbed test images of models trained on unperturbed images. It has no claims."""
 
     messages = words_beside(__file__)
 
     @functools.cached_property
     def trials(self) -> dict[str, list[Trial]]:
-        """What looks at the models of each family that were trained on the most images."""
+        """Measurements of each family at the largest size, one per seed."""
         count = self.lab.sizes[-1]
         passes = (len(_perturbations(self.lab.images)) + 1) * min(_MAX_IMAGES, len(self.lab.images.test))
         return {
@@ -112,13 +112,13 @@ def _read_right(name: str, result: dict[str, Any]) -> np.ndarray:
 
 
 def _perturbations(images: Images) -> dict[str, perturbations.Perturbation]:
-    """Cells that are dropped are the patches of the lab's ViT."""
+    """Return the perturbations. Dropped patches are those of the lab's ViT."""
     grid = images.config(images.size, "vit").grid or (1, 1)
     return perturbations.other_perturbations(perturbations.shuffle_grids(images.resolution), grid)
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Whether each test image is named rightly under each change."""
+    """Record which test predictions are correct under each perturbation."""
     model = open_model(settings, bundles)
     pixels, labels = read_test_images(images, _MAX_IMAGES)
     plain = perturbations.predict_probabilities(model, pixels).argmax(axis=1)

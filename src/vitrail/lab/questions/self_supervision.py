@@ -1,4 +1,4 @@
-"""What is learned without labels? iGPT's next pixel and masked patches, then a linear probe on frozen features."""
+"""What do models learn without labels? Next-pixel prediction and masked patches, then linear probes."""
 
 import dataclasses
 import functools
@@ -23,8 +23,8 @@ from vitrail.models.create import build
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import table
 
-_SEEN = {"igpt": 0.1, "vit": 1.0}  # of the lab's images seen: a token for each pixel is dear
-_PROBED = 3000  # labelled images at most
+_SEEN = {"igpt": 0.1, "vit": 1.0}  # share of the lab's images seen: one token per pixel is expensive
+_PROBED = 3000  # largest number of labelled images
 
 VARIANTS = {
     "iGPT": ("igpt", {}, "next-pixel"),
@@ -34,14 +34,14 @@ VARIANTS = {
 
 
 class SelfSupervisionQuestion(Question):
-    """Two sizes of iGPT and a ViT, each trained without labels and left untrained; raw pixels beside them."""
+    """Linear probes on two sizes of iGPT and a ViT, each trained without labels and untrained, and on raw pixels."""
 
     messages = words_beside(__file__)
     claims = ("C35",)
 
     @functools.cached_property
     def trials(self) -> dict[tuple[str, bool], list[Trial]]:
-        """By variant and whether it is trained; a seed each."""
+        """Trials by (variant, is trained), one per seed."""
         seeds = range(self.lab.seeds)
         return {
             (name, is_trained): [self._trial(name, seed, is_trained=is_trained) for seed in seeds]
@@ -69,7 +69,7 @@ class SelfSupervisionQuestion(Question):
 
     @functools.cached_property
     def pixel_trial(self) -> Trial:
-        """The same probe on raw pixels."""
+        """Trial of a probe on raw pixels."""
         return Trial("vitrail.lab.questions.self_supervision:probe_pixels", {"count": self.lab.sizes[-1]}, work=5e9)
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
@@ -114,13 +114,13 @@ class SelfSupervisionQuestion(Question):
 
 
 def _few_pixels(images: Images) -> dict[str, Any]:
-    """iGPT sees small images: each of their pixels is a token."""
+    """Return a small resolution for iGPT, which has one token per pixel."""
     side = min(14, images.resolution[0])
     return {"resolution": [side, side]}
 
 
 def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder: Path) -> Outcome:
-    """Train without labels (or not at all), then probe the layer that tells classes best by validation images."""
+    """Train without labels (or not at all), then probe the layer with the best validation accuracy."""
     config = read_model(settings["model"])
     images = _resize(images, config)
     torch.manual_seed(settings["seed"])
@@ -150,7 +150,7 @@ def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder
 
 
 def _resize(images: Images, config: ModelConfig) -> Images:
-    """The images at the size of a model."""
+    """Resize the images to the resolution of a model."""
     preprocess = images.preprocess.replace(resolution=config.resolution)
     parts: dict[str, Any] = {}
     for name in ("training", "validation", "test"):
@@ -160,7 +160,7 @@ def _resize(images: Images, config: ModelConfig) -> Images:
 
 
 def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[float, np.ndarray]:
-    """Accuracy on validation images, and right answers to test images, of least squares on the features of a layer."""
+    """Return validation accuracy and test correctness of least squares on the features of a layer."""
     splits = (few, images.validation, images.test)
     features = [extract(model, images.preprocess, split, layer=layer, workers=0, batch=250) for split in splits]
     linear, _ = ridge(features[0], few.labels, classes=len(images.labels))
@@ -172,7 +172,7 @@ def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[flo
 
 
 def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """The same probe on raw pixels."""
+    """Fit a linear probe on raw pixels."""
     few = images.subset(settings["count"]).spread(_PROBED)
     flat = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
     linear, _ = ridge(flat[0], few.labels, classes=len(images.labels))

@@ -1,4 +1,4 @@
-"""When does a larger model pay? The model doubled once in width and once in depth, with few and with many images."""
+"""When do larger models help? The model with double width or double depth, with few and with many images."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -29,18 +29,18 @@ Key = tuple[str, str, int]
 
 
 class SizeQuestion(Question):
-    """ViT decides; the CNN is reported beside it."""
+    """ViT decides. The CNN is reported for comparison."""
 
     messages = words_beside(__file__)
     claims = ("C5", "C9")
 
     @functools.cached_property
     def ends(self) -> tuple[int, ...]:
-        """The smallest and the largest number of images."""
+        """Smallest and largest number of images."""
         return tuple(dict.fromkeys((self.lab.sizes[0], self.lab.sizes[-1])))
 
     def changes(self, family: str, variant: str) -> dict[str, Any] | None:
-        """What a variant changes of the family's model."""
+        """Return the changes of a variant to the family's model."""
         config = self.lab.images.matched_config(family)
         match variant:
             case "deeper":
@@ -51,7 +51,7 @@ class SizeQuestion(Question):
 
     @functools.cached_property
     def trials(self) -> dict[Key, list[Trial]]:
-        """By family, variant and number of images; a seed each."""
+        """Trials by family, variant and number of images, one per seed."""
         return {
             (family, variant, count): [
                 self.lab.train(family, count=count, seed=seed, changes=self.changes(family, variant))
@@ -74,7 +74,7 @@ class SizeQuestion(Question):
         self.training_accuracy = mean_training_accuracies(results, self.trials)
 
     def growth(self, family: str, variant: str) -> Estimate | None:
-        """What doubling gains with many images, less what it gains with few."""
+        """Return the gain of doubling with many images minus its gain with few."""
         few, many = self.ends[0], self.ends[-1]
         return self.accuracies.contrast(
             (1.0, (family, variant, many)),
@@ -89,25 +89,25 @@ class SizeQuestion(Question):
         yield Verdict("C9", "reported", fields=self._gap_fields())
 
     def _lead_fields(self) -> dict[str, str]:
-        """Whether the large model is better at all, where there are most images."""
+        """Return the gain of the larger models at the largest size, formatted."""
         many = self.ends[-1]
         leads = {variant: self.gain("vit", variant, many) for variant in DOUBLED}
         texts = {variant: difference_text(lead) for variant, lead in leads.items() if lead is not None}
         return texts | {"count": f"{many:,}"} if len(texts) == len(DOUBLED) else {}
 
     def _gap_fields(self) -> dict[str, str]:
-        """Train-test gap of the ViT by its size, where there are fewest images."""
+        """Return the train-test gap of the ViT variants at the smallest size, formatted."""
         few = self.ends[0]
         variants = [variant for variant in VARIANTS if ("vit", variant, few) in self.accuracies]
         texts = {variant: points_text(self.gap(("vit", variant, few))) for variant in variants}
         return texts | {"count": f"{few:,}"} if len(texts) == len(VARIANTS) else {}
 
     def gap(self, key: Key) -> float:
-        """Training accuracy less test accuracy."""
+        """Return training accuracy minus test accuracy."""
         return self.training_accuracy[key] - self.accuracies.estimate(key).value
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:
-        """What doubling adds to the accuracy."""
+        """Return the gain in accuracy of doubling."""
         return self.accuracies.difference((family, variant, count), (family, "base", count))
 
     def figures(self) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What is pre-training worth? On half of the classes, with more and more images; then the other half from a few."""
+"""How much does pre-training help? Pre-train on half of the classes, then learn the other half from few images."""
 
 import dataclasses
 import functools
@@ -36,21 +36,21 @@ from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "resnet")
 HEADS = {"linear": {}, "hidden": {"representation": "tanh"}}
-SHOTS, DRAWS = 5, 5  # images of each new class, and how often they are chosen
-_TUNED = 30  # images of each new class for fine-tuning
+SHOTS, DRAWS = 5, 5  # images per new class, and number of random choices of them
+_TUNED = 30  # images per new class for fine-tuning
 
 Key = tuple[str, str, int]
 
 
 class TransferQuestion(Question):
-    """ViT and the CNN; ViT with a linear head and with a hidden layer, which goes after pre-training."""
+    """ViT and CNN. ViT is pre-trained with a linear head and with a hidden layer, which is dropped afterwards."""
 
     messages = words_beside(__file__)
     claims = ("C6", "C28")
 
     @functools.cached_property
     def trials(self) -> dict[Key, list[Trial]]:
-        """By family, head and number of images; a seed each. Two classes on each side are the least."""
+        """Trials by family, head and number of images, one per seed. Each half needs at least two classes."""
         if len(self.lab.images.labels) < 4:
             return {}
         families = [name for name in FAMILIES if name in self.lab.families]
@@ -101,27 +101,27 @@ class TransferQuestion(Question):
         return self._contrast(method, (1.0, key))
 
     def _contrast(self, method: str, *terms: tuple[float, Key]) -> Estimate | None:
-        """A weighted sum of accuracies; None if one of them was not run."""
+        """Return a weighted sum of accuracies. None if one of them was not run."""
         values = self.accuracies[method]
         if any(key not in values for _, key in terms):
             return None
-        # Which answers were right is not kept: as if each accuracy had test images of its own, which is more noise.
+        # Correctness per image is not stored, so the test images are treated as independent, which is conservative.
         images = math.hypot(*(weight * self._sampled(values[key]) for weight, key in terms))
         estimate = sum_of_means([(weight, values[key], self.noises[method, key[2]]) for weight, key in terms], images)
         return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
 
     def _sampled(self, shares: Sequence[float]) -> float:
-        """The standard error that the test images of the new classes leave in an accuracy."""
+        """Return the standard error of an accuracy from the test images of the new classes."""
         share = float(np.mean(shares))
         return math.sqrt(share * (1 - share) / self.tested)
 
     @functools.cached_property
     def tested(self) -> int:
-        """Test images of the new classes."""
+        """Number of test images of the new classes."""
         return len(halves(self.lab.images)[1].test)
 
     def _gain(self, family: str) -> Estimate | None:
-        """Few-shot accuracy after the largest less after the smallest pre-training set."""
+        """Return few-shot accuracy after the largest pre-training set minus that after the smallest."""
         few, many = ((family, "linear", count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
         return self._contrast("fewshot", (1.0, many), (-1.0, few))
 
@@ -183,8 +183,10 @@ class TransferQuestion(Question):
 
 
 def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], folder: Path) -> Outcome:
-    """Pre-train on one half of the classes, then learn the other half: from few images by least squares on frozen
-    features, and by fine-tuning from some more."""
+    """Pre-train on one half of the classes, then learn the other half.
+
+    It is learned from few images by least squares on frozen features, and from more images by fine-tuning.
+    """
     first, second = halves(images)
     split = first.subset(settings["count"] // len(images.labels) * len(first.labels))
     torch.manual_seed(settings["seed"])
@@ -207,7 +209,7 @@ def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], fol
 
 
 def halves(images: Images) -> tuple[Images, Images]:
-    """The images of one half of the classes, and of the other."""
+    """Split the images into two halves by class."""
     order = rng.permutation(len(images.labels), 0, stream="lab halves")
     middle = len(order) // 2
     return _select_classes(images, order[:middle]), _select_classes(images, order[middle:])
@@ -226,7 +228,7 @@ def _of_classes(split: Split, classes: np.ndarray) -> Split:
 
 
 def _few_shots(model: Any, images: Images, seed: int) -> float:
-    """Accuracy on the test images of least squares on the features of a few images of each class."""
+    """Return the test accuracy of least squares on the features of a few images per class."""
     few = images.training.take(sample_per_class(images.training.labels, SHOTS, seed, stream="lab shots"))
     features = [extract(model, images.preprocess, split, workers=0, batch=500) for split in (few, images.test)]
     linear, _ = ridge(features[0], few.labels, classes=len(images.labels))

@@ -1,4 +1,4 @@
-"""Is a shifted object the same object? Answers and features under shifts, before and after training."""
+"""Are models invariant to shifts? Predictions and features under shifts, before and after training."""
 
 import functools
 import math
@@ -27,18 +27,18 @@ from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 _TASK = "vitrail.lab.questions.translation"
-_MAX_IMAGES, _FEATURE_IMAGES = 2000, 64  # test images for answers, and for features
+_MAX_IMAGES, _FEATURE_IMAGES = 2000, 64  # numbers of test images for predictions and for features
 
 
 class TranslationQuestion(Question):
-    """Shift consistency among right answers, accuracy against shift, and how far features are from equivariant."""
+    """Shift consistency of correct predictions, accuracy against shift, and equivariance errors of features."""
 
     messages = words_beside(__file__)
     claims = ("C11", "C12b")
 
     @functools.cached_property
     def trials(self) -> dict[tuple[str, int], list[Trial]]:
-        """What looks at trained models, for every family at the largest and the smallest size."""
+        """Measurements of trained models by family, at the largest and the smallest size, one per seed."""
         ends = dict.fromkeys((self.lab.sizes[-1], self.lab.sizes[0]))
         passes = 10 * min(_MAX_IMAGES, len(self.lab.images.test))
         return {
@@ -52,7 +52,7 @@ class TranslationQuestion(Question):
 
     @functools.cached_property
     def untrained(self) -> dict[str, list[Trial]]:
-        """What looks at the same models before training."""
+        """Measurements of the same models before training."""
         count = self.lab.sizes[-1]
         return {
             family: [
@@ -69,7 +69,7 @@ class TranslationQuestion(Question):
 
     @functools.cached_property
     def proof_trial(self) -> Trial:
-        """What is exact."""
+        """Trial that checks the exact statements."""
         return Trial(f"{_TASK}:prove", {})
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
@@ -90,7 +90,7 @@ class TranslationQuestion(Question):
         self.far = perturbations.shift_distances(self.lab.images.resolution[1])
 
         def measured_values(read_value: Callable[[dict[str, Any]], Any]) -> MeasuredValues:
-            """Each size has its own seed noise: small training sets have more."""
+            """Read one value. Each size has its own seed noise, because small training sets have more."""
             return MeasuredValues(results, self.trials, read_value, lambda key: key[1])
 
         self.accuracy = {0: measured_values(_read_right)}
@@ -155,7 +155,7 @@ class TranslationQuestion(Question):
                 )
 
     def _pooled_error(self, family: str, trained: bool) -> Estimate | None:
-        """How far pooled features are from the same after a shift by one pixel."""
+        """Return the error of the pooled features under a shift by one pixel."""
         values = self.errors.get((family, trained), {}).get("pooled", {}).get(1)
         return None if values is None else values.estimate(family)
 
@@ -287,7 +287,7 @@ def _error(layer: str, far: str, result: dict[str, Any]) -> list[float]:
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Answers to shifted test images (of a trained model), and how far features are from equivariant."""
+    """Record predictions for shifted test images (trained models only) and measure equivariance errors."""
     model = open_model(settings, bundles)
     pixels, labels = read_test_images(images, _MAX_IMAGES)
     patch = images.config(images.size, "vit").patch
@@ -321,7 +321,7 @@ def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _fold
 
 @torch.no_grad()
 def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """What is exact: the largest change of an output, as a share of how much outputs of different images differ."""
+    """Measure the largest change of an output, relative to the spread of outputs over images."""
 
     def relative_change(pixels: int, **perturbations: Any) -> float:
         model = redraw(create("ResNet-Nano", classes=5, **perturbations).double(), std=0.3)
