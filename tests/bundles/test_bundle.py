@@ -201,7 +201,7 @@ def test_a_newer_format_and_an_unknown_family_are_refused(copy):
         ("config.json", lambda fields: [], "does not state its format"),
         ("config.json", lambda fields: {**fields, "resolution": [8, "8"]}, "Resolution must be"),
         ("labels.json", lambda labels: labels[:2], "Labels must be one for each of the model's 3 classes, got 2"),
-        ("labels.json", lambda labels: "abc", "Labels must be a list, got str"),
+        ("labels.json", lambda labels: "abc", "Labels must be a list of texts"),
         ("provenance.json", lambda provenance: [], "Provenance must be a dictionary"),
         ("config.json", lambda fields: {**fields, "format": True}, "does not state its format"),
         ("config.json", lambda fields: {**fields, "family": ["vit"]}, "mlp, got ['vit']"),

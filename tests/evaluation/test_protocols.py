@@ -8,14 +8,13 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 import vitrail
 from tests.test_cli import FIXTURE, run
 from vitrail.cli import main
 from vitrail.core.errors import DamagedError, UsageError
-from vitrail.core.files import MANIFEST, _write_manifest, user_folder
+from vitrail.core.files import user_folder
 from vitrail.core.least_squares import Ridge
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
@@ -302,9 +301,7 @@ def test_a_changed_file_is_another_image(bundle, tmp_path):
     assert (after[1] == before[1]).all()
 
 
-@pytest.mark.parametrize(
-    "damage", ["flip", "cut", "remove", "key", "manifest", "swap", "not numbers", "narrow", "empty", "double"]
-)
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "key", "manifest", "swap"])
 def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path, damage):
     splits = open_data(digits).splits
     loaded = vitrail.load(bundle)
@@ -328,16 +325,6 @@ def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path
             (other,) = set(tmp_path.iterdir()) - {entry}
             shutil.rmtree(entry)
             other.rename(entry)
-        case _:  # forged: the checksum is right
-            forged = {
-                "not numbers": np.full_like(features, np.nan),
-                "narrow": features[:, :3].copy(),
-                "empty": features[:, :0],
-                "double": features.astype(np.float64),
-            }
-            save_file({"features": forged[damage]}, path)
-            (entry / MANIFEST).unlink()
-            _write_manifest(entry)
     store = FeatureStore(loaded, bundle, folder=tmp_path)
     assert (store.of(splits["test"]) == features).all()
     assert store.hits == 0

@@ -24,7 +24,7 @@ from vitrail.core.intervals import wilson
 from vitrail.inference import benchmark_store, measure, model_files, openvino_engine, select
 from vitrail.inference import build_model_file as engine_making
 from vitrail.inference import engine as engine_module
-from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload, _parsed
+from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
 from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, need
 from vitrail.inference.model_files import FORMAT, fingerprint
 from vitrail.inference.onnx_engine import OnnxEngine
@@ -1116,23 +1116,3 @@ def test_a_real_measurement_is_plausible(made):
     assert found[EXACT[1]].size == sum(
         file.stat().st_size for file in os.scandir(made.with_name("pico.onnx")) if file.is_file()
     )
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"image": "x", "start": 1, "memory": 1, "size": 1},
-        {"image": 0, "start": 1, "memory": 1, "size": 1},
-        {"image": -1.0, "start": 1, "memory": 1, "size": 1},
-        {"image": float("nan"), "start": 1, "memory": 1, "size": 1},
-        {"image": 1.0, "start": None, "memory": 1, "size": 1},
-    ],
-)
-def test_speeds_that_nobody_measured_are_not_read(row):
-    assert _parsed({"torch float32": row}, Speed) == {}
-
-
-@pytest.mark.parametrize(("images", "same"), [(0, 0), (-5, -5), (3, 4), ("a", 1), (3, None), (3.0, 3.0)])
-def test_answers_that_nobody_counted_are_not_read(images, same):
-    assert _parsed({"torch bfloat16": {"data": "x", "images": images, "same": same}}, Agreement) == {}
-    assert len(_parsed({"torch bfloat16": {"data": "x", "images": 3, "same": 3}}, Agreement)) == 1

@@ -466,22 +466,10 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
         compare(one_class, tmp_path / "one", **TINY, jobs=1, tell=lambda _: None)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("rounds", ["data"]),
-        ("rounds", {"data": "4"}),
-        ("speeds", None),
-        ("data", {}),
-        ("commands", "a"),
-        ("seconds", "1"),
-    ],
-)
-def test_a_plan_that_somebody_changed_is_refused(tiny, tmp_path, field, value):
-    folder, _, _ = tiny
-    plan = json.loads((folder / "plan.json").read_text())
-    (tmp_path / "plan.json").write_text(json.dumps({**plan, field: value}))
-    with pytest.raises(DamagedError, match=r"plan.json' is not a valid plan"):
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}'])
+def test_a_corrupt_plan_is_one_line(tmp_path, content):
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(DamagedError, match=r"plan.json' is"):
         compare("digits", tmp_path, **TINY, jobs=1, tell=lambda _: None)
 
 

@@ -132,13 +132,7 @@ ANSWERS: dict[str, type[Answer]] = {kind.kind: kind for kind in (OneClass, Sever
 ONE_CLASS = OneClass()
 
 
-def answer_from_json(document: object) -> Answer:
-    """The answer that `to_json` wrote."""
-    fields = dict(document) if isinstance(document, dict) else {}
-    kind = fields.pop("kind", None)
-    if not isinstance(kind, str) or kind not in ANSWERS:
-        raise UsageError(f"Kind of answer must be one of {', '.join(ANSWERS)}, got {kind!r}.")
-    names = {field.name for field in dataclasses.fields(ANSWERS[kind])}
-    if fields.keys() != names:
-        raise UsageError(f"Answer of kind {kind} must have {', '.join(names) or 'no settings'}, got {sorted(fields)}.")
-    return ANSWERS[kind](**fields)
+def answer_from_json(document: Any) -> Answer:
+    """The answer that `to_json` wrote. Another document raises KeyError, TypeError or ValueError."""
+    fields = dict(document)
+    return ANSWERS[fields.pop("kind")](**fields)

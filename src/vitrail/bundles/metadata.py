@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.bundles.decision import ONE_CLASS, Answer, answer_from_json
 from vitrail.bundles.folder import ANSWER, FILES, check_folder, read_config
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import DamagedError, UsageError, first_line
 from vitrail.core.files import MANIFEST, read_json, verify
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
@@ -104,17 +104,16 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
     if _had_placeholder_head(config, provenance):
         config = config.replace(classes=0)
     try:
-        if not isinstance(labels, list | None):
-            raise UsageError(f"Labels must be a list, got {type(labels).__name__}.")
         return Parts(
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
-            labels=None if labels is None else tuple(labels),
+            labels=labels,
             provenance=provenance,
             answer=read_answer(folder),
         )
-    except UsageError as error:
-        raise DamagedError(path=folder, cause=f"is not a valid bundle: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:  # a UsageError is a ValueError
+        reason = error if isinstance(error, UsageError) else f"a document has another form ({first_line(error)})"
+        raise DamagedError(path=folder, cause=f"is not a valid bundle: {reason}") from None
 
 
 def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:

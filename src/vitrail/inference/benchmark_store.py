@@ -20,8 +20,6 @@ from vitrail.inference.engine import EngineChoice, processor, version_of
 from vitrail.inference.model_files import FORMAT, fingerprint
 from vitrail.inference.registry import ENGINES
 
-_MOST, _LEAST = 1e15, 1e-9  # of any number that is kept; seconds per image
-
 
 class Workload(NamedTuple):
     """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` threads; and
@@ -49,11 +47,6 @@ class Speed(NamedTuple):
     size: int
     """Bytes on disk that it reads."""
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether these can have been measured."""
-        return all(_is_number(value) for value in self) and self.image > _LEAST and min(self) >= 0
-
     def seconds(self, images: float) -> float:
         """Seconds for a number of images; for infinitely many, those of one."""
         return self.image if images == float("inf") else self.start + images * self.image
@@ -70,12 +63,6 @@ class Agreement(NamedTuple):
     right_in_float32: int | None = None
 
     @property
-    def is_valid(self) -> bool:
-        """Whether these can have been counted."""
-        counts = (self.images, self.same)
-        return all(type(one) is int and 0 <= one < _MOST for one in counts) and self.same <= self.images > 0
-
-    @property
     def changed(self) -> float:
         """Share of other answers."""
         return (self.images - self.same) / self.images
@@ -87,11 +74,6 @@ class Reason(NamedTuple):
     text: str
     lasts: bool
     """Whether this is so as long as bundle, machine and versions are the same."""
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether this is a reason that lasts."""
-        return isinstance(self.text, str) and self.lasts is True
 
 
 class Measured:
@@ -178,16 +160,10 @@ def _parsed(found: object, kind: Any) -> dict[EngineChoice, Any]:
     for name, row in found.items() if isinstance(found, dict) else ():
         engine, _, precision = name.partition(" ")
         try:
-            parsed = kind(**row)
+            rows[EngineChoice(engine, precision)] = kind(**row)
         except TypeError:
             continue
-        if parsed.is_valid:
-            rows[EngineChoice(engine, precision)] = parsed
     return rows
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
 
 
 def machine() -> str:
