@@ -36,7 +36,7 @@ from vitrail.lab.registry import QUESTIONS
 from vitrail.models.create import create
 from vitrail.models.families import FAMILIES
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.positions.rules import POSITIONS
+from vitrail.models.positions import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
 from vitrail.training.recipe import OBJECTIVES, OPTIMISERS, Recipe, find_recipe
 
@@ -445,7 +445,7 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
     ("registry", "base"),
     [
         (FAMILIES, "ModelConfig"),
-        (POSITIONS, "PositionRules"),
+        (POSITIONS, "Position"),
         (FORMATS, "WeightFormat"),
         (PANELS, "Panel"),
         (OBJECTIVES, "Objective"),

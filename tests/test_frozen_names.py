@@ -23,7 +23,7 @@ from vitrail.inference.registry import ENGINES, TARGETS
 from vitrail.lab import trial
 from vitrail.lab.registry import QUESTIONS
 from vitrail.models.families import FAMILIES
-from vitrail.models.positions.rules import POSITIONS
+from vitrail.models.positions import POSITIONS
 from vitrail.reports.inspect.registry import PANELS
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, OPTIMISERS, Recipe

@@ -1,13 +1,24 @@
-"""A kind of position in numbers: one learned row for each diagonal of the grid. No torch here."""
+"""A position embedding: one learned row for each diagonal of the grid.
+
+torch is imported by the methods that compute, because `vitrail info` needs the counts only.
+"""
+
+from typing import TYPE_CHECKING
 
 from vitrail.models.config import Table
-from vitrail.models.positions.rules import PositionRules
+from vitrail.models.positions.base import Position
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.models.families.vit.config import ViTConfig
+    from vitrail.models.families.vit.model import ViT
 
 
-class Diagonal(PositionRules):
-    """Patches on one diagonal share a position."""
+class Diagonal(Position):
+    """`pos_embed_diagonal`: (tables, diagonals, D). Patches on one diagonal share a position."""
 
-    model = "toy_position_model:DiagonalTable"
+    origin, learned = "learned", ("pos_embed_diagonal",)
 
     @property
     def diagonals(self) -> int:
@@ -16,8 +27,40 @@ class Diagonal(PositionRules):
 
     @property
     def parameters(self) -> int:
-        return self.tables * self.diagonals * self.config.width
+        return self.table_count * self.diagonals * self.config.width
 
     @property
-    def fixed_tables(self) -> dict[str, Table]:
+    def table_shapes(self) -> dict[str, Table]:
         return {"diagonal": Table((self.config.patches,), "int64")}
+
+    def add_parameters(self, model: "ViT") -> None:
+        import torch
+
+        table = torch.zeros(self.table_count, self.diagonals, self.config.width)
+        model.register_parameter("pos_embed_diagonal", torch.nn.Parameter(table))
+
+    def init_weights(self, model: "ViT") -> None:
+        from torch.nn import init
+
+        init.normal_(model.get_parameter("pos_embed_diagonal"), std=0.02)
+
+    def tables(self) -> "dict[str, Tensor]":
+        from vitrail.models.positions.grid import grid_coordinates
+
+        rows, columns = grid_coordinates(self.config.grid)
+        return {"diagonal": rows + columns}
+
+    def added(self, model: "ViT", layer: int) -> "Tensor":
+        import torch
+
+        table = model.get_parameter("pos_embed_diagonal")[layer if self.config.placement == "every" else 0]
+        patches_ND = table[model.get_buffer("diagonal")]
+        return torch.cat([patches_ND.new_zeros(self.config.prefix, self.config.width), patches_ND])
+
+    def resized(self, name: str, table: "Tensor", new: "ViTConfig") -> "Tensor":
+        import torch
+
+        from vitrail.models.positions.grid import resize_grid
+
+        side = Diagonal(new).diagonals
+        return torch.stack([resize_grid(plane[:, None], (side, 1), new.resize_rule)[:, 0] for plane in table])

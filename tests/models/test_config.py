@@ -9,7 +9,7 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import counted
 from vitrail.models.create import build, create
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.positions.rules import Learned2D
+from vitrail.models.positions.learned_2d import Learned2D
 from vitrail.models.zoo import find
 
 # Published counts: vision_transformer's models_test, torchvision's and keras-hub's docs; the rest follow from formulas.

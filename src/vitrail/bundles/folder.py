@@ -13,7 +13,7 @@ from vitrail.core.registry import Registry
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.families import FAMILIES
-from vitrail.models.positions.rules import POSITIONS
+from vitrail.models.positions import POSITIONS
 
 FORMAT = 2
 """The newest format. Format 1 is still written where it says everything: what answers with one class."""

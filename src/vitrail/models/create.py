@@ -13,7 +13,7 @@ from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.vit.config import ResizeRule
-from vitrail.models.positions.rules import Placement
+from vitrail.models.positions.base import Placement
 
 
 class _AsNamed:

@@ -1,6 +1,8 @@
 """Positions: the notes' conditions on sinusoids, geometry, and changing the grid by each library's own rule."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,15 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.peers import import_peer
+from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.positions.modules import (
-    SinCos2D,
-    attention_mask,
-    relative_index,
-    resize_grid,
-    rope_table,
-    sincos_1d,
-)
+from vitrail.models.positions import POSITIONS
+from vitrail.models.positions.grid import resize_grid, sinusoids
+from vitrail.models.positions.sincos_2d import SinCos2D
 
 grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 widths = st.integers(1, 24).map(lambda n: 8 * n)
@@ -29,16 +27,16 @@ def small(**changes):
 
 @given(width=widths, length=st.integers(2, 300))
 def test_sinusoids_are_bounded_unique_and_independent_of_length(width, length):
-    table = sincos_1d(torch.arange(length), width)
+    table = sinusoids(torch.arange(length), width)
     assert table.abs().max() <= 1
     distances = torch.cdist(table, table) + 10 * torch.eye(length, dtype=torch.float64)
     assert distances.min() > 1e-3
-    assert torch.equal(sincos_1d(torch.arange(length + 50), width)[:length], table)
+    assert torch.equal(sinusoids(torch.arange(length + 50), width)[:length], table)
 
 
 @given(width=widths, start=st.integers(0, 500), other=st.integers(0, 500), offset=st.integers(0, 500))
 def test_equal_offsets_are_equally_far_apart(width, start, other, offset):
-    table = sincos_1d(torch.tensor([start, start + offset, other, other + offset]), width)
+    table = sinusoids(torch.tensor([start, start + offset, other, other + offset]), width)
     here, there = (table[1] - table[0]).norm(), (table[3] - table[2]).norm()
     assert math.isclose(here, there, abs_tol=1e-9)
 
@@ -49,27 +47,29 @@ def test_two_dimensional_sinusoids_are_row_and_column_apart(grid, width):
     table = SinCos2D(config).grid_table().unflatten(0, grid)
     assert torch.equal(table[..., : width // 2], table[:, :1, : width // 2].expand(-1, grid[1], -1))
     assert torch.equal(table[..., width // 2 :], table[:1, :, width // 2 :].expand(grid[0], -1, -1))
-    assert torch.equal(table[:, 0, : width // 2], sincos_1d(torch.arange(grid[0]), width // 2))
+    assert torch.equal(table[:, 0, : width // 2], sinusoids(torch.arange(grid[0]), width // 2))
 
 
 def test_relative_index_is_the_offset():
     config = small(position="relative")
-    index = relative_index(config)[1:, 1:].reshape(4, 6, 4, 6)
+    index = config.position_embedding.tables()["relative"][1:, 1:].reshape(4, 6, 4, 6)
     assert index[0, 0, 1, 2] == index[2, 3, 3, 5]
     assert index[0, 0, 1, 2] != index[1, 2, 0, 0]
     assert index.unique().numel() == 7 * 11
-    whole = relative_index(config)
-    assert whole.max() == config.position_rules.offsets - 1
+    whole = config.position_embedding.tables()["relative"]
+    assert whole.max() == config.position_embedding.offsets - 1
     assert whole[0, 1:].unique().numel() == whole[1:, 0].unique().numel() == 1
     assert len({whole[0, 0].item(), whole[0, 1].item(), whole[1, 0].item()}) == 3
-    wrapped = relative_index(small(position="relative", wrap=True, pool="gap")).reshape(4, 6, 4, 6)
+    wrapped = (
+        small(position="relative", wrap=True, pool="gap").position_embedding.tables()["relative"].reshape(4, 6, 4, 6)
+    )
     assert wrapped[0, 0, 0, 5] == wrapped[2, 1, 2, 0]
     assert wrapped.unique().numel() == 24
 
 
 def test_rope_turns_by_offset_and_leaves_prefix_tokens():
     config = small(position="rope-2d", registers=2)
-    cos, sin = rope_table(config)
+    cos, sin = config.position_embedding.tables()["rope"]
     assert torch.equal(cos[:3], torch.ones(3, 4, dtype=torch.float64))
     assert torch.equal(sin[:3], torch.zeros(3, 4, dtype=torch.float64))
     angles = torch.atan2(sin, cos)[3:].unflatten(0, (4, 6))
@@ -163,3 +163,18 @@ def test_the_rules_differ():
     for index, one in enumerate(results):
         for other in results[index + 1 :]:
             assert (one - other).pow(2).mean().sqrt() > 0.02
+
+
+def test_rules_and_counts_of_every_position_need_no_torch():
+    code = """
+import sys
+from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.positions import POSITIONS
+for name in POSITIONS:
+    config = ViTConfig(position=name)
+    print(name, config.parameters, config.macs, len(config.tables))
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(POSITIONS)

@@ -28,8 +28,8 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
+from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.positions.modules import attention_mask
 from vitrail.reports.families import in_figure
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table

@@ -21,7 +21,7 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.config import read_model
-from vitrail.models.positions.modules import grid_coordinates, sincos_1d
+from vitrail.models.positions.grid import grid_coordinates, sinusoids
 from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
@@ -282,9 +282,9 @@ def _sinusoids(name: str, width: int) -> dict[str, float]:
     for side in (4, 14, 24):
         rows, columns = grid_coordinates((side, side))
         if name == "sincos-1d":
-            encoding = sincos_1d(rows * side + columns, width).numpy()
+            encoding = sinusoids(rows * side + columns, width).numpy()
         else:
-            encoding = torch.cat([sincos_1d(place, width // 2) for place in (rows, columns)], 1).numpy()
+            encoding = torch.cat([sinusoids(place, width // 2) for place in (rows, columns)], 1).numpy()
         separations = pairwise_distances(encoding)
         result = measure_conditions(separations, float(np.abs(encoding).max()), (side, side))
         worst["unique"] = min(worst["unique"], result.unique)

@@ -16,7 +16,7 @@ from vitrail.models.create import create
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.models.positions.rules import POSITIONS
+from vitrail.models.positions import POSITIONS
 
 NO = 1e-2  # "differs", as a share of how much the logits of different images differ
 

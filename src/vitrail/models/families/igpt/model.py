@@ -24,7 +24,7 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import Layout, Model
 from vitrail.models.families.igpt.config import IGPTConfig
 from vitrail.models.layers import MLP, Attention, drop
-from vitrail.models.positions.modules import resize_grid
+from vitrail.models.positions.grid import resize_grid
 
 # How the palette is made: images, pixels of them, and rounds of k-means.
 _IMAGES, _PIXELS, _ROUNDS = 512, 65_536, 25

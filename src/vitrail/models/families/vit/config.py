@@ -9,7 +9,8 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import as_integer, check_integer, check_number
 from vitrail.models.config import Table
 from vitrail.models.patch_config import PatchedConfig
-from vitrail.models.positions.rules import POSITIONS, Placement, PositionRules
+from vitrail.models.positions import POSITIONS
+from vitrail.models.positions.base import Placement, Position
 
 # What a page computes in plain JavaScript while a reader moves a control: half a second.
 _PAGE_PARAMETERS, _PAGE_MACS = 3_000_000, 250_000_000
@@ -168,11 +169,11 @@ class ViTConfig(PatchedConfig):
     def placement(self) -> Placement:
         """`position_at`, with its default filled in. `__post_init__` resolves it: forward passes read it, and a
         registry's import inside of one would break the graph of `torch.compile`."""
-        return self.position_at or self.position_rules.placements[0]
+        return self.position_at or self.position_embedding.placements[0]
 
     @property
-    def position_rules(self) -> PositionRules:
-        """The rules and costs of this kind of position."""
+    def position_embedding(self) -> Position:
+        """The position embedding: its rules and costs, and what it computes in a model."""
         return POSITIONS[self.position](self)
 
     @property
@@ -195,7 +196,7 @@ class ViTConfig(PatchedConfig):
     def tables(self) -> dict[str, Table | None]:
         mask = Table((self.tokens, self.tokens), "bool") if self.attention != "global" else None
         board = Table((self.patches,), "int64") if self.merge else None
-        return {**self.position_rules.fixed_tables, "mask": mask, "board": board}
+        return {**self.position_embedding.table_shapes, "mask": mask, "board": board}
 
     @property
     def can_mask_patches(self) -> bool:
@@ -204,7 +205,7 @@ class ViTConfig(PatchedConfig):
 
     @property
     def can_merge(self) -> bool:
-        only_adds = self.position_rules.only_adds and self.placement == "once"
+        only_adds = self.position_embedding.only_adds and self.placement == "once"
         return only_adds and self.attention == "global" and self.norm == "layer"
 
     @property
@@ -217,7 +218,7 @@ class ViTConfig(PatchedConfig):
             f"{self.classes} classes": self.classes > 0,
             f"{self.parameters:,} parameters, more than {_PAGE_PARAMETERS:,}": self.parameters <= _PAGE_PARAMETERS,
             f"{self.macs:,} multiply-accumulates, more than {_PAGE_MACS:,}": self.macs <= _PAGE_MACS,
-            f"position {self.position}": self.position_rules.only_adds,
+            f"position {self.position}": self.position_embedding.only_adds,
             f"position_at {self.placement}": self.placement == "once",
             "patches that overlap or are padded": self.step == self.patch and self.padding == (0, 0),
             f"pool {self.pool}": self.pool in ("cls", "gap"),
@@ -253,7 +254,7 @@ class ViTConfig(PatchedConfig):
         return (
             self._embed_parameters
             + prefix
-            + self.position_rules.parameters
+            + self.position_embedding.parameters
             + blocks
             + final_norm
             + pool
@@ -302,7 +303,7 @@ class ViTConfig(PatchedConfig):
             )
 
     def _check_position(self) -> None:
-        rules = self.position_rules
+        rules = self.position_embedding
         rules.check()
         if self.placement not in rules.placements:
             allowed = " or ".join(rules.placements)

@@ -15,10 +15,10 @@ from typing import Self, cast
 import torch
 from torch import Tensor, nn
 
-from vitrail.core.registry import load_object
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations, evaluating
 from vitrail.models.base import Layout, Model, Reads
+from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ResizeRule, ViTConfig
 from vitrail.models.families.vit.merging import Groups, chessboard, match, merge, spread
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
@@ -36,7 +36,7 @@ from vitrail.models.layers import (
     make_norm,
     split_order,
 )
-from vitrail.models.positions.modules import Position, attention_mask
+from vitrail.models.positions.base import Position
 
 
 class Block(nn.Module):
@@ -134,7 +134,7 @@ class ViT(Model[ViTConfig]):
             self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width))
         rates = [c.drop_path * layer / max(c.depth - 1, 1) for layer in range(c.depth)]
         self.blocks = cast(list[Block], nn.ModuleList(Block(c, rate) for rate in rates))
-        self.position: Position = load_object(c.position_rules.model)(c)
+        self.position: Position = c.position_embedding
         self.position.add_parameters(self)
         self.norm = make_norm(c.norm, c.width, c.norm_epsilon) if c.norm_order == "pre" else nn.Identity()
         if c.pool == "map":

@@ -161,7 +161,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
 
     @property
     def position_tables(self) -> int:
-        return self.model.config.position_rules.tables
+        return self.model.config.position_embedding.table_count
 
     # The page that runs the model
 

@@ -1,0 +1,108 @@
+"""The interface of position embeddings.
+
+Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, H heads, K head width.
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vitrail.core.errors import UsageError
+from vitrail.models.config import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.models.families.vit.config import ViTConfig
+    from vitrail.models.families.vit.model import ViT
+
+Placement = Literal["once", "every", "shared"]
+
+
+class Position:
+    """A position embedding of a ViT: its rules and costs, and what it adds to tokens, how it rotates queries and keys
+    or biases attention, and how it is resized to another grid.
+
+    The default rules are those of a table that is added to the tokens; by default, nothing is added. Parameters are
+    registered in the model and its blocks, under timm's names. Fixed tables are pure functions of the grid, computed in
+    double precision on the CPU (not every device has that).
+    """
+
+    # Rules and costs, without torch
+
+    placements: ClassVar[tuple[Placement, ...]] = ("once", "every", "shared")
+    """Allowed values of `position_at` (Table 8), the default first."""
+    can_wrap: ClassVar[bool] = False
+    """Whether positions may wrap around the edges."""
+    width_multiple: ClassVar[int] = 1
+    """The width must be a multiple of this."""
+    only_adds: ClassVar[bool] = False
+    """Whether a table is added to the tokens, if anything, and attention is as without positions."""
+    origin: ClassVar[Literal["learned", "factored", "fixed"]] = "fixed"
+    """Origin of its table: learned, learned as a row part and a column part, or fixed."""
+    learned: ClassVar[tuple[str, ...]] = ()
+    """Name endings of the parameters whose shape depends on the grid."""
+
+    def __init__(self, config: "ViTConfig") -> None:
+        self.config = config
+
+    def check(self) -> None:
+        """Refuse a configuration that this position embedding does not support."""
+        if self.config.width % self.width_multiple:
+            raise UsageError(
+                f"Width must be a multiple of {self.width_multiple} for position {self.config.position},"
+                f" got {self.config.width}."
+            )
+
+    @property
+    def table_count(self) -> int:
+        """Number of learned tables: one for each layer, or one for all."""
+        return self.config.depth if self.config.placement == "every" else 1
+
+    @property
+    def parameters(self) -> int:
+        """Number of learned parameters."""
+        return 0
+
+    @property
+    def table_shapes(self) -> dict[str, Table]:
+        """Shape and dtype of each of `tables`."""
+        return {}
+
+    # In a model
+
+    def add_parameters(self, model: "ViT") -> None:
+        """Register the parameters in the model or its blocks."""
+
+    def init_weights(self, model: "ViT") -> None:
+        """Initialise them."""
+
+    def tables(self) -> "dict[str, Tensor]":
+        """Fixed tables, by their attribute names in the model."""
+        return {}
+
+    def added(self, model: "ViT", layer: int) -> "Tensor | None":
+        """What is added to the tokens (T, D) before `layer`."""
+        return None
+
+    def rotation(self, model: "ViT") -> "Tensor | None":
+        """Cosines and sines (2, T, K/2) of the rotation of queries and keys."""
+        return None
+
+    def bias(self, model: "ViT", layer: int) -> "Tensor | None":
+        """What is added to the attention logits of `layer`, (H, T, T)."""
+        return None
+
+    def reindex(self, model: "ViT", order_N: "Tensor") -> bool:
+        """Change parameters so that patches in this order are where they were; False, and nothing changes, where they
+        cannot follow."""
+        return False
+
+    def without_class(self, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+        """The parameters of a model, by name, without the position of [CLS]."""
+        return dict(tensors)
+
+    def check_resize(self, new: "ViTConfig") -> None:
+        """Refuse a grid to which the parameters cannot be resized."""
+
+    def resized(self, name: str, table: "Tensor", new: "ViTConfig") -> "Tensor":
+        """One of the `learned` parameters, resized to the grid of another configuration."""
+        raise NotImplementedError
