@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitrail.analysis.receptive_field import reach
-from vitrail.models.create import create
+from vitrail.bundles.pretrained import create
 from vitrail.reports.receptive_field_figure import reach_figure
 
 MODELS = {

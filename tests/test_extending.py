@@ -23,6 +23,7 @@ from tests.paths import TESTS
 from vitrail.bundles.bundle import Bundle, load, save
 from vitrail.bundles.convert import Told, read_any
 from vitrail.bundles.formats.registry import FORMATS
+from vitrail.bundles.pretrained import create
 from vitrail.core import registry
 from vitrail.core.errors import MissingError, UsageError, VitrailError
 from vitrail.core.rng import Stream
@@ -33,7 +34,6 @@ from vitrail.data.sources.registry import SOURCES, open_data
 from vitrail.inference.registry import ENGINES
 from vitrail.lab.exact import redraw
 from vitrail.lab.registry import QUESTIONS
-from vitrail.models.create import create
 from vitrail.models.families import FAMILIES
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.positions import POSITIONS

@@ -27,11 +27,12 @@ from tests.models.families.test_contract import ONE_PER_FAMILY, random_images
 from tests.paths import ROOT
 from tests.peers import import_peer, timm_with_weights
 from vitrail.api.predictions import Evaluation, Prediction
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import Activations
 from vitrail.models.base import Model
-from vitrail.models.create import build, create
+from vitrail.models.create import build
 from vitrail.models.families import FAMILIES
 from vitrail.models.sizes import Alias
 from vitrail.models.zoo import MODELS, TIMM, find
@@ -330,8 +331,10 @@ def test_keywords_that_a_family_has_not_are_not_suggested_to_it():
     with pytest.raises(UsageError, match="got 'global_pool'") as caught:
         create("MLP-Nano", global_pool="avg")
     assert "'pool'" not in str(caught.value)
-    with pytest.raises(UsageError, match="Pretrained must be left out"):
+    with pytest.raises(UsageError, match=r"Name must be that of one public checkpoint, got 'ViT-B/16', which has vit-"):
         create("ViT-B/16", pretrained=True)
+    with pytest.raises(UsageError, match="Settings must keep the shapes of pretrained weights, got depth=3"):
+        create("fashion", pretrained=True, depth=3)
 
 
 # Types
@@ -352,6 +355,7 @@ def test_the_keywords_of_create_are_the_settings_of_the_families():
             expected.setdefault(field.name, set()).update(members(hints[field.name]))
     del expected["name"]
     expected["merge"].add(int)  # one number stands for every layer
+    expected["pretrained"] = {bool}
     pair, row = tuple[int, int], tuple[int, ...]
     for allowed in expected.values():
         if pair in allowed:

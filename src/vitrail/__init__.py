@@ -2,7 +2,7 @@
 
     vitrail.list_models("ViT*")                 names of models
     vitrail.create("ViT-B/16", classes=10)      a model by its published name
-    vitrail.load(path), vitrail.save(bundle, path)
+    vitrail.load(source), vitrail.save(bundle, path)   a bundle: a folder, or a name of `vitrail weights`
     vitrail.Classifier(path).predict(images)
     vitrail.look(model, images)                 intermediate results and attention
     vitrail.train(data, "ViT-S/16", epochs=20)  the commands as functions: also finetune, evaluate, predict, inspect,
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from vitrail.api.insights import compare, explain, inspect
     from vitrail.api.predictions import evaluate, predict
     from vitrail.api.training import doctor, finetune, runs, train
-    from vitrail.bundles.bundle import Bundle, load, save
+    from vitrail.bundles.bundle import Bundle, save
+    from vitrail.bundles.pretrained import create, load
     from vitrail.core.errors import VitrailError
     from vitrail.data.preprocess import Preprocess
     from vitrail.inference.classifier import Classifier
     from vitrail.models.activations import look
-    from vitrail.models.create import create
     from vitrail.models.zoo import list_models
 
 __version__ = "0.1.0.dev0"
@@ -61,12 +61,12 @@ _MODULES = {
     "vitrail.api.insights": ("compare", "explain", "inspect"),
     "vitrail.api.predictions": ("evaluate", "predict"),
     "vitrail.api.training": ("doctor", "finetune", "runs", "train"),
-    "vitrail.bundles.bundle": ("Bundle", "load", "save"),
+    "vitrail.bundles.bundle": ("Bundle", "save"),
+    "vitrail.bundles.pretrained": ("create", "load"),
     "vitrail.core.errors": ("VitrailError",),
     "vitrail.data.preprocess": ("Preprocess",),
     "vitrail.inference.classifier": ("Classifier",),
     "vitrail.models.activations": ("look",),
-    "vitrail.models.create": ("create",),
     "vitrail.models.zoo": ("list_models",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from tests.paths import FIXTURES
 from vitrail.bundles.card import model_card
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST, atomic_folder, write_json
 from vitrail.core.terminal import print_json
 from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
-from vitrail.models.create import create
 
 FIXTURE = FIXTURES / "bundle-format-1"
 GREY_8 = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))

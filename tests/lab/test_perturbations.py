@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vitrail.analysis.heads import measure_heads
+from vitrail.bundles.pretrained import create
 from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import redraw
 from vitrail.lab.measurements import MeasuredValues
@@ -14,7 +15,6 @@ from vitrail.lab.perturbations import PerturbedPredictions
 from vitrail.lab.results import Results
 from vitrail.lab.trial import Trial
 from vitrail.models.base import Layout
-from vitrail.models.create import create
 
 
 def test_a_shift_moves_every_pixel_and_mirrors_the_rim():

@@ -5,9 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import counted
-from vitrail.models.create import build, create
+from vitrail.models.create import build
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.positions.learned_2d import Learned2D
 from vitrail.models.zoo import find

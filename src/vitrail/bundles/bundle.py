@@ -229,14 +229,11 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Bundle:
-    """Load a bundle, with its model on a device: a folder, or an embedded bundle by its name ("fashion").
+    """Load a bundle of this machine, with its model on a device: a folder, or an embedded bundle by its name
+    ("fashion").
 
     Every file is checked against the manifest, every tensor against the model. The header of the weights is compared
     with the model's shapes before memory is allocated for them.
-
-        >>> bundle = vitrail.load("fashion")
-        >>> bundle.model.config.name, bundle.preprocess.resolution
-        ('ViT-Fashion/4', (28, 28))
     """
     place = find_device(device)
     parts, folder = read_parts(path), check_folder(path)

@@ -5,10 +5,10 @@ import torch
 
 from vitrail.bundles.formats.base import split_tensors
 from vitrail.bundles.formats.registry import FORMATS
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.core.registry import load_object
 from vitrail.lab.exact import redraw
-from vitrail.models.create import create
 from vitrail.models.families import FAMILIES
 
 MODELS = {

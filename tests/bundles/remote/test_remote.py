@@ -20,12 +20,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 import vitrail
 from tests.bundles.test_convert import CLOTHES, small
 from tests.hub_server import HubServer
 from tests.paths import FIXTURES, ROOT
 from tests.peers import import_peer
+from vitrail.bundles.catalogue import Published
 from vitrail.bundles.convert import Told, convert, read_any
 from vitrail.bundles.parity import prove
 from vitrail.bundles.remote import transport, web
@@ -33,6 +35,7 @@ from vitrail.bundles.remote.registry import REMOTES, remote_kind
 from vitrail.core.errors import DamagedError, MissingError, UsageError, VitrailError
 from vitrail.core.files import user_folder
 from vitrail.evaluation.protocols import evaluate
+from vitrail.models.zoo import MODELS
 
 pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 import huggingface_hub.constants
@@ -130,6 +133,32 @@ def test_only_what_is_needed_is_fetched_and_safetensors_before_pickles(hub, publ
     assert fetch("hf:timm/more").bundle.provenance["licence"] == "mit"
     asked = {path.rpartition("/")[2] for path in hub.asked("HEAD")}
     assert asked == {"README.md", "config.json", "model.safetensors"}
+
+
+def test_load_and_create_fetch_what_the_user_named_and_nothing_else(hub, published, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(MODELS, "ViT-Toy/16", small().model.config.replace(name="ViT-Toy/16"))
+    entry = Published(name="toy.mit", model="ViT-Toy/16", pixels=64, classes=5, hub="timm/small", licence="mit")
+    monkeypatch.setattr("vitrail.bundles.pretrained.catalogue", lambda: {"toy.mit": entry})
+    monkeypatch.setattr("vitrail.bundles.convert.catalogue", lambda: {"toy.mit": entry})
+    expected = vitrail.load(published / "ours").model.state_dict()
+    for source in ("hf:timm/small", "toy.mit"):
+        loaded = vitrail.load(source)
+        assert loaded.provenance["source"]["address"].startswith("hf:timm/small@")
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items())
+    assert capsys.readouterr().err.count("fetching") == 1  # the second time, the cache has it
+    for name in ("toy.mit", "ViT-Toy/16", "small", "hf:timm/small"):
+        model = vitrail.create(name, pretrained=True, classes=2, dropout=0.1)
+        assert (model.config.classes, model.config.dropout, model.training) == (2, 0.1, True)
+        assert torch.equal(model.pos_embed, expected["pos_embed"])
+    requests = len(hub.requests)
+    (tmp_path / "toy.mit").symlink_to(published / "ours")
+    monkeypatch.chdir(tmp_path)
+    vitrail.load("toy.mit")  # a path that exists is never fetched
+    vitrail.create("ViT-Toy/16")
+    for source in ("toy.mti", published / "nothing"):
+        with pytest.raises(UsageError, match="Bundle must be a folder that exists"):
+            vitrail.load(source)
+    assert len(hub.requests) == requests
 
 
 def test_a_revision_is_kept_apart(hub, published):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.peers import import_peer, timm_with_weights
+from vitrail.bundles.pretrained import create
 from vitrail.lab.exact import redraw
 from vitrail.lab.measures import influence
 from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.convolutions import Projection
-from vitrail.models.create import create
 from vitrail.models.device import use_channels_last
 from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.layers import patchify, unpatchify

@@ -7,12 +7,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import look
 from vitrail.models.config import INFO_KEYS
-from vitrail.models.create import build, create
+from vitrail.models.create import build
 from vitrail.models.zoo import FAMILIES, MODELS, find
 
 SMALL = [name for name, config in MODELS.items() if config.resolution[0] <= 32 and config.macs < 20e6]

@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.peers import huggingface_vit, import_peer, timm_vit, torchvision_vit
+from vitrail.bundles.pretrained import create
 from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
-from vitrail.models.create import create
 
 slow = pytest.mark.slow
 

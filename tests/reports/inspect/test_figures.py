@@ -7,10 +7,10 @@ from torch import nn
 
 from vitrail.analysis.heads import reading
 from vitrail.analysis.receptive_field import Reach, reach, reaches
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.models.activations import look
 from vitrail.models.base import Model
-from vitrail.models.create import create
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
 from vitrail.reports.receptive_field_figure import reach_figure

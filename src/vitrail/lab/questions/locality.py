@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.bundles.pretrained import create
 from vitrail.lab import internals
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
@@ -18,7 +19,6 @@ from vitrail.lab.question import COLOURS, Question, Score, Verdict, interval_tex
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import complement
 from vitrail.lab.trial import Outcome, Trial
-from vitrail.models.create import create
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
 from vitrail.reports.families import in_figure

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from vitrail.bundles.pretrained import create
 from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, redraw, relative_difference
 from vitrail.lab.images import Images
@@ -19,7 +20,6 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, complement
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.models.activations import look
-from vitrail.models.create import create
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.reports.families import in_figure

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.lab.permute import move, patch_order, permutation
 from vitrail.models.activations import look
-from vitrail.models.create import create
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
