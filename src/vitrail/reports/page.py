@@ -158,93 +158,155 @@ class Line(NamedTuple):
     """The interval of each point, drawn as a vertical bar."""
 
 
+class _Frame(NamedTuple):
+    """The axes of a line chart and its size."""
+
+    x_ends: tuple[float, float]
+    """Ends of the x axis; of a logarithmic one, as powers of ten."""
+    y_ends: tuple[float, float]
+    right: float
+    """Width at the right, for the names of lines."""
+    tall: float
+    log: bool
+    log_x: bool
+
+    @property
+    def across(self) -> float:
+        """Width between the axes."""
+        return WIDTH - _LEFT - self.right
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point is drawn."""
+        x, y = math.log10(x) if self.log_x else x, math.log10(y) if self.log else y
+        down = self.tall - _TOP - _BOTTOM
+        return (
+            _LEFT + self.across * (x - self.x_ends[0]) / (self.x_ends[1] - self.x_ends[0]),
+            _TOP + down * (1 - (y - self.y_ends[0]) / (self.y_ends[1] - self.y_ends[0])),
+        )
+
+
+_Points = Sequence[tuple[float, float]]
+
+
 def chart(
     lines: Sequence[Line], x_label: str, y_label: str, *, log: bool = False, log_x: bool = False, dots: bool = False
 ) -> str:
     """A line chart; each line is named beside its end, or at the right if it ends earlier than others."""
-    points = [
+    curves: list[tuple[Line, _Points]] = [
         (line, [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(y) and (y > 0 or not log)])
         for line in lines
     ]
-    every = [point for _, some in points for point in some]
+    every = [point for _, points in curves for point in points]
     if not every:
         return NOTHING
-    scale, scale_x = (math.log10 if log else float), (math.log10 if log_x else float)
-    x_ends = _ends([scale_x(x) for x, _ in every], margin=0.0)
-    points = [
-        (
-            line,
-            _visible(some, lambda x: WIDTH * (scale_x(x) - x_ends[0]) / (x_ends[1] - x_ends[0]))
-            if line.joined
-            else some,
-        )
-        for line, some in points
+    frame = _frame(curves, every, log=log, log_x=log_x)
+    low, high = frame.x_ends
+    scale_x = math.log10 if log_x else float
+    curves = [
+        (line, _visible(points, lambda x: WIDTH * (scale_x(x) - low) / (high - low)) if line.joined else points)
+        for line, points in curves
     ]
-    reached = [y for line in lines for bar in line.bars for y in bar if math.isfinite(y) and (y > 0 or not log)]
-    y_ends = _ends([scale(y) for y in [y for _, y in every] + reached], margin=0.05)
-    # Names stand beside the ends of their lines; what they do not need belongs to the lines.
-    right = max(_RIGHT, min(max(1.1 * _breadth(line.name) + 8 if line.name else 0 for line in lines), 0.4 * WIDTH))
-    tall = max(HEIGHT, _TOP + _BOTTOM + _NAME * sum(bool(line.name and some) for line, some in points))
-    across, down = WIDTH - _LEFT - right, tall - _TOP - _BOTTOM
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {frame.tall}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">',
+        *_axes(frame, every, x_label, y_label),
+    ]
+    curves = [(line, points) for line, points in curves if points]
+    for line, points in curves:
+        parts += _curve(frame, line, points)
+    parts += _names_of_lines(frame, curves)
+    if not dots:
+        parts += _columns([curve for curve in curves if curve[0].joined], frame.place, frame.tall, x_label, y_label)
+    for line, points in curves:
+        if dots or not line.joined or len(points) == 1:
+            parts += _dots(frame, line, points)
+    return "".join(parts) + "</svg>"
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            _LEFT + across * (scale_x(x) - x_ends[0]) / (x_ends[1] - x_ends[0]),
-            _TOP + down * (1 - (scale(y) - y_ends[0]) / (y_ends[1] - y_ends[0])),
-        )
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{_plain(y_label)} over {_plain(x_label)}">']
-    y_ticks = _ticks(*y_ends)
+def _frame(curves: Sequence[tuple[Line, _Points]], every: _Points, *, log: bool, log_x: bool) -> _Frame:
+    """The axes for these points and their bars. Names stand beside the ends of their lines; what they do not need
+    belongs to the lines."""
+    scale, scale_x = (math.log10 if log else float), (math.log10 if log_x else float)
+    bars = [y for line, _ in curves for bar in line.bars for y in bar if math.isfinite(y) and (y > 0 or not log)]
+    widest = max(1.1 * _breadth(line.name) + 8 if line.name else 0 for line, _ in curves)
+    named = sum(bool(line.name and points) for line, points in curves)
+    return _Frame(
+        x_ends=_ends([scale_x(x) for x, _ in every], margin=0.0),
+        y_ends=_ends([scale(y) for y in [y for _, y in every] + bars], margin=0.05),
+        right=max(_RIGHT, min(widest, 0.4 * WIDTH)),
+        tall=max(HEIGHT, _TOP + _BOTTOM + _NAME * named),
+        log=log,
+        log_x=log_x,
+    )
+
+
+def _axes(frame: _Frame, every: _Points, x_label: str, y_label: str) -> list[str]:
+    """Grid lines, numbers and labels of both axes."""
+    parts = []
+    y_ticks = _ticks(*frame.y_ends)
     digits = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9)) if len(y_ticks) > 1 else 3
     for tick in y_ticks:
-        value = 10**tick if log else tick
-        _, y = place(every[0][0], value)
-        label = f"{value:.3g}" if log or len(y_ticks) == 1 or digits > 6 or abs(value) >= 1e5 else f"{value:.{digits}f}"
-        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        value = 10**tick if frame.log else tick
+        _, y = frame.place(every[0][0], value)
+        is_short = frame.log or len(y_ticks) == 1 or digits > 6 or abs(value) >= 1e5
+        label = f"{value:.3g}" if is_short else f"{value:.{digits}f}"
+        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text class="soft unit" x="4" y="14">{escape(y_label)}</text>')
     is_integer = all(float(x).is_integer() for x, _ in every)
-    marks = _decades(*x_ends) if log_x else _ticks(*x_ends, integers=is_integer)
-    for tick in marks:
-        x, _ = place(tick, every[0][1])
-        parts.append(f'<text class="soft" x="{x:.1f}" y="{tall - 22}" text-anchor="middle">{tick:,.6g}</text>')
-    parts.append(
-        f'<text class="soft" x="{_LEFT + across / 2:.1f}" y="{tall - 5}" text-anchor="middle">{escape(x_label)}</text>'
-    )
-    names: list[tuple[float, float, float, str]] = []
-    dotted: list[str] = []
-    for line, some in points:
-        if not some:
-            continue
-        colour, dashed = f"var(--c{line.colour % 8})", _DASHES[line.colour // 8 % len(_DASHES)]
-        spots = [place(x, y) for x, y in some]
-        if line.joined:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashed}/>')
-        for x, bar in zip(line.xs, line.bars, strict=False):
-            (at, low), (_, high) = place(x, bar[0]), place(x, bar[1])
-            way = f'x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
-            parts.append(f'<line {way} stroke="{colour}" stroke-width="1.2"/>')
-        if dots or not line.joined or len(some) == 1:
-            bars = dict(zip(line.xs, line.bars, strict=False))
-            for (x, y), (at, height) in zip(some, spots, strict=True):
-                range_ = f" {_ends_text(*bars[x])}".rstrip() if x in bars else ""
-                name = Html(f"{escape(line.name)}\n") if line.name else ""
-                title = _titled(Html(f"{name}{_spoken(x)}: {_spoken(y)}{range_}"))
-                dotted.append(f'<circle cx="{at:.1f}" cy="{height:.1f}" r="2.6" fill="{colour}">{title}</circle>')
+    for tick in _decades(*frame.x_ends) if frame.log_x else _ticks(*frame.x_ends, integers=is_integer):
+        x, _ = frame.place(tick, every[0][1])
+        parts.append(f'<text class="soft" x="{x:.1f}" y="{frame.tall - 22}" text-anchor="middle">{tick:,.6g}</text>')
+    middle = f'x="{_LEFT + frame.across / 2:.1f}" y="{frame.tall - 5}"'
+    parts.append(f'<text class="soft" {middle} text-anchor="middle">{escape(x_label)}</text>')
+    return parts
+
+
+def _colour(line: Line) -> str:
+    return f"var(--c{line.colour % 8})"
+
+
+def _curve(frame: _Frame, line: Line, points: _Points) -> list[str]:
+    """A line and its vertical bars."""
+    parts = []
+    if line.joined:
+        dashed = _DASHES[line.colour // 8 % len(_DASHES)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (frame.place(*point) for point in points))
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{_colour(line)}" stroke-width="1.6"{dashed}/>')
+    for x, bar in zip(line.xs, line.bars, strict=False):
+        (at, low), (_, high) = frame.place(x, bar[0]), frame.place(x, bar[1])
+        ends = f'x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
+        parts.append(f'<line {ends} stroke="{_colour(line)}" stroke-width="1.2"/>')
+    return parts
+
+
+def _dots(frame: _Frame, line: Line, points: _Points) -> list[str]:
+    """A circle for each point, with its numbers for the pointer."""
+    parts, bars = [], dict(zip(line.xs, line.bars, strict=False))
+    for x, y in points:
+        across, down = frame.place(x, y)
+        interval = f" {_ends_text(*bars[x])}".rstrip() if x in bars else ""
+        name = Html(f"{escape(line.name)}\n") if line.name else ""
+        title = _titled(Html(f"{name}{_spoken(x)}: {_spoken(y)}{interval}"))
+        parts.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2.6" fill="{_colour(line)}">{title}</circle>')
+    return parts
+
+
+def _names_of_lines(frame: _Frame, curves: Sequence[tuple[Line, _Points]]) -> list[str]:
+    """The names of lines beside their ends, moved apart where they would overlap."""
+    parts, names = [], []
+    for line, points in curves:
         if line.name:
-            x, y = spots[-1]
-            text = f'style="fill:{colour}">{escape(_cut(line.name, (right - 7.9) / 1.1))}</text>'
-            names.append((y, x, WIDTH - right if line.joined else x, text))
+            x, y = frame.place(*points[-1])
+            text = f'style="fill:{_colour(line)}">{escape(_cut(line.name, (frame.right - 7.9) / 1.1))}</text>'
+            names.append((y, x, WIDTH - frame.right if line.joined else x, text))
     names.sort(key=lambda name: name[0])
-    for height, (y, x, beside, text) in zip(_apart([name[0] for name in names], tall - _BOTTOM), names, strict=True):
+    heights = _apart([name[0] for name in names], frame.tall - _BOTTOM)
+    for height, (y, x, beside, text) in zip(heights, names, strict=True):
         if beside - x > _NAME:
-            way = f'x1="{x + 4:.1f}" x2="{beside + 2:.1f}" y1="{y:.1f}" y2="{height:.1f}"'
-            parts.append(f'<line class="axis" {way} stroke-dasharray="2 2"/>')
+            ends = f'x1="{x + 4:.1f}" x2="{beside + 2:.1f}" y1="{y:.1f}" y2="{height:.1f}"'
+            parts.append(f'<line class="axis" {ends} stroke-dasharray="2 2"/>')
         parts.append(f'<text x="{beside + 5:.1f}" y="{height + 4:.1f}" {text}')
-    if not dots:
-        parts += _columns([(line, some) for line, some in points if line.joined], place, tall, x_label, y_label)
-    return "".join(parts + dotted) + "</svg>"
+    return parts
 
 
 def _visible(points: Sequence[tuple[float, float]], column: Callable[[float], float]) -> list[tuple[float, float]]:
