@@ -19,6 +19,7 @@ import pytest
 
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.faces import gallery as module
+from vitrail.faces import gallery_file
 from vitrail.faces.gallery import Gallery
 from vitrail.faces.thresholds import Calibration
 
@@ -319,11 +320,11 @@ def test_pages_that_make_reading_endless_are_one_line(path, monkeypatch, table, 
 
 STUCK = f"""
 import signal, sys
-from vitrail.faces import gallery
+from vitrail.faces import gallery, gallery_file
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-gallery._SHORT = 10**15
+gallery_file._SHORT = 10**15
 try:
     with gallery.Gallery.open(sys.argv[1]) as opened, opened.reading():
         print("ready", flush=True)
@@ -445,7 +446,7 @@ def test_a_foreign_database_is_not_written_to(tmp_path):
 
 def test_a_gallery_that_another_program_writes_to_is_locked(path, monkeypatch):
     make(path)
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(gallery_file, "PATIENCE", 0.2)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with Gallery.open(path) as opened:
@@ -510,7 +511,7 @@ def test_secure_deletion_alone_would_leave_traces(tmp_path, monkeypatch):
 
 def test_a_reader_in_the_way_is_said_and_the_same_command_finishes(path, monkeypatch):
     every = make(path)
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(gallery_file, "PATIENCE", 0.2)
     secrets = secrets_of("Person 1", every[1], hashes(2, 1))
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
@@ -587,7 +588,7 @@ def test_a_full_disk_is_said_and_the_same_command_finishes(path):
 
 
 def test_the_wait_for_a_reader_is_five_seconds():
-    assert module.PATIENCE == 5
+    assert gallery_file.PATIENCE == 5
 
 
 def test_people_come_and_go_while_others_read(path):

@@ -8,53 +8,36 @@ about         the model that made the embeddings, the numbers of images and of c
 SQLite notices damage to its own structures, but not to what they hold: one flipped bit would make Ann another person.
 So embeddings and thresholds are kept with a hash of all that must be read together.
 
-A gallery from elsewhere may be forged: a view that never ends, a trigger that changes entries, pages that refer to each
-other. So a file must have exactly our tables and a sound structure before anything else is read from it, and every
-statement ends after a signal, or after more instructions than a file of its size can need.
+Its connection to SQLite, and what is checked before anything is read, are in `gallery_file`.
 
 The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
 when it returns: `kill -9` and power failures lose nothing that was committed.
 """
 
 import contextlib
-import functools
 import hashlib
 import json
-import os
 import re
 import sqlite3
 import unicodedata
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
+from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean
 from vitrail.core.files import writable
 from vitrail.evaluation.verification import unit_means
+from vitrail.faces.gallery_file import BUSY, NO_ROOM, RESTORE, SCHEMA, connect, create_private, foreign, in_use
 from vitrail.faces.thresholds import Calibration
 
 FORMAT = 2
 TASKS = ("verify", "identify")
-PATIENCE = 5.0
-"""Seconds to wait for other programs."""
 
 _APPLICATION = 0x76747267  # "vtrg", by which `file` and we know a gallery
 _NONE = "none"  # of traces, or a threshold
 _PAGE = 16384  # bytes; in SQLite's 4096, an embedding of 512 numbers would be alone
-_SCHEMA = """
-CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
-CREATE TABLE template (
-    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES person, source TEXT UNIQUE NOT NULL,
-    vector BLOB NOT NULL, digest BLOB NOT NULL
-);
-CREATE INDEX template_person ON template (person);
-"""
-_CHECKED_EVERY = 10_000  # instructions of SQLite between two looks at a statement
-_SHORT = 1_000_000  # instructions that any statement may take, plus one for each byte of the file (0.1 is enough)
-_LONGEST_VALUE = 2**24  # bytes of a text or an embedding
 
 
 def composed(name: str) -> str:
@@ -100,7 +83,7 @@ class Gallery:
     """A gallery file that is open. Use `open`, and close it, or use it in a `with` statement."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._connection = path, _connect(path)
+        self.path, self._connection = path, connect(path)
 
     @classmethod
     def open(cls, path: str | Path, *, model: str | None = None, bundle: str = "", width: int | None = None) -> Self:
@@ -114,7 +97,7 @@ class Gallery:
                 f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` makes one."
             )
         if not path.exists():
-            _create_private(path)
+            create_private(path)
         gallery = cls(path)
         try:
             gallery._prepare(model, bundle, width)
@@ -282,13 +265,13 @@ class Gallery:
         if len({source for _, _, source, *_ in rows}) != images or any(
             digest != _digest(model, name, source, vector) for _, name, source, vector, digest in rows
         ):
-            raise DamagedError(path=self.path, cause=_CHANGED, advice=_RESTORE)
+            raise DamagedError(path=self.path, cause=_CHANGED, advice=RESTORE)
         return [(person, name, vector) for person, name, _, vector, _ in rows]
 
     def _check_entries(self) -> None:
         """Refuse a file of which a part is not as it was written."""
         self._entries()
-        self._check_pages("integrity_check")
+        self._connection.check_pages("integrity_check")
 
     def _prepare(self, model: str | None, bundle: str, width: int | None) -> None:
         with self._connection.told():
@@ -302,7 +285,7 @@ class Gallery:
                 self._connection.execute(f"PRAGMA {key}").fetchone()[0] for key in ("application_id", "user_version")
             )
         if application != _APPLICATION:
-            raise UsageError(_foreign(self.path))
+            raise UsageError(foreign(self.path))
         if version > FORMAT:
             raise VitrailError(
                 f"{str(self.path)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail."
@@ -314,7 +297,7 @@ class Gallery:
                 f"{str(self.path)!r} has format {version}, in which damage is not noticed. Enroll its people into a new"
                 " gallery."
             )
-        self._check_structure()
+        self._connection.check_structure()
         if model is not None and model != self.model:
             raise UsageError(
                 f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
@@ -331,27 +314,11 @@ class Gallery:
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         return (entry, application) == (None, 0)
 
-    def _check_structure(self) -> None:
-        """Reject tables, views, triggers and indexes that are not ours, and pages that are in two places."""
-        with self._connection.told():
-            if _schema(self._connection) != _expected_schema():
-                raise DamagedError(
-                    path=self.path,
-                    cause="must have the tables that `vitrail faces enroll` makes, and no views or triggers",
-                    advice=_RESTORE,
-                )
-            self._check_pages("quick_check")
-
-    def _check_pages(self, pragma: str) -> None:
-        (verdict,) = self._connection.execute(f"PRAGMA {pragma}(1)").fetchone()
-        if verdict != "ok":  # some verdicts have a title
-            raise DamagedError(path=self.path, cause=f"is damaged ({verdict.splitlines()[-1]})", advice=_RESTORE)
-
     def _create(self, model: str, bundle: str, width: int) -> None:
         with self._writing():
             if not self._is_unfinished():  # another program was faster
                 return
-            for statement in filter(str.strip, _SCHEMA.split(";")):
+            for statement in filter(str.strip, SCHEMA.split(";")):
                 self._connection.execute(statement)
             about = {"model": model, "bundle": writable(bundle), "width": str(width)}
             about |= {"images": "0", "changes": "0", "traces": _NONE, **dict.fromkeys(TASKS, _NONE)}
@@ -427,14 +394,14 @@ class Gallery:
                 done = "UPDATE about SET value = ? WHERE key = 'traces' AND value = ?"
                 self._connection.execute(done, (_NONE, traces))
             except sqlite3.OperationalError as error:
-                if (code := error.sqlite_errorcode & 0xFF) not in (*_BUSY, *_NO_ROOM):
+                if (code := error.sqlite_errorcode & 0xFF) not in (*BUSY, *NO_ROOM):
                     raise
-                return str(error) if code in _NO_ROOM else _in_use()
+                return str(error) if code in NO_ROOM else in_use()
         return None
 
     def _empty_journal(self) -> str | None:
         busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return _in_use() if busy else None
+        return in_use() if busy else None
 
 
 def _digest(*parts: str | bytes) -> bytes:
@@ -447,126 +414,4 @@ def _are_units(vectors_ND: np.ndarray) -> bool:
     return bool(np.allclose(np.einsum("nd,nd->n", vectors_ND, vectors_ND), 1, atol=1e-3))
 
 
-_CHANGED, _RESTORE = "is damaged: its entries are not as they were written", "Restore it from a copy."
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-
-
-def _in_use() -> str:
-    return f"another program has been using it for {PATIENCE:g} seconds"
-
-
-class _Connection(sqlite3.Connection):
-    """A connection to a gallery. Its statements end after a signal, or after too many instructions."""
-
-    path: Path
-
-    def prepare(self, path: Path) -> None:
-        """Distrust the file, and watch every statement, before anything is read."""
-        self.path, self._checks, self._raised = path, 0, None
-        self.set_progress_handler(self._watch().__next__, _CHECKED_EVERY)
-        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-        with self.told():
-            for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
-                self.execute(f"PRAGMA {setting}")
-
-    def execute(self, *statement: Any) -> sqlite3.Cursor:
-        """Execute a statement; its instructions are counted from zero."""
-        self._checks = 0
-        return super().execute(*statement)
-
-    def _watch(self) -> Generator[bool]:
-        """Yield whether to end the statement that runs.
-
-        A handler of signals raises in the first Python code that runs, which is this; sqlite3 would drop the exception
-        and only end the statement. In a generator it arrives at `yield`, so that `told` can raise it again.
-        """
-        ends = False
-        while True:
-            try:
-                yield ends
-                self._checks += 1
-                ends = self._checks * _CHECKED_EVERY > _SHORT + self._size()
-            except GeneratorExit:
-                raise
-            except BaseException as raised:
-                self._raised, ends = raised, True
-
-    def _size(self) -> int:
-        journal = self.path.with_name(f"{self.path.name}-wal")
-        return sum(file.stat().st_size for file in (self.path, journal) if file.exists())
-
-    @contextlib.contextmanager
-    def told(self) -> Generator[None]:
-        """Convert errors of SQLite; an exception that a handler of signals raised is raised again."""
-        try:
-            with _told(self.path):
-                yield
-        except VitrailError:
-            if (raised := self._raised) is None:
-                raise
-            self._raised = None
-            raise raised from None
-
-
-def _schema(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
-    """Type, name, table and SQL of every entry of the schema; spaces count once."""
-    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
-    return {(*map(str, entry), re.sub("[ \n]+", " ", str(sql))) for *entry, sql in rows}
-
-
-@functools.cache
-def _expected_schema() -> set[tuple[str, ...]]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(_SCHEMA)
-        return _schema(connection)
-
-
-@contextlib.contextmanager
-def _told(path: Path) -> Generator[None]:
-    """SQLite's errors in our words."""
-    try:
-        yield
-    except UnicodeDecodeError:  # where a message of SQLite quotes what is damaged
-        raise DamagedError(path=path, cause="is damaged: its text is not UTF-8", advice=_RESTORE) from None
-    except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _BUSY:
-            raise VitrailError(
-                f"{str(path)!r} is locked: another program has been writing to it for {PATIENCE:g} seconds. Try again"
-                " when it has ended."
-            ) from None
-        if code == sqlite3.SQLITE_NOTADB:
-            raise UsageError(_foreign(path)) from None
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-            raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({error}).") from None
-        if code in _NO_ROOM:
-            raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
-        if code == sqlite3.SQLITE_INTERRUPT:
-            raise DamagedError(path=path, cause="is damaged: reading it does not end", advice=_RESTORE) from None
-        raise DamagedError(path=path, cause=f"is damaged ({first_line(error)})", advice=_RESTORE) from None
-
-
-def _connect(path: Path) -> _Connection:
-    with _told(path):
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, factory=_Connection)
-    try:
-        connection.prepare(path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _create_private(path: Path) -> None:
-    """An empty file that only its owner can read; its journal gets the same permissions."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"Gallery must be a file that can be written, got {str(path)!r} ({reason}).") from None
-
-
-def _foreign(path: Path) -> str:
-    return f"Gallery must be a file that `vitrail faces enroll` made, got {str(path)!r}, which is something else."
+_CHANGED = "is damaged: its entries are not as they were written"
