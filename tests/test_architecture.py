@@ -1,6 +1,8 @@
 """Rooms do not ask for each other's names: what a family or a configuration is, it says itself."""
 
 import ast
+import re
+import tomllib
 
 import pytest
 
@@ -78,3 +80,35 @@ def test_every_family_is_one_configuration_and_one_module():
         config = FAMILIES[name]
         assert (issubclass(config, ModelConfig), config.family) == (True, name)
         assert load_object(config.model).__module__.startswith("vitrail.models.")
+
+
+LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+RANK = {name.removeprefix("vitrail."): rank for rank, row in enumerate(LAYERS) for name in row.split(" | ")}
+LOADS_UPWARDS = ("faces/__init__.py",)
+"""`vitrail.faces.train` and the like are the functions of the commands."""
+
+
+def upward_references(tree, package):
+    """Strings that name a module of a higher layer, or of another package of the same one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"vitrail\.(\w+)[\w.]*(:\w*)?", node.value)
+            if named and named[1] in RANK and named[1] != package and RANK[named[1]] <= RANK[package]:
+                yield f"line {node.lineno} names {node.value}"
+
+
+@pytest.mark.parametrize("package", RANK)
+def test_no_string_names_a_module_of_a_higher_layer(package):
+    paths = [SOURCE / f"{package}.py", *(SOURCE / package).rglob("*.py")]
+    references = {
+        path.relative_to(SOURCE).as_posix(): list(upward_references(ast.parse(path.read_text()), package))
+        for path in paths
+        if path.exists()
+    }
+    assert references
+    assert not {path: lines for path, lines in references.items() if lines and path not in LOADS_UPWARDS}
+
+
+def test_the_check_of_references_sees_one():
+    tree = ast.parse('x = {"a": "vitrail.reports.page:chart", "b": "vitrail.core.files:checksum"}')
+    assert list(upward_references(tree, "models")) == ["line 1 names vitrail.reports.page:chart"]
