@@ -1,4 +1,4 @@
-"""Labs whose results are made up, to see whether questions read them rightly."""
+"""Labs with invented results, to test the verdicts of questions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")
 
 
 def digits_lab(sizes: tuple[int, ...] = (100, 300), seeds: int = 2) -> Lab:
-    """A lab on the embedded digits."""
+    """Return a lab on the embedded digits."""
     return Lab(_images(), FAMILIES, sizes, seeds, 1000)
 
 
@@ -35,8 +35,10 @@ def states_with_results(
     count: int = 2000,
     measure: Callable[[Trial], tuple[dict[str, Any], dict[str, Any]]] | None = None,
 ) -> dict[str, str]:
-    """The verdicts of a question if every trained model has the accuracy that follows from its settings; `finds` tells
-    what the other cells find and measure."""
+    """Return the verdicts of a question for invented results.
+
+    `accuracy` gives the accuracy of a trained model from its settings, `measure` the outcome of other trials.
+    """
     results = Results(folder / "results.jsonl", "images", question.lab.sizes[0])
     for trial in (trial for question_round in question.rounds() for trial in question_round):
         for part in (*trial.inputs, trial):
@@ -55,7 +57,7 @@ def states_with_results(
 
 
 def read(question: Question, results: Results) -> dict[str, str]:
-    """The verdicts of a question from such results."""
+    """Return the verdicts of a question for these results."""
     question.read(results)
     figures = dict(question.figures())
     assert question.html(figures)
@@ -63,7 +65,7 @@ def read(question: Question, results: Results) -> dict[str, str]:
 
 
 def verdict_states(question: Question, level: float = LEVEL) -> dict[str, str]:
-    """The verdicts of a question, whose sentences are there in both languages, and whose scores can be drawn."""
+    """Return the verdicts of a question, after checking its messages and scores."""
     verdicts = list(question.verdicts())
     for verdict in verdicts:
         for language in ("en", "ko") if verdict.fields else ():
@@ -75,7 +77,7 @@ def verdict_states(question: Question, level: float = LEVEL) -> dict[str, str]:
 
 
 def states_without_results(question: Question, folder: Path) -> dict[str, str]:
-    """The verdicts of a question for which nothing was run."""
+    """Return the verdicts of a question without any result."""
     return read(question, Results(folder / "nothing.jsonl", "images", question.lab.sizes[0]))
 
 

@@ -1,4 +1,4 @@
-"""The bias lab: cells and their keys, statistics against SciPy, plans, and the same results however they are run."""
+"""The bias lab: trials and their ids, statistics against SciPy, plans, and identical results of every executor."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from vitrail.core.errors import DamagedError, MissingError, UsageError
 from vitrail.core.intervals import t_quantile, t_tail
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
-from vitrail.lab import compare as lab_room
+from vitrail.lab import compare as lab_compare
 from vitrail.lab.compare import compare
 from vitrail.lab.executor import run_trials
 from vitrail.lab.images import prepare, restore, store
@@ -54,7 +54,7 @@ DIGITS = prepare(open_data("digits"))
 # Images
 
 
-def test_images_are_divided_once_without_overlap_and_subsets_are_nested():
+def test_splits_do_not_overlap_and_subsets_are_nested():
     digits = open_data("digits").splits["train"].images
     assert len(DIGITS.training) + len(DIGITS.validation) == len(digits)
     seen = {image.tobytes() for image in np.asarray(DIGITS.training.images)}
@@ -65,7 +65,7 @@ def test_images_are_divided_once_without_overlap_and_subsets_are_nested():
     assert (DIGITS.size, DIGITS.sizes()) == ("Pico", (300, 1240))
 
 
-def test_other_images_are_resized_and_models_cost_the_same_there():
+def test_other_images_are_resized_and_models_have_equal_cost():
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (80, 40, 24, 3), np.uint8)
     dataset = Dataset("noise", ("a", "b"), {"all": Split("all", pixels, np.arange(80) % 2)})
@@ -81,7 +81,7 @@ def test_other_images_are_resized_and_models_cost_the_same_there():
 
 
 @pytest.mark.parametrize(("each", "is_enough"), [(1, False), (3, False), (4, True)])
-def test_four_images_of_each_class_are_the_least(each, is_enough):
+def test_prepare_needs_four_images_of_each_class(each, is_enough):
     pixels = np.random.default_rng(0).integers(0, 256, (2 * each, 32, 32, 3), np.uint8)
     dataset = Dataset("few", ("a", "b"), {"all": Split("all", pixels, np.arange(2 * each) % 2)})
     if is_enough:
@@ -91,7 +91,7 @@ def test_four_images_of_each_class_are_the_least(each, is_enough):
         prepare(dataset)
 
 
-def test_small_presets_cost_the_same():
+def test_small_presets_have_equal_cost():
     for size in ("Pico", "Nano", "Nano/8", "Micro"):
         cost = zoo.small(size, "vit").macs
         for family in ("hybrid", "resnet", "mixer", "lstm", "mlp"):
@@ -99,7 +99,7 @@ def test_small_presets_cost_the_same():
     assert zoo.find("MLP-Nano").with_macs(5_000_000).macs == pytest.approx(5_000_000, rel=0.01)
 
 
-def test_images_come_back_as_they_were_stored(tmp_path):
+def test_restored_images_equal_stored_images(tmp_path):
     store(DIGITS, tmp_path / "images")
     back = restore(tmp_path / "images")
     assert (back.labels, back.size, back.fingerprint) == (DIGITS.labels, DIGITS.size, DIGITS.fingerprint)
@@ -112,7 +112,7 @@ def test_images_come_back_as_they_were_stored(tmp_path):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_permutations_move_what_they_say(level):
+def test_permutation_moves_pixels_of_its_level(level):
     order = permutation(level, (8, 8), (2, 2), 0)
     assert sorted(order.tolist()) == list(range(64))
     patches = torch.arange(64).view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
@@ -121,13 +121,13 @@ def test_permutations_move_what_they_say(level):
     assert all(same_patch) == (level != "pixels")
     others = [permutation(level, (8, 8), (2, 2), seed).tolist() for seed in (0, 1, 2)]
     assert others[0] == order.tolist()
-    assert others[0] != others[1] != others[2] != others[0]  # each seed has another
+    assert others[0] != others[1] != others[2] != others[0]  # permutations differ between seeds
     if level == "within":
         assert [set(row.tolist()) for row in moved] == [set(patch.tolist()) for patch in patches]
         assert len({tuple((row - row.min()).tolist()) for row in moved}) == 1
 
 
-def test_a_permuted_model_sees_permuted_images():
+def test_permute_input_equals_permuting_images():
     model = build(DIGITS.matched_config("vit")).eval()
     torch.nn.init.normal_(model.head.weight)
     images = torch.rand(3, 1, 8, 8)
@@ -140,7 +140,7 @@ def test_a_permuted_model_sees_permuted_images():
 # Statistics
 
 
-def test_students_distribution_is_scipys():
+def test_student_distribution_matches_scipy():
     for freedom in (1, 2.5, 7, 40, 1e5):
         for t in (0.0, 0.3, 2.0, 9.0):
             assert t_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
@@ -148,8 +148,8 @@ def test_students_distribution_is_scipys():
     assert t_quantile(0.975, math.inf) == pytest.approx(1.959964, rel=1e-6)
 
 
-def test_intervals_cover_what_they_should():
-    """Accuracies with known seed and image noise: 95 % of the intervals of their difference contain the truth."""
+def test_intervals_cover_the_true_difference():
+    """With known seed and image noise, 95 % of the intervals contain the true difference."""
     generator = np.random.default_rng(0)
     hits, trials = 0, 400
     for _ in range(trials):
@@ -167,7 +167,7 @@ def test_intervals_cover_what_they_should():
     assert 0.92 < hits / trials <= 1
 
 
-def test_estimates_combine_as_welch_does():
+def test_combine_matches_welch_test():
     values, other_values = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
     parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (values, other_values)]
     together = combine((1.0, parts[0]), (-1.0, parts[1]))
@@ -177,41 +177,41 @@ def test_estimates_combine_as_welch_does():
     assert together.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
 
 
-def test_seed_noise_is_pooled():
+def test_pool_matches_the_pooled_variance():
     noise = pool([[0.1, 0.3], [0.5, 0.5, 0.8]])
     assert (noise.variance, noise.freedom) == (pytest.approx((0.02 + 0.06) / 3), 3)
     assert math.isnan(pool([[0.1]]).variance)
 
 
-def test_curves_are_fitted_inverted_and_crossed():
+def test_power_law_sample_efficiency_and_crossover_match_known_curves():
     counts = [300, 1000, 3000, 10000, 30000]
     law = PowerLaw(0.07, 5, 0.5)
     fitted = fit_power_law(counts, law(np.array(counts)).tolist())
     assert fitted == pytest.approx(law, rel=0.03)
-    assert fit_power_law(counts[:3], law(np.array(counts[:3])).tolist()) is None  # three numbers fit any three points
+    assert fit_power_law(counts[:3], law(np.array(counts[:3])).tolist()) is None  # a power law fits any three points
     ahead, behind = [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.8]
     assert sample_efficiency(counts, ahead, behind) == pytest.approx(math.sqrt(10), rel=0.05)
     assert crossover(counts, ahead, behind) is None
     assert crossover([1, 100], [0.2, 0.0], [0.1, 0.1]) == pytest.approx(10)
 
 
-def test_curves_meet_beyond_the_range_where_their_laws_say():
+def test_extrapolated_crossover_is_where_the_power_laws_meet():
     counts = [300, 1000, 3000, 10000]
     fast, slow = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 8, 0.5), PowerLaw(0.0, 2, 0.3)))
     assert extrapolated_crossover(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
     steep, flat = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 20, 0.5), PowerLaw(0.0, 1, 0.2)))
     assert extrapolated_crossover(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
-    assert math.isinf(extrapolated_crossover(counts[:2], flat[:2], steep[:2]))  # two points have no law
-    assert math.isinf(extrapolated_crossover(counts[:3], flat[:3], steep[:3]))  # nor have three
+    assert math.isinf(extrapolated_crossover(counts[:2], flat[:2], steep[:2]))  # two points have no power law
+    assert math.isinf(extrapolated_crossover(counts[:3], flat[:3], steep[:3]))  # neither do three
 
 
-def test_what_it_would_take():
-    """Twice the error of the seeds needs four times as many; what test images blur, no seed sharpens."""
+def test_would_exclude_zero_needs_enough_seeds_and_images():
+    """Twice the error needs four times as many seeds. Seeds do not reduce the error from test images."""
     estimate = Estimate(0.01, 0.02, 10)
     assert not estimate.would_exclude_zero(seeds=15)
     assert estimate.would_exclude_zero(
         seeds=17
-    )  # as many times four as make t at 160 degrees of freedom of 0.02 less than 0.01
+    )  # the t quantile at 170 degrees of freedom times 0.02 / sqrt(17) is below 0.01
     assert not Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e9)
     assert Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e3, images=2)
     generator = np.random.default_rng(0)
@@ -230,13 +230,13 @@ def test_what_it_would_take():
         (0.1, math.nan, "cannot tell"),
     ],
 )
-def test_a_verdict_needs_more_than_noise(value, error, state):
+def test_verdict_needs_an_interval_that_excludes_zero(value, error, state):
     assert Verdict("C1", "trained", Estimate(value, error, 10)).state(0.05) == state
     one_sided = Verdict("C2", "trained", Estimate(value, error, 10), is_one_sided=True)
     assert one_sided.state(0.05) == ("supported" if state == "supported" else "cannot tell")
 
 
-def test_seeds_that_disagree_and_rates_that_are_cut_off_decide_nothing():
+def test_verdict_needs_both_halves_of_the_seeds_and_rates_within_the_range():
     clear = Estimate(0.1, 0.001, 10, halves=(0.15, 0.05))
     assert Verdict("C1", "trained", clear).state(0.05) == "supported"
     for doubted, why in (
@@ -251,22 +251,22 @@ def test_seeds_that_disagree_and_rates_that_are_cut_off_decide_nothing():
     assert unequal.doubt == "unsteady"
 
 
-# Cells and plans
+# Trials and plans
 
 
-def test_right_answers_survive_packing():
+def test_unpack_inverts_pack():
     right = np.random.default_rng(0).random(37) < 0.7
     np.testing.assert_array_equal(unpack(pack(right), 37), right)
 
 
-def test_images_of_a_lab_that_are_damaged_are_prepared_again(tmp_path):
+def test_corrupt_images_of_a_lab_are_prepared_again(tmp_path):
     store(DIGITS, tmp_path / "images")
     (tmp_path / "images" / "about.json").write_text("{}")
-    images = lab_room._prepare_images(open_data("digits"), tmp_path, None)
+    images = lab_compare._prepare_images(open_data("digits"), tmp_path, None)
     assert (images.fingerprint, len(images.test)) == (DIGITS.fingerprint, len(DIGITS.test))
 
 
-def test_a_key_is_of_all_that_matters_and_of_nothing_else():
+def test_trial_id_depends_on_task_settings_inputs_and_images_only():
     trial = Trial("a:b", {"x": 1, "y": [2]}, work=3.0)
     assert trial.trial_id("images") == Trial("a:b", {"y": [2], "x": 1}, work=9.0).trial_id("images")
     others = [
@@ -287,7 +287,7 @@ def test_a_key_is_of_all_that_matters_and_of_nothing_else():
     assert Trial.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
 
 
-def test_a_setting_that_models_get_later_leaves_older_results_where_they_are(tmp_path):
+def test_new_model_setting_at_its_default_keeps_trial_ids(tmp_path):
     model = zoo.find("ViT-Nano/7").to_document()
     older = {name: value for name, value in model.items() if name != "layer_scale"}
     now, before = Trial("a:b", {"model": model}), Trial("a:b", {"model": older})
@@ -303,13 +303,13 @@ def test_a_setting_that_models_get_later_leaves_older_results_where_they_are(tmp
 
 
 class Turns(Question):
-    """Three rounds of one cell each, of 10, 20 and 40 units of work."""
+    """Three rounds of one trial each, with 10, 20 and 40 units of work."""
 
     def rounds(self):
         return [[Trial("a:b", {"round": number, "of": self.name}, work=10.0 * 2**number)] for number in range(3)]
 
 
-def test_a_budget_takes_rounds_in_turns(tmp_path):
+def test_plan_takes_rounds_of_all_questions_in_turn_within_the_budget(tmp_path):
     lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
     questions = {name: Turns(name, lab) for name in ("one", "two")}
     results = Results(tmp_path / "results.jsonl", "x", 300)
@@ -326,7 +326,7 @@ def test_a_budget_takes_rounds_in_turns(tmp_path):
         make_plan(questions, results, {"vit": 1.0}, budget=5.0, jobs=1)
 
 
-def test_a_cell_that_looks_at_a_trained_one_costs_its_training_too(tmp_path):
+def test_plan_counts_the_training_that_a_measurement_needs(tmp_path):
     lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
     trained = lab.train("vit", count=300, seed=0)
 
@@ -339,14 +339,14 @@ def test_a_cell_that_looks_at_a_trained_one_costs_its_training_too(tmp_path):
     assert plan.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
 
 
-def test_budgets_are_times():
+def test_parse_budget_accepts_times_only():
     assert [parse_budget(text) for text in ("90s", "20m", "1.5h")] == [90, 1200, 5400]
     for wrong in ("", "20", "m", "0m", "-3m", "1d"):
         with pytest.raises(UsageError, match="Budget"):
             parse_budget(wrong)
 
 
-# The lab as a whole
+# Complete labs
 
 
 TINY = {"families": ("vit", "resnet"), "sizes": (20, 100), "seeds": 2, "questions": ("data",)}
@@ -364,7 +364,7 @@ def results_of(folder):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A lab of seconds, in this process."""
+    """Run a lab of a few seconds in this process."""
     seen = sys.modules["vitrail.lab.compare"]._IMAGES_SEEN
     before, seen["Pico"] = seen["Pico"], 256
     folder = tmp_path_factory.mktemp("lab") / "digits"
@@ -374,7 +374,7 @@ def tiny(tmp_path_factory):
     return folder, document, output
 
 
-def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
+def test_lab_writes_report_claims_and_bundles(tiny):
     folder, document, _ = tiny
     assert {record["id"] for record in document["claims"]} == {"C1", "C2", "C3", "C7", "C8"}
     assert json.loads((folder / "claims.json").read_text()) == document
@@ -388,7 +388,7 @@ def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
         for record in map(json.loads, (folder / "results.jsonl").read_text().splitlines())
         if "curve" in record["result"]
     ]
-    # Trials of two models, cells of which two are trials, and trials beyond the end for a rate that is one.
+    # Two models: three rate trials each, four trainings each (two are rate trials already), and further rates.
     settings = [record["cell"]["settings"] for record in trained]
     rate_settings = [record for record in settings if (record["count"], record["seed"]) == (20, 0)]
     beyond = [record["learning_rate"] for record in rate_settings if record["learning_rate"] not in RATES]
@@ -406,7 +406,7 @@ def test_a_lab_leaves_a_page_claims_and_bundles(tiny):
     np.testing.assert_array_equal(answers == images.test.labels, right)
 
 
-def test_the_same_command_again_runs_nothing(tiny, quick):
+def test_same_command_again_runs_nothing(tiny, quick):
     folder, document, _ = tiny
     before = (folder / "results.jsonl").read_bytes()
     output = []
@@ -415,7 +415,7 @@ def test_the_same_command_again_runs_nothing(tiny, quick):
     assert output == []
 
 
-def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
+def test_extended_lab_reruns_no_trial(tiny, quick, tmp_path):
     folder, _, _ = tiny
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -425,10 +425,10 @@ def test_more_is_added_and_nothing_is_run_twice(tiny, quick, tmp_path):
     assert "<pre>Python\nvitrail compare</pre>" in (copy / "index.html").read_text()
     after = results_of(copy)
     assert before.items() <= after.items()
-    assert len(after) == len(before) + 2 * 2 + 4  # two models, two seeds, and the floors
+    assert len(after) == len(before) + 2 * 2 + 4  # two models with two seeds, and four classical learners
 
 
-def test_another_question_leaves_the_report_of_the_first(tiny, quick, tmp_path):
+def test_report_keeps_earlier_questions(tiny, quick, tmp_path):
     folder, document, _ = tiny
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -438,7 +438,7 @@ def test_another_question_leaves_the_report_of_the_first(tiny, quick, tmp_path):
     assert json.loads((copy / "plan.json").read_text())["rounds"] == {"data": 4, "position": 1}
 
 
-def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick):
+def test_compare_rejects_invalid_options_before_training(tiny, tmp_path, quick):
     folder, _, _ = tiny
     for options, match in (
         ({"sizes": (5,)}, "Sizes must be from 10"),
@@ -467,7 +467,7 @@ def test_what_does_not_fit_is_refused_before_any_training(tiny, tmp_path, quick)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 1}'])
-def test_a_corrupt_plan_is_one_line(tmp_path, content):
+def test_corrupt_plan_is_rejected(tmp_path, content):
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(DamagedError, match=r"plan.json' is"):
         compare("digits", tmp_path, **TINY, jobs=1, tell=lambda _: None)
@@ -494,15 +494,15 @@ def start(folder, jobs, backend="loky"):
     )
 
 
-def test_a_bundle_that_somebody_deleted_is_trained_again_for_who_looks_at_it(tmp_path):
-    """The looking cell of a trained one whose bundle is gone: trained again, once, and nothing else."""
+def test_deleted_bundle_is_trained_again_for_a_pending_measurement(tmp_path):
+    """A bundle is trained again only while a measurement of it is pending."""
     store(DIGITS, tmp_path / "images")
     lab = Lab(DIGITS, ("mlp",), (20,), 1, 128)
     measurement = measurement_trial("vitrail.lab.questions.robustness:measure", lab.train("mlp", count=20, seed=0), 1.0)
     results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
 
     def run():
-        lab_room._run_stages(
+        lab_compare._run_stages(
             tmp_path, results, [measurement], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None
         )
         return (tmp_path / "results.jsonl").read_text().splitlines()
@@ -510,7 +510,7 @@ def test_a_bundle_that_somebody_deleted_is_trained_again_for_who_looks_at_it(tmp
     before = run()
     measured = results.get(measurement)
     shutil.rmtree(tmp_path / "cells")
-    assert run() == before  # nobody looks any more
+    assert run() == before  # no measurement is pending
     kept = [line for line in before if json.loads(line)["cell"]["of"] == []]
     (tmp_path / "results.jsonl").write_text("\n".join(kept) + "\n")
     results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
@@ -519,7 +519,7 @@ def test_a_bundle_that_somebody_deleted_is_trained_again_for_who_looks_at_it(tmp
 
 
 def die_once(settings, _images, _of, folder):
-    """A cell whose process dies the first time it is run."""
+    """Trial function that kills its process the first time it is run."""
     if settings["dies"] and not folder.exists():
         folder.mkdir(parents=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -527,14 +527,14 @@ def die_once(settings, _images, _of, folder):
 
 
 @pytest.mark.slow
-def test_a_lost_worker_loses_its_cell_alone_which_is_run_again(tmp_path):
+def test_trial_of_a_killed_worker_is_run_again(tmp_path):
     store(DIGITS, tmp_path / "images")
-    trials = [Trial("test_lab:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
+    trials = [Trial(f"{__name__}:die_once", {"number": number, "dies": number == 3}) for number in range(6)]
     records = list(run_trials(tmp_path, trials, jobs=2, backend="loky"))
     assert sorted(record["result"]["number"] for record in records) == list(range(6))
 
 
-def test_missing_packages_of_the_lab_are_named_with_their_extra(tmp_path, monkeypatch):
+def test_error_for_a_missing_package_names_its_extra(tmp_path, monkeypatch):
     for package, extra, backend in (("distributed", "dask", "dask"), ("joblib", "lab", "loky")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(MissingError, match=rf"'{extra}' extra \({package} is missing\).* \"\.\[{extra}\]\"\.$"):
@@ -542,7 +542,7 @@ def test_missing_packages_of_the_lab_are_named_with_their_extra(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_finds_the_same(tiny, tmp_path):
+def test_dask_cluster_gives_identical_results(tiny, tmp_path):
     pytest.importorskip("distributed", reason="distributed is not installed")
     process = start(tmp_path / "lab", 2, "dask")
     _, err = process.communicate(timeout=300)
@@ -551,7 +551,7 @@ def test_a_dask_cluster_finds_the_same(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_side_by_side_find_the_same(tiny, tmp_path):
+def test_parallel_processes_give_identical_results(tiny, tmp_path):
     process = start(tmp_path / "lab", 2)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
@@ -559,7 +559,7 @@ def test_processes_side_by_side_find_the_same(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_ten_times_and_resumed_it_finds_the_same(tiny, tmp_path):
+def test_lab_killed_ten_times_gives_identical_results(tiny, tmp_path):
     generator, kills = np.random.default_rng(0), 0
     for _ in range(40):
         process = start(tmp_path / "lab", 2)
@@ -575,8 +575,8 @@ def test_killed_ten_times_and_resumed_it_finds_the_same(tiny, tmp_path):
     assert results_of(tmp_path / "lab") == results_of(tiny[0])
 
 
-def test_the_data_question_says_what_the_numbers_say(tmp_path):
-    """Made-up answers: the CNN leads by 20 points at 300 images and by 6 at 1,000, or the other way round."""
+def test_data_verdicts_follow_the_leads(tmp_path):
+    """The CNN leads by 20 points at 300 images and by 6 at 1,000, or ViT does."""
     lab = Lab(DIGITS, ("vit", "resnet"), (300, 1000), 3, 1000)
     for sign, state in ((1, "supported"), (-1, "contradicted")):
         results = Results(tmp_path / f"{sign}.jsonl", "x", 300)
@@ -604,8 +604,8 @@ def test_the_data_question_says_what_the_numbers_say(tmp_path):
         assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
 
 
-def test_families_with_other_sizes_stand_in_the_right_columns(tmp_path):
-    """Other questions share some cells, so that one family may have sizes that another lacks."""
+def test_table_columns_align_for_families_with_different_sizes(tmp_path):
+    """One family may have sizes that another lacks, because questions share trials."""
     question = DataQuestion("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
     filled = Filled(tmp_path, question)
     for family, count in (("vit", 300), ("resnet", 300), ("resnet", 600), ("resnet", 1000), ("vit", 1000)):
@@ -618,7 +618,7 @@ def test_families_with_other_sizes_stand_in_the_right_columns(tmp_path):
     assert ">-<" in rows[1]
 
 
-def test_a_question_without_results_cannot_tell(tmp_path):
+def test_data_question_without_results_cannot_tell(tmp_path):
     lab = Lab(DIGITS, ("vit", "resnet", "mixer"), (300, 1000), 3, 1000)
     question = DataQuestion("data", lab)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))

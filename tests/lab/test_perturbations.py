@@ -1,4 +1,4 @@
-"""The lab's measures against exact and published values."""
+"""The lab's measures compared with exact and published values."""
 
 import math
 
@@ -17,16 +17,16 @@ from vitrail.lab.trial import Trial
 from vitrail.models.base import Layout
 
 
-def test_a_shift_moves_every_pixel_and_mirrors_the_rim():
+def test_shift_moves_every_pixel_and_mirrors_the_border():
     image = torch.arange(25.0).view(1, 1, 5, 5)
     moved = perturbations.shift(image, np.array([1]), np.array([-2]))
     assert torch.equal(moved[0, 0, 1:, :3], image[0, 0, :4, 2:])
-    assert moved[0, 0, 0, 0] == image[0, 0, 1, 2]  # mirrored without repeating the rim
+    assert moved[0, 0, 0, 0] == image[0, 0, 1, 2]  # mirrored without repeating the border
     assert moved[0, 0, 1, 4] == image[0, 0, 0, 2]
     assert torch.equal(perturbations.shift(image, np.array([0]), np.array([0])), image)
 
 
-def test_a_ring_has_every_shift_of_its_distance_and_no_other():
+def test_ring_shift_draws_every_shift_of_its_distance_and_no_other():
     spot = torch.zeros(4000, 1, 9, 9)
     spot[:, :, 4, 4] = 1
     moved = perturbations.ring_shift(2)(spot, np.arange(4000))
@@ -40,11 +40,11 @@ def test_a_ring_has_every_shift_of_its_distance_and_no_other():
     assert perturbations.shift_distances(8) == (1,)
 
 
-def test_shuffling_keeps_blocks_whole_and_moves_each_image_otherwise():
+def test_shuffle_keeps_blocks_whole_and_differs_between_images():
     image = torch.arange(64.0).view(1, 1, 8, 8).expand(5, 1, 8, 8).contiguous()
     moved = perturbations.shuffle((2, 2))(image, np.arange(5))
     again = perturbations.shuffle((2, 2))(image[3:], np.arange(3, 5))
-    assert torch.equal(again, moved[3:])  # whatever the batch
+    assert torch.equal(again, moved[3:])  # independent of the batch
     corners = moved[:, 0, ::4, ::4].flatten(1).long()
     assert all(sorted(row.tolist()) == [0, 4, 32, 36] for row in corners)
     assert len({tuple(row.tolist()) for row in corners}) > 1
@@ -53,7 +53,7 @@ def test_shuffling_keeps_blocks_whole_and_moves_each_image_otherwise():
     assert perturbations.shuffle_grids((224, 224), (32, 32)) == [(2, 2), (4, 4), (8, 8), (16, 16)]
 
 
-def test_dropping_takes_exactly_its_share_and_more_contains_less():
+def test_drop_removes_its_exact_share_and_larger_shares_contain_smaller():
     images = torch.rand(3, 2, 8, 8)
     few, many = (perturbations.drop(share, (4, 4))(images, np.arange(3)) for share in (0.25, 0.75))
     is_dropped = [(mask != images).any(1) for mask in (few, many)]
@@ -62,19 +62,21 @@ def test_dropping_takes_exactly_its_share_and_more_contains_less():
     assert few[0][:, is_dropped[0][0]][:, 0].tolist() == pytest.approx(images[0].mean(dim=(1, 2)).tolist())
 
 
-def test_filters_divide_an_image_into_two():
+def test_low_pass_and_high_pass_add_up_to_the_image():
     images = torch.randn(2, 3, 12, 10)
     numbers = np.arange(2)
     mean = images.mean(dim=(2, 3), keepdim=True)
     low, high = perturbations.low_pass(0.4)(images, numbers), perturbations.high_pass(0.4)(images, numbers)
     assert torch.allclose(low + high - mean, images, atol=1e-5)
     assert torch.allclose(perturbations.low_pass(1.5)(images, numbers), images, atol=1e-5)
-    wave = torch.sin(torch.arange(12) * math.pi / 2 + 0.3).view(1, 1, 1, 12).expand(1, 1, 12, 12)  # half of the highest
+    wave = (
+        torch.sin(torch.arange(12) * math.pi / 2 + 0.3).view(1, 1, 1, 12).expand(1, 1, 12, 12)
+    )  # half of the highest frequency
     assert torch.allclose(perturbations.low_pass(0.51)(wave, numbers[:1]), wave, atol=1e-5)
     assert perturbations.low_pass(0.49)(wave, numbers[:1]).abs().max() < 1e-5
 
 
-def test_a_ratio_has_the_error_of_a_ratio():
+def test_linearised_ratio_has_the_error_of_the_bootstrap():
     right = np.array([1, 1, 1, 0, 0, 1, 1, 1], float)
     same = np.array([1, 0, 1, 1, 0, 1, 1, 0.5]) * right
     values = perturbations.linearised_ratio(same, right)
@@ -96,14 +98,14 @@ def test_a_ratio_has_the_error_of_a_ratio():
     )
 
 
-# Exact values of bias.md
+# Exact values
 
 
 @pytest.mark.parametrize(
     ("grid", "step", "uniform", "box"),
     [((14, 14), 16, 116.4922, 16.6981), ((7, 7), 4, 14.4379, 4.0544), ((4, 4), 7, 14.0561, 6.7714)],
 )
-def test_attention_distances_of_known_attention(grid, step, uniform, box):
+def test_attention_distances_match_exact_values(grid, step, uniform, box):
     rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     near = (np.abs(rows[:, None] - rows) <= 1) & (np.abs(columns[:, None] - columns) <= 1)
     both = np.stack([np.ones_like(near, float), near.astype(float)])
@@ -113,7 +115,7 @@ def test_attention_distances_of_known_attention(grid, step, uniform, box):
     assert measured.of_uniform[0, 0] == pytest.approx(1)
 
 
-def test_untrained_attention_is_near_uniform_and_models_without_it_have_none():
+def test_untrained_attention_is_near_uniform_and_cnn_has_no_heads():
     images = torch.randn(3, 1, 28, 28)
     distances = internals.head_distances(create("ViT-Micro/4"), images)
     assert {layer: layer_distances.shape for layer, layer_distances in distances.items()} == dict.fromkeys(
@@ -123,7 +125,7 @@ def test_untrained_attention_is_near_uniform_and_models_without_it_have_none():
     assert internals.head_distances(create("ResNet-Nano"), images) == {}
 
 
-def test_equivariance_of_patches_and_of_circular_convolutions_is_exact():
+def test_equivariance_error_of_patches_and_circular_convolutions_is_zero():
     images = torch.randn(6, 1, 28, 28, dtype=torch.float64)
     patches = redraw(create("ViT-Nano/7", position="none", depth=1).double())
     errors = internals.equivariance_errors(patches, images, [1, 4, 7])
@@ -141,7 +143,7 @@ def test_equivariance_of_patches_and_of_circular_convolutions_is_exact():
     assert strided["blocks.2"][1].min() > 1e-3
 
 
-def test_features_of_unrelated_images_are_one_apart(monkeypatch):
+def test_equivariance_error_of_unrelated_images_is_one(monkeypatch):
     generator = torch.Generator().manual_seed(0)
 
     def unrelated(_model, images):
@@ -152,7 +154,7 @@ def test_features_of_unrelated_images_are_one_apart(monkeypatch):
     assert errors["pooled"][1].mean() == pytest.approx(1, abs=0.03)
 
 
-def test_features_between_two_places_are_interpolated():
+def test_features_shifted_by_a_fraction_are_interpolated():
     rolled = internals._roll(torch.arange(6.0).view(1, 1, 1, 6), 1.5, 3)
     assert rolled.flatten().tolist() == [4.5, 2.5, 0.5, 1.5, 2.5, 3.5]
     model = redraw(create("ViT-Pico/2", patch=1, position="none", depth=1, resolution=16).double())
@@ -160,14 +162,14 @@ def test_features_between_two_places_are_interpolated():
     assert internals.equivariance_errors(model, images, [1])["blocks.0"][1].max() < 1e-12
 
 
-def test_receptive_areas_are_those_of_a_convolution():
+def test_receptive_area_matches_a_convolution():
     model = create("ResNet-Nano", resolution=29, edges="circular").eval()
     areas = internals.receptive_areas(model, torch.randn(2, 1, 29, 29), [0], share=1.0)
     assert areas[0].tolist() == pytest.approx([(7 / 29) ** 2] * 2)  # three 3 x 3 convolutions
     assert [internals.third_layer(depth) for depth in (1, 3, 4, 5, 6, 12)] == [0, 0, 0, 1, 1, 3]
 
 
-def test_layer_similarity_and_its_error():
+def test_layer_similarity_has_a_jackknife_error():
     torch.manual_seed(0)
     model = create("ViT-Nano/7")
     similarity = internals.layer_similarity(model, torch.randn(64, 1, 28, 28))
@@ -180,7 +182,7 @@ def test_layer_similarity_and_its_error():
     assert flat.error == pytest.approx(np.std([-1, 0, 1], ddof=1) * 2 / math.sqrt(3))
 
 
-def test_calibration_of_a_model_that_is_as_sure_as_right_and_of_one_that_is_too_sure():
+def test_calibration_error_of_a_calibrated_and_an_overconfident_model():
     generator = np.random.default_rng(0)
     confidences = generator.uniform(0.5, 1, 2000)
     probabilities = np.stack([confidences, 1 - confidences], axis=1)
@@ -192,7 +194,7 @@ def test_calibration_of_a_model_that_is_as_sure_as_right_and_of_one_that_is_too_
     assert perturbations.mean_of(bad.over).value == pytest.approx(0.2, abs=0.03)
 
 
-def test_answers_are_counted_in_their_order():
+def test_predict_perturbed_compares_images_in_order():
     model = redraw(create("ViT-Pico/2"))
     images = torch.randn(40, 1, 8, 8)
     plain = perturbations.predict_probabilities(model, images).argmax(axis=1)
@@ -203,7 +205,7 @@ def test_answers_are_counted_in_their_order():
     assert 0 < predictions["negative"].same.mean() < 1
 
 
-def test_variants_that_are_alike_share_their_seed_noise(tmp_path):
+def test_variants_of_a_noise_group_share_their_seed_noise(tmp_path):
     results = Results(tmp_path / "results.jsonl", "x", 300)
     groups = {(name, n): [Trial(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
     for (name, n), trials in groups.items():

@@ -1,4 +1,4 @@
-"""`vitrail compare --bundles`: numbers with intervals and references, pairs on the same images, one page."""
+"""`vitrail compare --bundles`: measurements with intervals and references, pairwise comparisons, and the page."""
 
 import json
 
@@ -23,7 +23,7 @@ IMAGES = open_data("fashion-40").splits["test"]
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
-    """A ViT without positions and a CNN, of random weights but for their heads, which know the images."""
+    """Save a ViT without positions and a CNN with random weights and heads fitted to the images."""
     folder = tmp_path_factory.mktemp("bundles")
     preprocess = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
     for name, config in {
@@ -44,7 +44,7 @@ def profiled(bundles):
     return profile("fashion-40", [bundles / "blind", bundles / "cnn"], tell=lambda _: None)
 
 
-def test_an_order_blind_model_is_found_so(profiled):
+def test_profile_shows_that_a_vit_without_positions_ignores_order(profiled):
     profiles, _, split = profiled
     blind, cnn = (item.numbers for item in profiles)
     assert len(split) == 40
@@ -62,7 +62,7 @@ def test_an_order_blind_model_is_found_so(profiled):
     assert profiles[0].cost["parameters"] == zoo.find("ViT-Nano/7").replace(position="none").parameters
 
 
-def test_pairs_are_compared_on_the_same_images(profiled):
+def test_pairs_of_bundles_are_compared_on_the_same_images(profiled):
     profiles, pairs, _ = profiled
     by_name = {pair.measure: pair for pair in pairs}
     assert set(by_name) == {"accuracy", "shift", "shuffle", "drop", "low", "high", "area", "similarity", "over"}
@@ -75,7 +75,7 @@ def test_pairs_are_compared_on_the_same_images(profiled):
     assert not none.is_significant
 
 
-def test_the_page_and_its_numbers(call, tmp_path, bundles, profiled, monkeypatch):
+def test_profile_writes_page_figures_and_json(call, tmp_path, bundles, profiled, monkeypatch):
     monkeypatch.setattr("vitrail.lab.profile.profile", lambda *_, **__: profiled)  # measured above
     arguments = ["compare", "fashion-40", "--bundles", bundles / "blind", bundles / "cnn", "--output", tmp_path / "out"]
     completed = call(*arguments)
@@ -88,7 +88,7 @@ def test_the_page_and_its_numbers(call, tmp_path, bundles, profiled, monkeypatch
     assert "위치 임베딩이 없는 ViT" in page
     assert len(list((tmp_path / "out" / "figures").glob("*.svg"))) == 20
     assert len(list((tmp_path / "out" / "figures").glob("*.ko.svg"))) == 10
-    again = call(*arguments, "--json")  # written anew
+    again = call(*arguments, "--json")  # replaces the profile
     assert json.loads(again.stdout) == document
 
 
@@ -102,27 +102,27 @@ def test_the_page_and_its_numbers(call, tmp_path, bundles, profiled, monkeypatch
         (["fashion-40", "--bundles", "fashion", "--budget", "0.000001s"], "Budget must be at least"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(call, tmp_path, arguments, message):
+def test_profile_rejects_invalid_options(call, tmp_path, arguments, message):
     completed = call("compare", *arguments, "--output", tmp_path / "out")
     assert completed.returncode == 2
     assert message in completed.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_others_is_left_alone(call, tmp_path):
+def test_profile_rejects_a_folder_with_other_files(call, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     completed = call("compare", "fashion-40", "--bundles", "fashion", "--output", tmp_path)
     assert completed.returncode == 2
     assert "Output must be a new folder" in completed.stderr
 
 
-def test_bundles_of_other_resolutions_are_asked_the_same():
+def test_perturbation_plan_is_shared_by_bundles_of_different_resolutions():
     models = [zoo.find("ViT-Nano/7"), zoo.find("ResNet-Nano").replace(resolution=56), zoo.find("iGPT-Micro")]
     plan = plan_perturbations([Bundle(model=build(config), preprocess=plain(config)) for config in models])
     assert plan.distances(14) == {1: 1 / 14, 2: 1 / 7}
     assert plan.distances(56) == {4: 1 / 14, 8: 1 / 7}
     assert plan.grids == [(2, 2), (7, 7), (14, 14)]
-    assert plan.reported_grid == (2, 2)  # 4 x 4 patches, whole
+    assert plan.reported_grid == (2, 2)  # does not cut the 4 x 4 patches
     assert plan.keeps_all_patches
     assert plan.drop_grid == (4, 4)
     odd = [zoo.find("ViT-Micro/4"), zoo.find("ResNet-Nano/8").replace(channels=1)]
@@ -131,7 +131,7 @@ def test_bundles_of_other_resolutions_are_asked_the_same():
     ).keeps_all_patches  # 7 x 7, 32 px
 
 
-def test_the_reference_of_shuffled_blocks_is_exact_for_whose_patches_stay_whole():
+def test_shuffle_reference_is_exact_only_for_uncut_patches():
     configs = [zoo.find("ViT-Micro/4"), zoo.find("ViT-Nano/7"), zoo.find("ResNet-Nano")]
     plan = plan_perturbations([Bundle(model=build(config), preprocess=plain(config)) for config in configs])
     assert plan.reported_grid == (4, 4)  # 7 x 7 patches are cut, 4 x 4 are not
@@ -144,6 +144,6 @@ def plain(config):
     return Preprocess(resolution=config.resolution, mean=(0.5,), std=(0.5,))
 
 
-def test_bundles_are_named_by_as_much_as_is_needed():
+def test_bundle_names_are_as_short_as_possible():
     assert list(_name_bundles(["a/bundle", "b/bundle", "c"])) == ["a/bundle", "b/bundle", "c"]
     assert list(_name_bundles(["a/one", "b/two/"])) == ["one", "two"]

@@ -1,4 +1,4 @@
-"""What the lab says of noise: how often its verdicts are wrong where nothing is to be found, and what decides them."""
+"""Verdicts under noise: their false positive rates, and the rules that decide them."""
 
 import math
 
@@ -37,14 +37,14 @@ LEVEL = 0.05
 
 
 def rate(event, trials):
-    """How often something is found, in so many trials."""
+    """Return the frequency of an event in repeated experiments."""
     return sum(bool(event()) for _ in range(trials)) / trials
 
 
 # Degrees of freedom
 
 
-def test_means_of_one_noise_have_its_degrees_of_freedom_once():
+def test_means_with_shared_noise_count_its_degrees_of_freedom_once():
     noise = pool([[1.0, 2.0], [3.0, 3.5], [0.0, 0.1], [4.0, 4.2]])
     estimate = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], noise)])
     assert (estimate.freedom, estimate.value) == (pytest.approx(4), pytest.approx(-1.75))
@@ -57,8 +57,8 @@ def test_means_of_one_noise_have_its_degrees_of_freedom_once():
     assert math.isnan(sum_of_means([(1.0, [1.0], SeedNoise(math.nan, 0))]).error)
 
 
-def test_equal_means_differ_as_often_as_the_level_says():
-    """Two of four groups of two seeds, whose noise is pooled: without an effect, 5 % are called one."""
+def test_false_positive_rate_of_equal_means_matches_the_level():
+    """Two of four groups of two seeds with pooled noise: without an effect, 5 % are significant."""
     generator = np.random.default_rng(0)
 
     def is_found():
@@ -73,23 +73,23 @@ def test_equal_means_differ_as_often_as_the_level_says():
 
 
 def random_model(generator, kinds, lead=0.0):
-    """Leads of some kinds over one reference, three seeds each."""
+    """Draw the leads of several variants over one reference, with three seeds each."""
     groups = generator.normal(size=(kinds + 1, 3))
     groups[:kinds] += lead
     noise = pool(groups.tolist())
     return [sum_of_means([(1.0, groups[at], noise), (-1.0, groups[kinds], noise)]) for at in range(kinds)]
 
 
-def test_the_smallest_of_many_that_are_equal_is_rarely_called_worse():
+def test_smallest_of_equal_values_is_rarely_contradicted():
     generator = np.random.default_rng(0)
 
     def is_contradicted():
         return Verdict("P1", "trained", smallest(random_model(generator, 6))).state(LEVEL) == "contradicted"
 
-    assert rate(is_contradicted, 1500) < 0.03  # 0.025 is the level; the one that seems smallest alone has 0.09
+    assert rate(is_contradicted, 1500) < 0.03  # 0.025 is the level; an interval of the smallest alone would give 0.09
 
 
-def test_the_smallest_is_above_zero_only_if_each_is():
+def test_smallest_is_above_zero_only_if_every_part_is():
     sure, unsure = Estimate(0.02, 0.001, 20), Estimate(0.03, 0.02, 20)
     estimate = smallest([sure, unsure])
     assert estimate.value == 0.02
@@ -101,7 +101,7 @@ def test_the_smallest_is_above_zero_only_if_each_is():
 
 
 @pytest.mark.parametrize("values", [(0.03, 0.02), (-0.03, 0.02), (-0.03, -0.05), (0.0, 0.001)])
-def test_the_p_value_of_the_smallest_is_where_its_interval_reaches_zero(values):
+def test_p_value_of_the_smallest_is_the_level_whose_interval_ends_at_zero(values):
     estimate = smallest([Estimate(value, 0.01, 8) for value in values])
     p = estimate.p_value
     low, high = estimate.interval(min(p * 1.01, 1))
@@ -111,7 +111,7 @@ def test_the_p_value_of_the_smallest_is_where_its_interval_reaches_zero(values):
     assert is_beyond or p == 1
 
 
-def test_the_smallest_is_doubted_for_any_of_its_parts():
+def test_smallest_inherits_the_doubt_of_any_part():
     steady = Estimate(0.1, 0.001, 10, halves=(0.1, 0.1))
     unsteady = Estimate(0.2, 0.001, 10, halves=(0.5, -0.1))
     cut_off = steady._replace(value=0.3, is_cut_off=True)
@@ -121,11 +121,11 @@ def test_the_smallest_is_doubted_for_any_of_its_parts():
     assert Verdict("C1", "trained", smallest([below, unsteady])).state(LEVEL) == "contradicted"
 
 
-# Whose noise
+# Noise groups
 
 
 def fill_two_sizes(folder):
-    """Accuracies whose seeds differ by 8 points with few images and by 0.2 with many."""
+    """Write results whose seeds differ by 8 points with few images and by 0.2 with many."""
     results = Results(folder / "results.jsonl", "x", 300)
     groups = {(name, n): [Trial(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
     for (_, n), trials in groups.items():
@@ -136,7 +136,7 @@ def fill_two_sizes(folder):
     return results, groups
 
 
-def test_sizes_have_their_own_seed_noise(tmp_path):
+def test_seed_noise_is_separate_for_each_size(tmp_path):
     accuracies = Accuracies(*fill_two_sizes(tmp_path), noise_group=lambda key: key[1])
     spread = [accuracies.noise_of(("a", n)) for n in (1, 2)]
     assert [noise.variance for noise in spread] == [pytest.approx(0.08**2 / 2), pytest.approx(0.002**2 / 2)]
@@ -148,7 +148,7 @@ def test_sizes_have_their_own_seed_noise(tmp_path):
 
 
 def noises(question, folder):
-    """The seed noise of every variant of a question without results but for two seeds of each."""
+    """Return the seed noise of every variant of a question with two seeds each."""
     filled = Filled(folder, question)
     for trials in question.trials.values():
         for trial in trials:
@@ -157,7 +157,7 @@ def noises(question, folder):
     return {name: question.accuracies.noise_of(name) for name in question.accuracies.right}
 
 
-def test_questions_pool_noise_over_what_is_alike(tmp_path):
+def test_questions_pool_noise_within_noise_groups(tmp_path):
     for number, (kind, size) in enumerate(((DataQuestion, 1), (AugmentationQuestion, 2), (SizeQuestion, 2))):
         (tmp_path / str(number)).mkdir()
         pooled = noises(kind("q", digits_lab()), tmp_path / str(number))
@@ -172,7 +172,7 @@ def test_questions_pool_noise_over_what_is_alike(tmp_path):
     assert pooled["pre"] is not pooled["base"]
 
 
-def test_a_lead_at_a_noisy_size_is_found_as_often_as_the_level_says():
+def test_false_positive_rate_matches_the_level_at_a_noisy_size():
     """Seeds differ twice as much with few images as elsewhere; 10,000 test images, three seeds, four families."""
     generator = np.random.default_rng(0)
 
@@ -191,7 +191,7 @@ def test_a_lead_at_a_noisy_size_is_found_as_often_as_the_level_says():
 # Log errors, gaps, curves
 
 
-def test_log_errors_are_paired_and_have_the_error_of_a_logarithm():
+def test_log_errors_are_paired_and_match_the_bootstrap():
     generator = np.random.default_rng(0)
     hard = generator.normal(size=4000)
     rights = [np.stack([hard + generator.normal(0, 0.3, 4000) < cut] * 2).astype(float) for cut in (1.0, 1.1, 0.2, 0.3)]
@@ -208,7 +208,7 @@ def test_log_errors_are_paired_and_have_the_error_of_a_logarithm():
     assert estimate.halves == pytest.approx((estimate.value, estimate.value))
 
 
-def test_draws_of_accuracies_share_their_images_and_know_their_seeds():
+def test_draw_accuracies_share_images_and_include_seed_noise():
     generator = np.random.default_rng(7)
     right = np.stack([generator.random(400) < 0.7] * 2).astype(float)
     same = draw_accuracies([(right, SeedNoise(0.0, 4)), (right, SeedNoise(0.0, 4))])
@@ -223,7 +223,7 @@ def test_draws_of_accuracies_share_their_images_and_know_their_seeds():
 
 
 def ask_about_data(folder, accuracy, sizes=(100, 300, 600, 1000)):
-    """The verdicts of the data question if models have these accuracies, by family and size."""
+    """Return the data question and its verdicts for accuracies by family and size."""
     question = DataQuestion("data", digits_lab(sizes))
     filled = Filled(folder, question)
     for key, trials in question.trials.items():
@@ -244,7 +244,7 @@ def ask_about_data(folder, accuracy, sizes=(100, 300, 600, 1000)):
         ((-0.2, -0.1, -0.1), "not-crossed-few", None),
     ],
 )
-def test_whether_vit_overtakes_is_said_as_far_as_the_noise_allows(tmp_path, leads, sentence, at):
+def test_crossover_message_depends_on_the_noise(tmp_path, leads, sentence, at):
     sizes = (100, 300, 600, 1000)[: len(leads)]
     lead = dict(zip(sizes, leads, strict=True))
 
@@ -256,12 +256,12 @@ def test_whether_vit_overtakes_is_said_as_far_as_the_noise_allows(tmp_path, lead
     assert verdict.message == sentence
     for language in ("en", "ko"):
         assert DataQuestion.messages[f"C2-{sentence}"][language].format(**verdict.fields)
-    if at is not None:  # half of the way from 300 to 600, in logarithms
+    if at is not None:  # halfway from 300 to 600 in log n
         assert float(verdict.fields["at"].replace(",", "")) == pytest.approx(at, rel=0.05)
         assert float(verdict.fields["low"].replace(",", "")) < at < float(verdict.fields["high"].replace(",", ""))
 
 
-def test_few_images_are_the_two_smallest_sizes(tmp_path):
+def test_c1_uses_the_two_smallest_sizes(tmp_path):
     """The CNN leads by 20 points at 100 images, by 10 at 300, and lags at 1,000."""
     leads = {100: 0.2, 300: 0.1, 1000: -0.2}
     _, verdicts = ask_about_data(
@@ -271,12 +271,12 @@ def test_few_images_are_the_two_smallest_sizes(tmp_path):
     assert len(verdicts["C1"].estimate.parts) == 2
 
 
-def test_one_size_says_nothing_of_growing_data(tmp_path):
+def test_claims_about_growing_data_need_two_sizes(tmp_path):
     _, verdicts = ask_about_data(tmp_path, lambda _family, _count: 0.8, sizes=(300,))
     assert [verdicts[claim].estimate for claim in ("C3", "C7")] == [None, None]
 
 
-def test_a_gap_has_the_noise_of_the_images_it_was_measured_on(tmp_path):
+def test_gap_error_includes_sampling_of_train_and_test_images(tmp_path):
     question, verdicts = ask_about_data(tmp_path, lambda _family, count: 0.5 if count == 100 else 0.8)
     gap = verdicts["C7"].estimate
     assert gap.value == pytest.approx(0.3, abs=0.01)
@@ -288,11 +288,11 @@ def test_a_gap_has_the_noise_of_the_images_it_was_measured_on(tmp_path):
     assert question._sampled(("vit", 300)) == 0
 
 
-def test_mixer_is_judged_only_between_the_ends(tmp_path):
+def test_mixer_claim_needs_the_smallest_and_the_largest_size(tmp_path):
     question = DataQuestion("data", digits_lab((100, 300, 600)))
     filled = Filled(tmp_path, question)
     for key, trials in question.trials.items():
-        if key[0] == "vit" or key == ("mixer", 300):  # the largest size is not there
+        if key[0] == "vit" or key == ("mixer", 300):  # the largest size is missing
             for trial in trials:
                 filled.train(trial, 0.8)
     question.read(filled.results)
@@ -300,11 +300,11 @@ def test_mixer_is_judged_only_between_the_ends(tmp_path):
     assert verdict.estimate is None
 
 
-# Learning rates that end too early, wherever a number comes from
+# Learning rates that are cut off
 
 
 def cut(filled, trial):
-    """Let each rate beyond the usual ones be better than the one before, up to the outermost."""
+    """Make each further rate better than the one before, up to the outermost."""
     for rate_trial, share in zip(filled.results.rate_trials(trial), (0.5, 0.5, 0.6), strict=True):
         filled.put(rate_trial, **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
     for share in (0.8, 0.97):
@@ -317,7 +317,7 @@ def cut(filled, trial):
         )
 
 
-def test_transfer_is_doubted_where_rates_were_cut_off_and_knows_its_test_images(tmp_path):
+def test_transfer_is_cut_off_with_its_rates_and_includes_image_noise(tmp_path):
     lab = digits_lab()
     for is_cut in (False, True):
         question = TransferQuestion("transfer", lab)
@@ -343,7 +343,7 @@ def test_transfer_is_doubted_where_rates_were_cut_off_and_knows_its_test_images(
     assert estimate.image_error == pytest.approx(math.sqrt(0.5 * 0.5 / tested), rel=0.01)
 
 
-def test_positions_and_orders_are_doubted_where_rates_were_cut_off(tmp_path):
+def test_position_and_order_estimates_are_cut_off_with_their_rates(tmp_path):
     lab = digits_lab()
     question = PositionQuestion("position", lab)
     filled = Filled(tmp_path, question)
@@ -368,13 +368,13 @@ def test_positions_and_orders_are_doubted_where_rates_were_cut_off(tmp_path):
     assert question._forgets("raster").value == pytest.approx(0.2)
 
 
-def test_a_mean_is_a_sum_of_one():
+def test_mean_equals_a_sum_of_one_term():
     noise = SeedNoise(0.04, 5)
     assert mean_of([1.0, 3.0], noise) == sum_of_means([(1.0, [1.0, 3.0], noise)])
 
 
 def uncertain(value, seeds, images):
-    """An estimate with these standard errors, from seeds with nine degrees of freedom and 2,000 test images."""
+    """Return an estimate with errors from seeds (nine degrees of freedom) and from 2,000 test images."""
     return combine((1.0, Estimate(value, images, 1999, image_error=images)), (1.0, Estimate(0.0, seeds, 9)))
 
 
@@ -401,7 +401,7 @@ def uncertain(value, seeds, images):
         (Verdict("C1", "trained", Estimate(0.1, 0.001, 9)), None),
     ],
 )
-def test_why_nothing_was_decided_and_what_it_takes(verdict, name):
+def test_undecided_verdict_has_the_right_reason(verdict, name):
     reason = page._undecided_reason(digits_lab(), verdict, LEVEL)
     assert (None if reason is None else reason.name) == name
     for language in ("en", "ko") if reason is not None else ():
@@ -421,8 +421,8 @@ def test_why_nothing_was_decided_and_what_it_takes(verdict, name):
         (smallest([Estimate(0.01, 0.008, 9), Estimate(0.02, 0.04, 9)]), "more-seeds", ("seeds",)),
     ],
 )
-def test_the_fewest_seeds_and_images_that_would_tell_are_named(estimate, name, sources):
-    """So many as the sentence says exclude zero, one fewer does not."""
+def test_remedy_names_the_fewest_sufficient_seeds_and_images(estimate, name, sources):
+    """The named number makes the interval exclude zero, one fewer does not."""
     lab, level = digits_lab(), 0.01
     remedy = page._remedy(lab, estimate, level)
     assert remedy.name == name
@@ -432,15 +432,15 @@ def test_the_fewest_seeds_and_images_that_would_tell_are_named(estimate, name, s
         assert estimate.would_exclude_zero(level, **dict.fromkeys(sources, number / now)) == tells
 
 
-def test_test_images_are_asked_for_only_where_they_would_tell():
-    """No number of seeds tells these from zero, and no number of test images does: the seeds differ too much."""
+def test_remedy_does_not_suggest_images_that_cannot_help():
+    """Neither more seeds nor more test images alone exclude zero, because seeds vary too much."""
     estimate = uncertain(-0.0053, 0.0524, 0.0028)
     assert not estimate.would_exclude_zero(seeds=1e12)
     assert not estimate.would_exclude_zero(images=1e12)
     assert page._remedy(digits_lab(), estimate, LEVEL).name == "far-too-few"
 
 
-def test_more_seeds_and_images_make_the_interval_that_they_would_give():
+def test_rescaled_error_matches_more_seeds_and_images():
     generator = np.random.default_rng(0)
     few, many = (generator.normal(size=(4, seeds)) for seeds in (5, 20))
     noise = pool(few.tolist())
@@ -456,8 +456,8 @@ def test_more_seeds_and_images_make_the_interval_that_they_would_give():
 
 @pytest.mark.parametrize("value", [-0.016, -0.008, -0.004, 0.0, 0.003, 0.007, 0.012, 0.02])
 @pytest.mark.parametrize("error", [0.0005, 0.002, 0.006])
-def test_equality_is_decided_by_two_one_sided_tests(value, error):
-    """Whether the interval includes zero does not matter: 0.3 +- 0.1 points are equal within one."""
+def test_equality_verdict_matches_two_one_sided_tests(value, error):
+    """It does not matter whether the interval includes zero: 0.3 +- 0.1 points are equal within one."""
     margin, freedom = 0.01, 12
     above, below = stats.t.sf([(value + margin) / error, (margin - value) / error], freedom)
     apart = min(stats.t.sf([(value - margin) / error, (-margin - value) / error], freedom))
@@ -469,8 +469,8 @@ def test_equality_is_decided_by_two_one_sided_tests(value, error):
     assert (wanted == "contradicted") == (low > margin or high < -margin)
 
 
-def test_an_open_equality_is_explained_by_its_margin():
-    """Positions in one and two dimensions on Fashion-MNIST: the interval excludes zero and crosses one point."""
+def test_reason_for_an_open_equality_names_the_margin():
+    """1-D and 2-D positions on Fashion-MNIST: the interval excludes zero and crosses one point."""
     verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, image_error=0.0019), margin=0.01)
     text = page._undecided_reason(digits_lab(), verdict, LEVEL).text("en")
     assert text.startswith("The interval excludes zero and crosses the margin of ±1.0 points: there is a difference,")
@@ -479,8 +479,8 @@ def test_an_open_equality_is_explained_by_its_margin():
     assert "excludes zero" not in page._undecided_reason(digits_lab(), level, LEVEL).text("en")
 
 
-def test_verdicts_of_a_report_are_after_holms_correction(tmp_path):
-    """Two claims at p = 0.04 are none after Holm's correction over both; one alone is."""
+def test_report_applies_holms_correction(tmp_path):
+    """One claim at p = 0.04 is supported, two are not after Holm's correction."""
 
     class Claims(Question):
         def verdicts(self):

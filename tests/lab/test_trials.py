@@ -1,4 +1,4 @@
-"""Cells that need more than to be trained: timed alone, of other batches, judged in parts."""
+"""Trials with special needs: timed alone, other batch sizes, evaluated on parts of the images."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from vitrail.lab.trial import Trial
 
 
 class Timed(Question):
-    """Two cells that may run side by side, and two that may not."""
+    """Two trials that may run in parallel, and two that may not."""
 
     def rounds(self):
         return (
@@ -27,7 +27,7 @@ class Timed(Question):
         )
 
 
-def test_what_is_timed_runs_one_at_a_time_after_all_else(tmp_path, monkeypatch):
+def test_timings_run_one_at_a_time_after_all_other_trials(tmp_path, monkeypatch):
     results = Results(tmp_path / "results.jsonl", "images", 100)
     ran = []
 
@@ -46,12 +46,12 @@ def test_what_is_timed_runs_one_at_a_time_after_all_else(tmp_path, monkeypatch):
     assert plan.seconds == pytest.approx(20 / 4 + 20, rel=0.1)
 
 
-def test_a_cell_is_the_same_whether_it_is_timed_alone_or_not():
+def test_trial_id_does_not_depend_on_running_alone():
     trial = Trial("m:f", {"number": 1})
     assert dataclasses.replace(trial, alone=True).trial_id("images") == trial.trial_id("images")
 
 
-def test_learning_rates_of_tasks_without_a_number_of_images_are_tried_on_the_task(tmp_path):
+def test_rate_trials_use_the_smallest_size_or_the_task_itself(tmp_path):
     results = Results(tmp_path / "results.jsonl", "images", 100)
     own = results.rate_trials(Trial("m:f", {"seed": 3, "learning_rate": None}))
     assert [trial.settings for trial in own] == [{"seed": 0, "learning_rate": rate} for rate in (3e-4, 1e-3, 3e-3)]
@@ -59,7 +59,7 @@ def test_learning_rates_of_tasks_without_a_number_of_images_are_tried_on_the_tas
     assert {trial.settings["count"] for trial in usual} == {100}
 
 
-def test_a_rate_beyond_the_end_of_the_range_is_taken_where_it_is_clearly_better(tmp_path):
+def test_further_rate_is_chosen_only_if_clearly_better(tmp_path):
     results, trial = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
 
     def put(tried, share):
@@ -89,7 +89,7 @@ def test_a_rate_beyond_the_end_of_the_range_is_taken_where_it_is_clearly_better(
     assert results.next_rate_trial(trial).settings["learning_rate"] == 1e-4
 
 
-def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
+def test_contrast_of_two_equals_their_difference_and_pairs_images():
     generator = np.random.default_rng(0)
     ease = generator.normal(0, 1, 2000)
     groups = [np.stack([ease + generator.normal(0, 0.5, 2000) > cut for _ in range(2)]) for cut in (-1, -0.9, 0, 0.1)]
@@ -103,7 +103,7 @@ def test_a_contrast_of_two_is_their_difference_and_pairs_its_images():
     assert math.isnan(difference(a, b, SeedNoise(math.nan, 0)).error)
 
 
-def test_parts_of_the_images_are_judged_alone(tmp_path):
+def test_by_part_estimates_each_part_with_its_own_noise(tmp_path):
     accuracies = Accuracies(Results(tmp_path / "results.jsonl", "images", 100), {})
     accuracies.right = {"one": np.array([[1, 1, 0, 0], [1, 0, 0, 0]])}
     parts = accuracies.by_part(
@@ -116,25 +116,25 @@ def test_parts_of_the_images_are_judged_alone(tmp_path):
     assert parts.noise_of(("one", "right")).variance == 0
 
 
-def test_large_training_sets_have_one_seed_less():
+def test_large_training_sets_use_one_seed_less():
     lab = digits_lab(seeds=3)
     assert [len(lab.seeds_for(count)) for count in (300, 10_000, 10_001, 58_000)] == [3, 3, 2, 2]
     assert len(dataclasses.replace(lab, seeds=1).seeds_for(58_000)) == 1
 
 
-def test_small_batches_see_as_many_images(tmp_path):
+def test_small_batches_train_for_more_steps(tmp_path):
     lab = digits_lab()
     trial = lab.train("mlp", count=100, seed=0, seen=64, recipe={"batch": 4}).clone_with(learning_rate=1e-3)
     result = train(trial.settings, lab.images, [], tmp_path / "one").result
     assert result["curve"][-1][0] == 16
 
 
-def test_shifts_are_those_of_the_size():
+def test_shift_augmentation_scales_with_the_resolution():
     assert [shift_augmentation((side, side))["padding"] for side in (8, 28, 32)] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["augmentation", "size", "range", "encoder", "compute"])
-def test_only_families_that_are_asked_for_are_trained(tmp_path, name):
+def test_only_selected_families_are_trained(tmp_path, name):
     for families in (("mlp",), ("vit", "mlp")):
         question = QUESTIONS[name](name, dataclasses.replace(digits_lab(), families=families))
         trained = {trial.family for question_round in question.rounds() for trial in question_round}

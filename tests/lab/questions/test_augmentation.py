@@ -1,4 +1,4 @@
-"""Who needs augmentation more: the gain of ViT less that of the CNN."""
+"""The augmentation question: the gain of ViT minus that of the CNN."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def accuracy(gain_of_vit, gain_of_cnn):
 @pytest.mark.parametrize(
     ("gains", "verdict"), [((0.2, 0.02), "supported"), ((0.02, 0.2), "contradicted"), ((0.1, 0.1), "cannot tell")]
 )
-def test_the_verdict_follows_the_gains(tmp_path, gains, verdict):
+def test_verdict_follows_the_gains(tmp_path, gains, verdict):
     question = AugmentationQuestion("augmentation", digits_lab())
     assert states_with_results(question, tmp_path, accuracy(*gains)) == {"C4": verdict}
     gain = question.gain("vit", "augmented", 100)
@@ -26,7 +26,7 @@ def test_the_verdict_follows_the_gains(tmp_path, gains, verdict):
     assert abs(gain.value - gains[0]) < 0.01
 
 
-def test_few_images_decide(tmp_path):
+def test_verdict_uses_the_smallest_size(tmp_path):
     """ViT gains more with few images, the CNN with many."""
 
     def share(settings):
@@ -38,7 +38,7 @@ def test_few_images_decide(tmp_path):
     }
 
 
-def test_augmented_cells_are_trained_on_shifted_images():
+def test_augmented_trials_train_on_shifted_images():
     lab = digits_lab()
     plain, shifted = (
         protocol(lab.train("vit", count=100, seed=0, augment=augment, learning_rate=1e-3).settings, lab.images)
@@ -48,11 +48,11 @@ def test_augmented_cells_are_trained_on_shifted_images():
     assert plain.augment.crop == "none"
 
 
-def test_without_results_nothing_is_said(tmp_path):
+def test_verdicts_without_results_cannot_tell(tmp_path):
     assert states_without_results(AugmentationQuestion("augmentation", digits_lab()), tmp_path) == {"C4": "cannot tell"}
 
 
-def test_both_sides_are_in_the_first_round_and_plain_cells_are_those_of_other_questions():
+def test_first_round_has_both_sides_and_shares_plain_trials():
     lab = digits_lab()
     first = AugmentationQuestion("augmentation", lab).rounds()[0]
     kinds = {(trial.settings["model"]["family"], trial.settings["augment"], trial.settings["seed"]) for trial in first}

@@ -1,4 +1,4 @@
-"""What a convolutional stem is worth at little compute."""
+"""The compute question: the lead of the hybrid at the smallest compute."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def accuracy(lead):
 
 
 @pytest.mark.parametrize(("lead", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0.0, "cannot tell")])
-def test_the_smallest_compute_decides(tmp_path, lead, verdict):
+def test_verdict_uses_the_smallest_compute(tmp_path, lead, verdict):
     question = ComputeQuestion("compute", digits_lab())
     assert states_with_results(question, tmp_path, accuracy(lead)) == {"C29": verdict}
     shrinking = question.shrinking()
@@ -24,11 +24,11 @@ def test_the_smallest_compute_decides(tmp_path, lead, verdict):
     assert shrinking.value == pytest.approx(lead, abs=0.01)
 
 
-def test_without_results_nothing_is_said(tmp_path):
+def test_verdicts_without_results_cannot_tell(tmp_path):
     assert states_without_results(ComputeQuestion("compute", digits_lab()), tmp_path) == {"C29": "cannot tell"}
 
 
-def test_the_hybrid_costs_what_the_vit_costs_at_every_width():
+def test_families_have_equal_cost_at_every_width():
     question = ComputeQuestion("compute", digits_lab())
     for factor in FACTORS:
         cost = question.config("vit", factor).macs

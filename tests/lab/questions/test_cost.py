@@ -1,4 +1,4 @@
-"""What models cost: exponents, matched pairs, and measurements that mean something."""
+"""The cost question: exponents, pairs of equal cost, and footprints."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def question():
 
 
 def measured_with(exponents):
-    """Times that are exact power laws but for some noise over rounds."""
+    """Return a function that invents times: power laws with noise over rounds."""
 
     def times(counts, exponent):
         return [[noise * count**exponent for count in counts] for noise in (1.0, 1.1, 0.9)]
@@ -41,7 +41,7 @@ def measured_with(exponents):
         ({"attention": 1.1, "vit": 1.4, "lstm": 1.0}, ("contradicted", "contradicted")),
     ],
 )
-def test_exponents_decide(tmp_path, question, exponents, verdicts):
+def test_verdicts_follow_the_exponents(tmp_path, question, exponents, verdicts):
     states = states_with_results(question, tmp_path, lambda _: 0.5, measure=measured_with(exponents))
     assert (states["C30"], states["C32a"]) == verdicts
     assert (states["C31"], states["C34c"]) == ("reported", "false")  # 12.6 against 17.6 GMAC
@@ -49,29 +49,29 @@ def test_exponents_decide(tmp_path, question, exponents, verdicts):
     assert exponent.value == pytest.approx(exponents["attention"], abs=0.05)
 
 
-def test_without_results_arithmetic_is_still_said(tmp_path, question):
+def test_arithmetic_claim_is_decided_without_results(tmp_path, question):
     states = states_without_results(question, tmp_path)
     assert states == {"C30": "cannot tell", "C31": "cannot tell", "C32a": "cannot tell", "C34c": "false"}
 
 
-def test_what_is_timed_runs_alone(question):
+def test_timing_trials_run_alone(question):
     assert all(trial.alone for question_round in question.rounds() for trial in question_round)
 
 
-def test_pairs_are_equally_dear_and_as_long_as_they_should_be():
+def test_pair_has_equal_cost_and_the_requested_length():
     for count in SEQUENCES:
         vit, lstm = pair(count)
         assert (vit.patches, lstm.tokens) == (count, count)
         assert abs(lstm.macs / vit.macs - 1) < 0.02
 
 
-def test_slopes_are_exponents():
+def test_slope_is_the_exponent():
     assert slope((1, 10, 100), (3, 300, 30_000)) == pytest.approx(2)
 
 
 @pytest.mark.slow
-def test_a_footprint_is_measured_in_a_process_of_its_own(question, tmp_path):
-    """More tokens take more memory; what is counted is arithmetic."""
+def test_footprint_is_measured_in_a_new_process(question, tmp_path):
+    """More tokens take more memory and time. MACs and tokens are computed."""
     outcomes = {}
     for patch in (1, 4):
         settings = {**question.families["vit", patch].settings, "rounds": 1, "batch": 256}

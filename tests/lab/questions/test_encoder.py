@@ -1,4 +1,4 @@
-"""What each part of the encoder is good for."""
+"""The encoder question: losses of variants, gradients, entropies and batch statistics."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def question():
 
 
 def measure(trial):
-    """What the measurements of a lab with one thread find."""
+    """Invent the results of measurements."""
     task = trial.task.rpartition(":")[2]
     return {
         "gradients": {"norms": [1.0, 2.0, 3.0]},
@@ -39,7 +39,7 @@ def is_changed(settings):
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0, "cannot tell")])
-def test_what_a_variant_loses_decides(tmp_path, question, lost, verdict):
+def test_verdicts_follow_the_loss_of_each_variant(tmp_path, question, lost, verdict):
     states = states_with_results(
         question, tmp_path, lambda settings: 0.7 - lost * is_changed(settings), measure=measure
     )
@@ -49,11 +49,11 @@ def test_what_a_variant_loses_decides(tmp_path, question, lost, verdict):
     assert numbers["batch_statistics"]["batch-4"] == [0.5, 0.6]
 
 
-def test_without_results_nothing_is_said(tmp_path, question):
+def test_verdicts_without_results_cannot_tell(tmp_path, question):
     assert set(states_without_results(question, tmp_path).values()) == {"cannot tell"}
 
 
-def test_both_sides_of_a_contrast_come_in_one_round(question):
+def test_round_holds_both_sides_of_a_contrast(question):
     first = question.rounds()[0]
     trained = [trial for trial in first if trial.task.endswith(":train")]
     assert len(trained) == 8
@@ -66,15 +66,15 @@ def test_both_sides_of_a_contrast_come_in_one_round(question):
     ]
 
 
-def test_an_output_depends_on_the_batch_under_batch_norm_alone(question):
+def test_output_depends_on_the_batch_only_with_batch_norm(question):
     change = batch_mates(question.batch_mates_trial.settings, question.lab.images, [], None).result
     assert change["layer"] < 1e-12
     assert change["batch"] > 1e-3
 
 
-def test_gradients_of_the_last_layer_are_larger_with_post_ln(question):
-    """arXiv 2002.04745, theorem 1: at the start they do not depend on the depth L, with pre-LN they fall as
-    1 / sqrt(L)."""
+def test_gradient_of_the_last_layer_is_larger_with_post_ln(question):
+    """arXiv 2002.04745, theorem 1: at initialisation they are independent of the depth L with post-LN, and fall as
+    1 / sqrt(L) with pre-LN."""
     gradient_norms = {
         name: gradients(trials[0].settings, question.lab.images, [], None).result["norms"]
         for name, trials in question.gradient_trials.items()
@@ -83,7 +83,7 @@ def test_gradients_of_the_last_layer_are_larger_with_post_ln(question):
     assert gradient_norms["post"][-1] > 1.5 * gradient_norms["pre"][-1]
 
 
-def test_entropy_of_attention_that_is_uniform_is_one(question, tmp_path):
+def test_entropy_of_uniform_attention_is_one(question, tmp_path):
     images = question.lab.images
     model = redraw(vitrail.create("ViT-Pico/2", channels=1, classes=10))
     with torch.no_grad():
@@ -94,8 +94,8 @@ def test_entropy_of_attention_that_is_uniform_is_one(question, tmp_path):
     assert attention_entropy({}, images, [tmp_path / "one"], None).result["entropy"] == pytest.approx([1] * 4)
 
 
-def test_statistics_of_batches_are_those_of_the_test_images(question, tmp_path):
-    """With LayerNorm there are none, and every batch gives the accuracy of evaluation."""
+def test_batch_statistics_change_accuracy_only_with_batch_norm(question, tmp_path):
+    """LayerNorm has no batch statistics, so all batch sizes give the same accuracy."""
     images = question.lab.images
     accuracies = {}
     for norm in ("layer", "batch"):

@@ -1,4 +1,4 @@
-"""The question of locality: verdicts follow the numbers, and what is exact is proved."""
+"""The locality question: verdicts from invented results, and exact statements."""
 
 import numpy as np
 import pytest
@@ -25,14 +25,14 @@ def finds(proved, areas):
         layer_areas = [float(area) for area in areas[trial.family] + generator.normal(0, 0.01, 24)]
         heads = {"0": [0.6, 1.1], "1": [0.9, 1.0]} if trial.family in ("vit", "hybrid") else {}
         near = {"nearest": [0.6 + seed / 100, 0.61]} if heads else {}
-        first = [1 - area for area in layer_areas]  # after the first layer it is the other way round
+        first = [1 - area for area in layer_areas]  # reversed after the first layer
         return {"third": 1, "areas": {"0": first, "1": layer_areas}, "heads": heads, **near}, {}
 
     return find
 
 
 @pytest.mark.parametrize(("cnn", "verdict"), [(0.1, "supported"), (0.8, "contradicted"), (0.4, "cannot tell")])
-def test_verdicts_follow_the_numbers(tmp_path, proved, cnn, verdict):
+def test_verdicts_follow_the_results(tmp_path, proved, cnn, verdict):
     question = LocalityQuestion("locality", LAB)
     areas = dict.fromkeys(LAB.families, 0.4) | {"resnet": cnn}
     states = states_with_results(question, tmp_path, lambda _: 0.8, measure=finds(proved, areas))
@@ -43,12 +43,12 @@ def test_verdicts_follow_the_numbers(tmp_path, proved, cnn, verdict):
     assert question.numbers()["nearest"]["vit 300"][0] == pytest.approx(0.6075)
 
 
-def test_without_results_nothing_is_said(tmp_path):
+def test_verdicts_without_results_cannot_tell(tmp_path):
     wanted = dict.fromkeys(("C10", "C12a", "C15"), "cannot tell")
     assert states_without_results(LocalityQuestion("locality", LAB), tmp_path) == wanted
 
 
-def test_models_have_a_grid_of_seven_or_more():
+def test_models_have_a_grid_of_at_least_seven():
     question = LocalityQuestion("locality", LAB)
     settings = [
         trials[0].inputs[0].settings["model"] for (family, _), trials in question.trials.items() if family == "vit"
@@ -56,7 +56,7 @@ def test_models_have_a_grid_of_seven_or_more():
     assert {tuple(model["patch"]) for model in settings} == {(1, 1)}  # 8 x 8 patches of one pixel
 
 
-def test_what_is_exact(proved):
+def test_exact_statements_hold(proved):
     assert proved == {"norm": 1, "mlp": 1, "attention": 49, "embedding": 1, "first-layer": 49, "tokens": 49}
     line = torch.nn.Conv1d(3, 3, 3, padding=1, bias=False).double()
     source = torch.randn(1, 5, 3, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_what_is_exact(proved):
     assert near.tolist() == [[abs(row - column) <= 1 for column in range(5)] for row in range(5)]
 
 
-def test_an_untrained_model_has_no_preference_and_a_cnn_is_nearer():
+def test_untrained_vit_has_no_distance_preference_and_cnn_is_more_local():
     measured = {}
     for family in ("vit", "resnet"):
         trained = LAB.train(family, count=100, seed=0, changes={"patch": 1} if family == "vit" else None)

@@ -1,4 +1,4 @@
-"""The question of neighbourhood: what weights can follow is proved, what it costs the others decides."""
+"""The neighbourhood question: proofs of invariances, and verdicts from invented losses."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ FOLLOWED = {
     "lstm": {"within"},
     "mlp": set(LEVELS),
 }
-"""The table of exact invariances."""
+"""Levels of permutation that each variant's weights can undo exactly."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def proved():
     return prove(NeighbourhoodQuestion("neighbourhood", LAB).proof_trial.settings, LAB.images, [], None).result
 
 
-def test_the_proof_is_the_table_of_exact_invariances(proved):
+def test_proof_matches_the_table_of_exact_invariances(proved):
     for name, levels in proved["families"].items():
         assert {level for level, change in levels.items() if change["after"] is not None} == FOLLOWED[name]
         for change in levels.values():
@@ -45,7 +45,7 @@ def test_the_proof_is_the_table_of_exact_invariances(proved):
     assert proved["resized"]["shuffled"] > 0.01
 
 
-def test_what_is_proved_is_not_trained(tmp_path):
+def test_proved_levels_are_not_trained(tmp_path):
     question = NeighbourhoodQuestion("neighbourhood", LAB)
     trained = {name: {level for variant, level in question.trials if variant == name} - {""} for name in FOLLOWED}
     assert trained == {name: set(LEVELS) - levels for name, levels in FOLLOWED.items()}
@@ -53,11 +53,11 @@ def test_what_is_proved_is_not_trained(tmp_path):
     assert [trial.settings["permutation"] for trial in permuted] == [["pixels", (2, 2), seed] for seed in range(3)]
     results = Results(tmp_path / "none.jsonl", "x", 300)
     rate_trials = {rate_trial.trial_id("") for trial in permuted for rate_trial in results.rate_trials(trial)}
-    assert len(rate_trials) == 3  # one permutation decides the learning rate of all
+    assert len(rate_trials) == 3  # one permutation chooses the learning rate for all
 
 
 def fill(folder, proved, lost):
-    """Every family names nine of ten rightly, and loses some skill under permutations of patches."""
+    """Write results: every family has 90 % accuracy and loses the given share of skill under permutations."""
     question = NeighbourhoodQuestion("neighbourhood", LAB)
     filled = Filled(folder, question)
     filled.put(question.proof_trial, **proved)
@@ -67,7 +67,7 @@ def fill(folder, proved, lost):
     return question, filled
 
 
-def test_numbers_decide(tmp_path, proved):
+def test_verdicts_hold_for_numbers_in_favour(tmp_path, proved):
     question, filled = fill(tmp_path, proved, {"resnet": 0.5})
     assert states(question, filled) == {
         "C13": "true",
@@ -81,7 +81,7 @@ def test_numbers_decide(tmp_path, proved):
     assert question.loss("vit", "pixels").value == pytest.approx(0.1, abs=0.01)
 
 
-def test_other_numbers_decide_otherwise(tmp_path, proved):
+def test_verdicts_fail_for_numbers_against(tmp_path, proved):
     question, filled = fill(tmp_path, proved, {"resnet": -0.1})
     assert states(question, filled)["C14"] == "contradicted"
     families = {
@@ -97,7 +97,7 @@ def test_other_numbers_decide_otherwise(tmp_path, proved):
     }
 
 
-def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
+def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
     question = NeighbourhoodQuestion("neighbourhood", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
     assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
@@ -109,8 +109,8 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
     assert (tmp_path / "figures" / "neighbourhood-pixels.svg").exists()
 
 
-def test_a_report_of_the_first_rounds_alone_is_written(tmp_path):
-    """One level was run, and not yet the proof: the others have no figure."""
+def test_report_of_the_first_rounds_is_written(tmp_path):
+    """Only one level was run, without the proof: other levels have no figure."""
     question = NeighbourhoodQuestion("neighbourhood", LAB)
     filled = Filled(tmp_path, question)
     for level in ("", "patches"):
@@ -122,10 +122,10 @@ def test_a_report_of_the_first_rounds_alone_is_written(tmp_path):
     assert names == {"neighbourhood-patches.svg", "neighbourhood-patches.ko.svg"}
 
 
-def test_rounds_hold_both_sides_of_a_contrast():
+def test_each_round_holds_both_sides_of_a_contrast():
     question = NeighbourhoodQuestion("neighbourhood", LAB)
     proof, first = question.rounds()[:2]
-    assert proof == [question.proof_trial]  # what is proved fits every budget
+    assert proof == [question.proof_trial]  # the proof fits every budget
     permuted = [trial.settings["permutation"] is not None for trial in first]
     assert permuted == [False, False, True, True]
     everything = {trial.trial_id("") for trials in question.trials.values() for trial in trials}

@@ -1,4 +1,4 @@
-"""The question of order: recency and causality against exact values, and verdicts from numbers."""
+"""The order question: recency and causality against exact values, and verdicts from invented numbers."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from vitrail.models.families.lstm.model import sequence_order
 LAB = Lab(prepare(open_data("digits")), ("vit", "lstm"), (300, 1240), 2, 256)
 
 
-def test_recency_is_where_the_strength_lies():
+def test_recency_index_is_the_centre_of_mass():
     assert recency_index(np.ones(16)) == pytest.approx(0.5)
     assert recency_index(np.eye(16)[0]) == 0
     assert recency_index(np.eye(16)[15]) == 1
@@ -28,31 +28,31 @@ def test_recency_is_where_the_strength_lies():
 
 
 class Weighted(nn.Module):
-    """A linear model whose weights grow with the patch's raster number."""
+    """A linear model whose weights are the raster index of the patch."""
 
     def forward(self, images):
         weights = torch.arange(16.0).repeat_interleave(4).view(4, 4, 2, 2).permute(0, 2, 1, 3).reshape(8, 8)
         return (images * weights).sum((1, 2, 3))[:, None].repeat(1, 10)
 
 
-def test_strength_is_the_gradients_norm_in_the_order_of_reading():
+def test_strength_is_the_gradient_norm_in_reading_order():
     images, labels = torch.rand(5, 1, 8, 8), torch.arange(5)
     order = sequence_order("snake", (4, 4))
     strength = strength_by_place(Weighted(), images, labels, (2, 2), order)
-    np.testing.assert_allclose(strength, 2 * order.numpy())  # the norm of four equal numbers is twice one of them
+    np.testing.assert_allclose(strength, 2 * order.numpy())  # the norm of four equal numbers is twice the number
 
 
-def test_worth_is_what_the_logit_loses_with_a_patch():
+def test_removal_effect_is_the_change_of_the_logit():
     images, labels = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
-    images[0] = 2  # both are 1 from their mean
+    images[0] = 2  # both differ by 1 from the mean image
     order = sequence_order("column", (4, 4))
     effect = removal_effect_by_place(Weighted(), images, labels, (2, 2), order)
     np.testing.assert_allclose(effect, 4 * order.numpy(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("order", ["raster", "snake"])
-def test_an_lstm_that_forgets_has_a_recency_of_almost_one(order):
-    """Without recurrent weights a gate that keeps a share f is all memory there is: strength falls by f a step."""
+def test_forgetting_lstm_has_recency_near_one(order):
+    """Without recurrent weights, the forget gate f is the only memory, so strength falls by the factor f per step."""
     model = build(LAB.images.matched_config("lstm", order=order, depth=1))
     hidden = model.config.hidden
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_an_lstm_that_forgets_has_a_recency_of_almost_one(order):
         model.layers[0].weight_ih_l0[hidden : 2 * hidden] = 0
         model.layers[0].bias_ih_l0[hidden : 2 * hidden] = -2
     keeps = torch.sigmoid(torch.tensor(-2.0)).item()
-    images, labels = torch.zeros(2, 1, 8, 8), torch.arange(2)  # the same everywhere: only time tells patches apart
+    images, labels = torch.zeros(2, 1, 8, 8), torch.arange(2)  # constant images: patches differ in time only
     strength = strength_by_place(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
     np.testing.assert_allclose(strength[5:14] / strength[6:15], keeps, rtol=1e-3)
     assert recency_index(strength) > 0.95
@@ -72,7 +72,7 @@ def proved():
     return prove(OrderQuestion("order", LAB).proof_trial.settings, LAB.images, [], None).result
 
 
-def test_the_proof_finds_order_in_the_lstm_alone(proved):
+def test_proof_shows_that_only_the_lstm_depends_on_order(proved):
     assert set(proved["orders"]) == set(ORDERS) - {"raster"}
     assert min(proved["orders"].values()) > 0.01
     assert max(proved["moved"].values()) < 1e-9
@@ -80,7 +80,7 @@ def test_the_proof_finds_order_in_the_lstm_alone(proved):
     assert proved["later"] == {"lstm": 0, "vit": 120}
 
 
-def test_a_trained_lstm_is_measured(tmp_path):
+def test_measuring_a_trained_lstm_twice_gives_identical_results(tmp_path):
     question = OrderQuestion("order", LAB)
     trial = question.trials["reversed"][0].clone_with(learning_rate=1e-3, count=100, seen=128)
     train(trial.settings, LAB.images, [], tmp_path / "cell")
@@ -89,7 +89,7 @@ def test_a_trained_lstm_is_measured(tmp_path):
     assert result == again
     assert [len(result[when]["strength"]) for when in ("before", "after")] == [16, 16]
     assert result["before"]["recency"] == recency_index(np.array(result["before"]["strength"]))
-    assert min(result["before"]["strength"]) > 0  # its head is not zero
+    assert min(result["before"]["strength"]) > 0  # the head is not zero
     assert result["before"]["strength"] != result["after"]["strength"]
     assert 0 <= result["agreement"] <= 1
     assert 0 <= result["removal"] <= 1
@@ -104,23 +104,23 @@ def fill(folder, proved, index):
             filled.train(trial, 0.8)
             strength = {"strength": [1.0] * 16, "recency": index.get(name, 0.7) + 0.01 * seed}
             done = filled.results.resolve(looking)
-            untrained = {**strength, "recency": 1 - strength["recency"]}  # what decides is the trained model
+            untrained = {**strength, "recency": 1 - strength["recency"]}  # the verdict uses the trained model
             filled.put(done, before=untrained, after=strength, removal=0.7, agreement=0.5)
     return question, filled
 
 
-def test_numbers_decide(tmp_path, proved):
+def test_verdicts_hold_for_numbers_in_favour(tmp_path, proved):
     question, filled = fill(tmp_path, proved, {})
     assert states(question, filled) == {"C32b": "supported", "C33": "true"}
 
 
-def test_other_numbers_decide_otherwise(tmp_path, proved):
+def test_verdicts_fail_for_numbers_against(tmp_path, proved):
     question, filled = fill(tmp_path, proved, {"snake": 0.4})
     filled.put(question.proof_trial, **(proved | {"later": {"lstm": 3, "vit": 120}}))
     assert states(question, filled) == {"C32b": "contradicted", "C33": "false"}
 
 
-def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
+def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
     question = OrderQuestion("order", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
     assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
@@ -132,14 +132,14 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path, proved):
     assert (tmp_path / "figures" / "order-strength.svg").exists()
 
 
-def test_raster_order_is_the_lstm_of_other_questions():
+def test_raster_trials_are_shared_with_other_questions():
     question = OrderQuestion("order", LAB)
     assert question.trials["raster"][1] == LAB.train("lstm", count=1240, seed=1)
     everything = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
     assert everything <= {trial.trial_id("") for trial in question.rounds()[-1]}
 
 
-def test_a_family_that_is_not_asked_for_is_not_trained():
+def test_question_without_its_family_trains_nothing():
     lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
     question = OrderQuestion("order", lab)
     assert question.rounds() == ([question.proof_trial],)

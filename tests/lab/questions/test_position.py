@@ -1,4 +1,4 @@
-"""The question of position: conditions of encodings against exact values, and verdicts from numbers."""
+"""The position question: properties of encodings against exact values, and verdicts from invented numbers."""
 
 import json
 import math
@@ -22,7 +22,7 @@ LAB = Lab(prepare(open_data("digits")), ("vit",), (300, 1240), 3, 256)
 # Metrics
 
 
-def test_sinusoids_meet_the_three_conditions_and_random_tables_only_two():
+def test_sinusoids_meet_three_conditions_and_random_tables_two():
     proof = prove({"model": LAB.images.matched_config("vit").to_document()}, LAB.images, [], None).result
     for values in proof["sinusoids"].values():
         assert values["unique"] > 0.01
@@ -42,7 +42,7 @@ def test_sinusoids_meet_the_three_conditions_and_random_tables_only_two():
     assert min(proof["kinds"].values()) > 0.01
 
 
-def test_a_place_that_is_twice_in_a_table_is_not_unique():
+def test_repeated_position_is_not_unique():
     line = np.arange(6.0)[:, None]
     even = measure_conditions(pairwise_distances(line), 5.0, (1, 6))
     assert even == pytest.approx((1 / (70 / 30), 5.0, 0.0))
@@ -70,14 +70,14 @@ def test_a_place_that_is_twice_in_a_table_is_not_unique():
         (0.0, math.nan, "cannot tell"),
     ],
 )
-def test_equal_is_an_interval_within_the_margin(value, error, state):
+def test_equality_is_supported_only_within_the_margin(value, error, state):
     verdict = Verdict("C20", "trained", Estimate(value, error, 1e9), margin=0.01)
     assert verdict.state(0.05) == state
     low, high = Estimate(value, error, 1e9).interval() if error == error else (0, 0)
     assert (state == "supported") == (-0.01 < low <= high < 0.01 and error == error)
 
 
-def test_lost_skill_is_the_share_beyond_chance():
+def test_lost_skill_is_the_lost_share_above_chance():
     generator = np.random.default_rng(0)
     original, changed = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
     noise = pool(right.mean(axis=1) for right in (original, changed))
@@ -91,7 +91,7 @@ def test_lost_skill_is_the_share_beyond_chance():
     assert math.isnan(lost_skill((changed * 0, noise), (changed, noise), 0.1).error)
 
 
-def test_a_mean_over_seeds_has_the_noise_of_seeds():
+def test_mean_over_seeds_has_the_error_of_the_seed_noise():
     estimate = mean_of([1.0, 2.0, 3.0], pool([[1.0, 2.0, 3.0]]))
     assert estimate[:3] == pytest.approx((2, 1 / math.sqrt(3), 2))
     assert estimate.halves == (1.5, 3)
@@ -109,7 +109,7 @@ def fill(folder, accuracies, places):
     return question, filled
 
 
-def test_numbers_decide(tmp_path):
+def test_verdicts_hold_for_numbers_in_favour(tmp_path):
     course = [(0, -0.3, -0.2), (1, -0.2, -0.1), (80, 0.9, 0.7)]
     question, filled = fill(tmp_path, {"learned-1d": 0.85, "learned-2d": 0.85, "sincos-2d": 0.8, "none": 0.7}, course)
     decided = states(question, filled)
@@ -118,7 +118,7 @@ def test_numbers_decide(tmp_path):
     assert next(question.verdicts()).estimate.value == pytest.approx(0.9)
 
 
-def test_other_numbers_decide_otherwise(tmp_path):
+def test_verdicts_fail_for_numbers_against(tmp_path):
     course = [(0, 0.5, 0.2), (1, 0.2, 0.1), (80, 0.1, 0.7)]
     question, filled = fill(tmp_path, {"learned-1d": 0.8, "learned-2d": 0.85, "sincos-2d": 0.85, "none": 0.83}, course)
     bad = {"unique": 0.0, "bounded": 0.0, "uneven": 1.0, "length": 0.0}
@@ -127,7 +127,7 @@ def test_other_numbers_decide_otherwise(tmp_path):
     assert states(question, filled) == trained | {"C18": "false", "C21": "false"}
 
 
-def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
+def test_missing_trials_cannot_tell_and_report_is_written(tmp_path):
     question = PositionQuestion("position", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
     assert {item.state(0.05) for item in question.verdicts()} == {"cannot tell"}
@@ -142,7 +142,7 @@ def test_missing_cells_cannot_tell_and_a_page_is_written(tmp_path):
     assert ("step<" in korean, "스텝" in korean) == (False, True)
 
 
-def test_the_usual_vit_is_shared_with_other_questions():
+def test_vit_trials_are_shared_with_other_questions():
     question = PositionQuestion("position", LAB)
     assert question.trials["learned-1d", 1240][1] == LAB.train("vit", count=1240, seed=1)
     rounds = question.rounds()
@@ -151,18 +151,18 @@ def test_the_usual_vit_is_shared_with_other_questions():
     assert {trial.trial_id("") for trials in question.trials.values() for trial in trials} <= keys[-1]
 
 
-def test_a_family_that_is_not_asked_for_is_not_trained():
+def test_question_without_its_family_trains_nothing():
     lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
     question = PositionQuestion("position", lab)
     assert question.rounds() == ([question.proof_trial],)
 
 
-def test_comparisons_at_one_size_take_up_to_ten_thousand():
+def test_default_size_is_at_most_ten_thousand():
     for sizes, usual in (((300, 10_000, 58_000), 10_000), ((300, 1240), 1240), ((20_000, 30_000), 20_000)):
         assert Lab(LAB.images, ("vit",), sizes, 2, 256).default_size == usual
 
 
-def test_one_seed_has_no_error_and_is_written_all_the_same(tmp_path):
+def test_report_of_one_seed_has_null_errors(tmp_path):
     question = PositionQuestion("position", LAB)
     filled = Filled(tmp_path, question)
     for kind in ("none", "learned-1d"):

@@ -1,4 +1,4 @@
-"""Two marks: the task itself, and what is said of it."""
+"""The range question: the generated images, and verdicts from invented results."""
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ def question():
     return RangeQuestion("range", digits_lab())
 
 
-def test_marks_are_where_they_should_be_and_neither_alone_nor_their_mass_tells_the_class():
+def test_marks_have_their_distance_and_only_their_pair_determines_the_class():
     pixels, same = make_marks(600, 0)
     far = distances(600)
     noise = np.random.default_rng(0)
-    noise.integers(2, size=600)  # the kinds of the first marks
+    noise.integers(2, size=600)  # the directions of the first marks
     marks = pixels - noise.integers(0, 128, pixels.shape, np.uint8)
     assert set(np.unique(marks)) == {0, 96}
     bright = (marks[..., 0] == 96).reshape(600, 7, 4, 7, 4).transpose(0, 1, 3, 2, 4)
@@ -34,7 +34,7 @@ def test_marks_are_where_they_should_be_and_neither_alone_nor_their_mass_tells_t
     assert (pixels != make_marks(600, 1)[0]).any()
 
 
-def test_models_cost_the_same_and_see_what_is_said():
+def test_models_of_the_task_have_equal_cost_and_documented_receptive_fields():
     cost = config_of("vit").macs
     assert config_of("vit").grid == (7, 7)
     assert all(abs(config_of(name).macs / cost - 1) < 0.06 for name in MODELS)
@@ -46,7 +46,7 @@ def test_models_cost_the_same_and_see_what_is_said():
 @pytest.mark.parametrize(
     ("cnn", "near", "far"), [(0.8, "supported", "contradicted"), (0.6, "contradicted", "supported")]
 )
-def test_the_ends_decide(tmp_path, question, cnn, near, far):
+def test_verdicts_use_the_nearest_and_the_farthest_marks(tmp_path, question, cnn, near, far):
     shares = {"vit": 0.7, "resnet": cnn}
     states = states_with_results(
         question, tmp_path, lambda settings: shares.get(settings["model"]["family"], 0.5), count=3000
@@ -55,7 +55,7 @@ def test_the_ends_decide(tmp_path, question, cnn, near, far):
     assert len(question.accuracies.right) == len(MODELS) * len(DISTANCES)
 
 
-def test_answers_are_judged_by_the_distance_of_their_marks(tmp_path, question):
+def test_accuracy_is_split_by_the_distance_of_the_marks(tmp_path, question):
     filled = Filled(tmp_path, question, count=3000)
     for name in ("vit", "resnet"):
         for trial in question.trials[name]:
@@ -69,11 +69,11 @@ def test_answers_are_judged_by_the_distance_of_their_marks(tmp_path, question):
         assert values == [float(distance <= sees) for distance in DISTANCES]
 
 
-def test_without_results_nothing_is_said(tmp_path, question):
+def test_verdicts_without_results_cannot_tell(tmp_path, question):
     assert states_without_results(question, tmp_path) == {"C16a": "cannot tell", "C16b": "cannot tell"}
 
 
-def test_a_cell_of_the_task_trains_and_its_learning_rate_is_chosen_on_it(tmp_path, question, monkeypatch):
+def test_trial_trains_on_generated_images(tmp_path, question, monkeypatch):
     for name, count in (("_TRAINING", 60), ("_VALIDATION", 12), ("_TEST", 24)):
         monkeypatch.setattr(task, name, count)
     task.mark_images.cache_clear()

@@ -1,4 +1,4 @@
-"""The question of robustness reads what cells found, and its changes are those of the lab's images."""
+"""The robustness question: numbers from invented results, and an exact invariance."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from vitrail.models.create import build
 LAB = digits_lab()
 
 
-def test_numbers_follow_the_cells(tmp_path):
+def test_numbers_follow_the_results(tmp_path):
     def find(trial):
         share = {"vit": 0.4}.get(trial.family, 0.7)
         right = {name: pack(np.arange(1000) < 1000 * share) for name in _perturbations(LAB.images)}
@@ -29,11 +29,11 @@ def test_numbers_follow_the_cells(tmp_path):
     assert set(dict(question.figures())) == {f"robustness-{kind}" for kind in ("shuffle", "drop", "low", "high")}
 
 
-def test_without_results_nothing_is_said(tmp_path):
+def test_verdicts_without_results_cannot_tell(tmp_path):
     assert states_without_results(RobustnessQuestion("robustness", LAB), tmp_path) == {}
 
 
-def test_curves_have_the_image_as_it_is_where_it_belongs():
+def test_curve_points_include_the_unperturbed_image():
     names = ["shuffle 2", "drop 0.25", "drop 0.5", "low 0.25", "high 0.25"]
     assert curve_points("shuffle", names) == [(1, ""), (2, "shuffle 2")]
     assert curve_points("drop", names) == [(0, ""), (25, "drop 0.25"), (50, "drop 0.5")]
@@ -41,9 +41,8 @@ def test_curves_have_the_image_as_it_is_where_it_belongs():
     assert curve_points("high", names) == [(0, ""), (25, "high 0.25")]
 
 
-def test_an_order_blind_model_does_not_notice_shuffled_patches(tmp_path):
-    """A ViT without positions names images with shuffled patches as it names them unshuffled; smaller blocks cut its
-    patches apart."""
+def test_vit_without_positions_is_invariant_to_shuffled_patches(tmp_path):
+    """Shuffled patches do not change the predictions of a ViT without positions. Smaller blocks cut its patches."""
     model = redraw(build(LAB.images.matched_config("vit", position="none")), std=0.6)
     save(Bundle(model=model, preprocess=LAB.images.preprocess), tmp_path / "bundle")
     result = measure({}, LAB.images, [tmp_path / "bundle"], tmp_path).result

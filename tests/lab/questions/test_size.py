@@ -1,4 +1,4 @@
-"""When a larger model pays."""
+"""The size question: gains of doubled models."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from vitrail.lab.questions.size import SizeQuestion
 
 
 def accuracy(gains):
-    """`gains` of deeper and wider at the largest n; 0 at the smallest."""
+    """Return accuracies with `gains` of deeper and wider models at the largest n and none at the smallest."""
 
     def share(settings):
         model = settings["model"]
@@ -22,14 +22,14 @@ def accuracy(gains):
     ("deeper", "wider", "verdict"),
     [(0.1, 0.1, "supported"), (-0.1, 0.1, "contradicted"), (0.1, -0.1, "contradicted"), (0.1, 0.0, "cannot tell")],
 )
-def test_both_doublings_must_gain(tmp_path, deeper, wider, verdict):
+def test_verdict_needs_a_gain_of_both_doublings(tmp_path, deeper, wider, verdict):
     question = SizeQuestion("size", digits_lab())
     states = states_with_results(question, tmp_path, accuracy({"deeper": deeper, "wider": wider}))
     assert states == {"C5": verdict, "C9": "reported"}
     assert question.gap(("vit", "base", 100)) == pytest.approx(0.5, abs=0.01)
 
 
-def test_without_results_nothing_is_said(tmp_path):
+def test_verdicts_without_results_cannot_tell(tmp_path):
     assert states_without_results(SizeQuestion("size", digits_lab()), tmp_path) == {
         "C5": "cannot tell",
         "C9": "cannot tell",
@@ -37,7 +37,7 @@ def test_without_results_nothing_is_said(tmp_path):
     assert states_without_results(SizeQuestion("size", digits_lab(sizes=(300,))), tmp_path)["C5"] == "cannot tell"
 
 
-def test_doubled_models_cost_twice_and_four_times():
+def test_double_depth_costs_twice_and_double_width_four_times():
     images = digits_lab().images
     for family in ("vit", "hybrid", "resnet"):
         config = images.matched_config(family)

@@ -1,4 +1,4 @@
-"""Transfer and self-supervision in the lab: halves of classes, probes, and what the verdicts follow from."""
+"""The transfer and self-supervision questions: halves of classes, probes, and verdicts from invented results."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ DIGITS = prepare(open_data("digits"))
 LAB = Lab(DIGITS, ("vit", "resnet"), (100, 300), 3, 256)
 
 
-def test_halves_share_no_class_and_lose_no_image():
+def test_halves_are_disjoint_and_complete():
     first, second = halves(DIGITS)
     assert set(first.labels) | set(second.labels) == set(DIGITS.labels)
     assert not set(first.labels) & set(second.labels)
@@ -43,7 +43,7 @@ def add(results, trial, result):
 
 
 @pytest.mark.parametrize(("sign", "state"), [(1, "supported"), (-1, "contradicted"), (0, "cannot tell")])
-def test_more_pre_training_is_better_only_if_the_numbers_say_so(tmp_path, sign, state):
+def test_transfer_verdict_follows_few_shot_accuracy(tmp_path, sign, state):
     results, question = Results(tmp_path / "r.jsonl", "x", 100), TransferQuestion("transfer", LAB)
     generator = np.random.default_rng(0)
     for (_, _, count), trials in question.trials.items():
@@ -59,20 +59,20 @@ def test_more_pre_training_is_better_only_if_the_numbers_say_so(tmp_path, sign, 
 
 
 @pytest.mark.parametrize("kind", [TransferQuestion, SelfSupervisionQuestion])
-def test_without_results_nothing_is_said(tmp_path, kind):
+def test_verdicts_without_results_cannot_tell(tmp_path, kind):
     question = kind("name", LAB)
     question.read(Results(tmp_path / "r.jsonl", "x", 100))
     assert {verdict.state(0.05) for verdict in question.verdicts()} <= {"cannot tell", "reported"}
     assert "Nothing was run" in question.html(dict(question.figures()))
 
 
-def test_two_classes_are_too_few_for_halves():
+def test_transfer_with_two_classes_has_no_trials():
     two = Lab(dataclasses.replace(DIGITS, labels=DIGITS.labels[:2]), ("vit", "resnet"), (100,), 2, 256)
     question = TransferQuestion("transfer", two)
     assert (question.trials, [list(question_round) for question_round in question.rounds()]) == ({}, [[], [], []])
 
 
-def test_a_cell_pre_trains_on_one_half_and_learns_the_other(tmp_path):
+def test_transfer_pre_trains_on_one_half_and_learns_the_other(tmp_path):
     trial = TransferQuestion("transfer", LAB).trials["vit", "linear", 100][0].clone_with(learning_rate=3e-3, seen=640)
     result = transfer(trial.settings, DIGITS, [], tmp_path / "cell").result
     assert result == transfer(trial.settings, DIGITS, [], tmp_path / "again").result
@@ -80,7 +80,7 @@ def test_a_cell_pre_trains_on_one_half_and_learns_the_other(tmp_path):
     assert 0.2 < result["fewshot"] <= 1
 
 
-def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
+def test_probe_works_on_models_trained_without_labels(tmp_path):
     question = SelfSupervisionQuestion("self", LAB)
     trained, untrained = (question.trials["ViT", is_trained][0] for is_trained in (True, False))
     first = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result
@@ -92,7 +92,7 @@ def test_a_probe_reads_the_best_layer_of_a_model_without_labels(tmp_path):
     assert probe_pixels({"count": 300}, DIGITS, [], tmp_path).result["accuracy"] > 0.7
 
 
-def test_the_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
+def test_probe_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
     untrained = SelfSupervisionQuestion("self", LAB).trials["ViT", False][0]
     good = np.ones(len(DIGITS.test), bool)
 
@@ -105,7 +105,7 @@ def test_the_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
     assert (result["layer"], result["validation_accuracy"], result["accuracy"]) == (1, 0.9, 0)
 
 
-def test_training_without_labels_helps_only_if_the_numbers_say_so(tmp_path):
+def test_self_supervision_verdict_follows_the_probes(tmp_path):
     results, question = Results(tmp_path / "r.jsonl", "x", 100), SelfSupervisionQuestion("self", LAB)
     generator = np.random.default_rng(0)
     for (_, is_trained), trials in question.trials.items():

@@ -1,4 +1,4 @@
-"""The question of translation: verdicts follow the numbers, and what is exact is proved."""
+"""The translation question: verdicts from invented results, and exact statements."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def proved():
 
 
 def finds(proved, consistency):
-    """What cells find if the answers of each family stay so often."""
+    """Return a function that invents results for a consistency by family."""
     names = list(shift_perturbations(shift_distances(8)))
 
     def find(trial):
@@ -35,7 +35,7 @@ def finds(proved, consistency):
         right = np.arange(1000) < 900
         seed = trial.inputs[0].settings["seed"]
         same = np.random.default_rng(seed).permutation(np.arange(1000) < 1000 * share)
-        # An answer that stays is wrong here: what decides is whether it stays, not whether it is right.
+        # Consistent predictions are wrong here: the verdict depends on consistency, not on correctness.
         predictions = {name: {"right": pack(right & ~same), "same": pack(same)} for name in names}
         return {"errors": errors, "count": 1000, "right": pack(right), "accuracy": 0.9, "asked": predictions}, {}
 
@@ -43,7 +43,7 @@ def finds(proved, consistency):
 
 
 @pytest.mark.parametrize(("cnn", "verdict"), [(0.9, "supported"), (0.5, "contradicted"), (0.703, "cannot tell")])
-def test_verdicts_follow_the_numbers(tmp_path, proved, cnn, verdict):
+def test_verdicts_follow_the_results(tmp_path, proved, cnn, verdict):
     question = TranslationQuestion("translation", LAB)
     shares = dict.fromkeys(LAB.families, 0.7) | {"resnet": cnn}
     states = states_with_results(question, tmp_path, lambda _: 0.8, measure=finds(proved, shares))
@@ -53,20 +53,20 @@ def test_verdicts_follow_the_numbers(tmp_path, proved, cnn, verdict):
     assert question.numbers()["errors"][f"vit trained {largest} pooled 2"] == pytest.approx(0.35)
 
 
-def test_without_results_nothing_is_said(tmp_path):
+def test_verdicts_without_results_cannot_tell(tmp_path):
     assert states_without_results(TranslationQuestion("translation", LAB), tmp_path) == {
         "C11": "cannot tell",
         "C12b": "cannot tell",
     }
 
 
-def test_what_is_exact(proved):
+def test_exact_statements_hold(proved):
     zero = {"cnn", "cnn-stride-4", "embedding", "mlp", "norm", "attention", "block"}
     assert {name for name, value in proved.items() if value < 1e-9} == zero
     assert all(value > 1e-2 for name, value in proved.items() if name not in zero)
 
 
-def test_a_real_model_is_measured_the_same_twice(tmp_path):
+def test_measuring_a_model_twice_gives_identical_results(tmp_path):
     trial = LAB.train("vit", count=100, seed=0)
     model = redraw(build(read_config(trial.settings)))
     save(Bundle(model=model, preprocess=LAB.images.preprocess), tmp_path / "bundle")
