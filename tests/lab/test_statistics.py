@@ -474,7 +474,7 @@ def test_reason_for_an_open_equality_names_the_margin():
     verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, image_error=0.0019), margin=0.01)
     text = page._undecided_reason(digits_lab(), verdict, LEVEL).text("en")
     assert text.startswith("The interval excludes zero and crosses the margin of ±1.0 points: there is a difference,")
-    assert text.endswith("times as many of both, seeds and test images, would tell.")
+    assert text.endswith("times as many seeds and test images would decide.")
     level = Verdict("C20", "trained", Estimate(-0.004, 0.0035, 35), margin=0.01)
     assert "excludes zero" not in page._undecided_reason(digits_lab(), level, LEVEL).text("en")
 
