@@ -293,6 +293,15 @@ def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
     assert torch.equal(_read(path, [])["a"], weights)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("name", ["a.npz", "a.pth"])
+def test_zips_that_zipfile_unpacks_without_a_limit_are_refused(tmp_path, name, method):
+    with zipfile.ZipFile(tmp_path / name, "w", method) as archive:
+        archive.writestr("a.npy", bytes(2**20))
+    with pytest.raises(DamagedError, match=r"'a.npy' is neither stored nor deflated"):
+        _read(tmp_path / name, [])
+
+
 def test_weights_that_are_integers_are_refused(tmp_path):
     """A changed letter of a header, F32 to I32, makes other numbers of the same bytes."""
     tensors = small().model.state_dict()
