@@ -31,15 +31,23 @@ def augment(images: Photos, stream: Stream, settings: Augment, preprocess: Prepr
 
 def _crop(images: Photos, stream: Stream, settings: Augment, preprocess: Preprocess) -> np.ndarray:
     """Images of the model's resolution: random boxes, or the crop of the evaluation."""
+    heights, widths = _sizes(images)
     for augmentation in settings.active:
-        sizes = [(image.height, image.width) if isinstance(image, Image.Image) else image.shape[:2] for image in images]
-        boxes = augmentation.boxes(*np.array(sizes).T, stream)
+        boxes = augmentation.boxes(heights, widths, stream)
         if boxes is not None:
             crops = zip(images, boxes.tolist(), strict=True)
             return np.stack([preprocess.crop_box(image, tuple(box)) for image, box in crops])
     if isinstance(images, np.ndarray) and preprocess.keeps(*images.shape[1:]):
         return images
     return np.stack([preprocess.crop(image) for image in images])
+
+
+def _sizes(images: Photos) -> np.ndarray:
+    """Heights and widths (2, B)."""
+    if isinstance(images, np.ndarray):
+        return np.tile(images.shape[1:3], (len(images), 1)).T
+    sizes = [(image.height, image.width) if isinstance(image, Image.Image) else image.shape[:2] for image in images]
+    return np.array(sizes).T
 
 
 def mix(images_BCHW: Tensor, mixture: Mixture) -> Tensor:
