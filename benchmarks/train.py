@@ -97,7 +97,7 @@ class Work:
         def run():
             trainer.total = trainer.step + self.steps
             with RunLog(folder, trainer.total, writes=True) as log:
-                trainer.run(folder, log, {}, Stop())
+                trainer.fit(log=log, checkpoints=folder / "checkpoints", stop=Stop())
 
         return run
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.training.runs import train
 from vitrail.bundles.convert import Told, convert, read_any
 from vitrail.cli import main
 from vitrail.core.errors import UsageError
@@ -28,7 +29,6 @@ from vitrail.models.zoo import find
 from vitrail.training.finetune import adapt
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe, find_recipe
-from vitrail.training.run import train
 
 SOURCE = Path(vitrail.__file__).parent
 SHAPE = {"width": 128, "depth": 2, "heads": 2, "mlp": 256, "classes": 3}

@@ -474,7 +474,7 @@ def test_progress_is_one_line_in_a_notebook(digits, monkeypatch, capfd):
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=shown.display))
-    monkeypatch.setattr("vitrail.training.run_log._NOTEBOOK_SECONDS", 0)
+    monkeypatch.setattr("vitrail.training.progress_line._NOTEBOOK_SECONDS", 0)
     vitrail.train(digits, "ViT-Pico/2", **(QUICK | {"steps": None, "epochs": 2}))
     (states,) = shown.states
     assert [state["text/plain"].split("  ")[0] for state in states] == ["step 5/10", "step 10/10"]

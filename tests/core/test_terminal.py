@@ -31,9 +31,9 @@ def line_of(tmp_path, monkeypatch, width, *, held_out, total=1560, fields=FIELDS
     terminal = Terminal()
     console = Console(file=terminal, width=width, force_terminal=True, legacy_windows=False)
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("vitrail.training.run_log.Console", lambda **_: console)
+    monkeypatch.setattr("vitrail.training.progress_line.Console", lambda **_: console)
     clock = iter(range(0, 10**9, 60))
-    monkeypatch.setattr("vitrail.training.run_log.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("vitrail.training.progress_line.time.monotonic", lambda: next(clock))
     with RunLog(tmp_path, total, writes=True) as log:
         for step in (total // 2, total // 2 + 10):
             log.progress(step, fields, held_out)

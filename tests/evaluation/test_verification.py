@@ -26,6 +26,7 @@ from vitrail.evaluation.verification import (
 )
 from vitrail.faces.pairs import read_pairs
 from vitrail.faces.thresholds import check_rate, clopper_pearson, least_rate, threshold_at
+from vitrail.reports.objectives.registry import summary
 from vitrail.training.objectives.margin import judge_pairs
 
 
@@ -186,7 +187,7 @@ def test_two_people_have_numbers_without_intervals():
     assert identify(vectors, who)["rank1_interval"] is None
     judged = judge_pairs(found, 2, "test")
     assert judged.sentence == f"test equal error rate {report['eer']:.1%} (2 people, 780 pairs)"
-    assert "interval" not in judged.summary[0][0]
+    assert "interval" not in summary(judged)[0][0]
     (row,) = by_group(lambda: all_pairs(vectors), who, ["pair", "pair"], found)
     assert (row["eer"], row["eer_interval"]) == (report["eer"], None)
     assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3

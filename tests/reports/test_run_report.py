@@ -10,21 +10,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.training.runs import train
 from tests.training.test_loop import HALF_WAY, make_trainer
 from vitrail.core.html import Html
+from vitrail.core.terminal import say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.classify import Answers
 from vitrail.evaluation.metrics import score
+from vitrail.models.families.vit.config import ViTConfig
 from vitrail.reports import run_report
 from vitrail.reports.curves import Curve, axes, curve_of, draw_curves
-from vitrail.reports.run_report import Report, read_events
+from vitrail.reports.objectives.registry import sections, summary
+from vitrail.reports.run_report import RunReport, read_events
 from vitrail.training.objectives.judgement import Classification, judge_classifier
+from vitrail.training.observer import Position, RunInfo
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
-from vitrail.training.run import train
 from vitrail.training.run_log import RunLog
 from vitrail.training.stop import Interrupted
 
@@ -103,11 +107,11 @@ def test_its_numbers_are_those_of_the_run(run):
     assert shown == f"{final['training_accuracy']:.1%}"
 
 
-def test_the_best_evaluation_is_the_highest(live):
+def test_the_best_evaluation_is_the_highest(live, log, tmp_path):
     for step, accuracy in ((3, 0.25), (6, 0.75), (9, 0.5)):
-        live._log.write("evaluate", step=step, seconds=1.0, loss=1.0, accuracy=accuracy, count=8)
-    live.update()
-    assert "n = 8; best 75.0% at step 6" in text_of((live._folder / "report.html").read_text())
+        log.write("evaluate", step=step, seconds=1.0, loss=1.0, accuracy=accuracy, count=8)
+    live.update(AT_5)
+    assert "n = 8; best 75.0% at step 6" in text_of((tmp_path / "report.html").read_text())
 
 
 def test_words_are_those_of_the_field_and_two_classes_have_no_top_5(run):
@@ -150,7 +154,7 @@ def test_six_classes_have_a_top_5(few):
         split = Split("test", few.splits["test"].images, few.splits["test"].labels % classes)
         model = make_trainer(classes=classes).kept
         found = judge_classifier(model, labels, trainer.load_to_evaluate(split), Ranks())
-        assert any("top-5" in name for name, _ in found.summary) == shown
+        assert any("top-5" in name for name, _ in summary(found)) == shown
 
 
 def test_a_thousand_classes_are_shown_by_their_most_confused_pairs():
@@ -163,16 +167,16 @@ def test_a_thousand_classes_are_shown_by_their_most_confused_pairs():
     probabilities /= probabilities.sum(1, keepdims=True)
     names = tuple(f"class {index}" for index in range(1000))
     eye = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
-    page = Classification(
+    judgement = Classification(
         scores={},
         sentence="",
-        summary=(),
         full=score(probabilities, labels, names),
         answers=Answers(np.arange(4000), labels, probabilities),
         labels=names,
         split=Split("test", np.zeros((4000, 8, 8, 1), np.uint8), labels),
         preprocess=eye,
-    ).sections()
+    )
+    page = sections(judgement)
     assert len(page) < 400_000
     assert 'class="matrix' not in page
     row = f"<td>class 7</td><td>class 900</td><td class=number>{twins.sum()}</td><td class=number>100.0%</td>"
@@ -192,7 +196,7 @@ def test_a_run_without_held_out_images(tmp_path, few):
 
 def test_metrics_of_version_0_1_have_no_seconds():
     events = read_events(HALF_WAY / "metrics.jsonl")
-    page = run_report._curves(events, make_trainer().objective, 0.003, is_over=True)
+    page = run_report._curves(events, info_of(HALF_WAY, peak_rate=0.003), is_over=True)
     assert page.count('class="by-step"') == 4
     assert "the recipe&#x27;s peak: 0.003" in page  # which no recorded step need have
     assert "by-seconds" not in page
@@ -223,24 +227,48 @@ def test_epochs_have_one_digit(epochs, said):
     assert run_report._epochs(epochs) == said
 
 
+AT_5 = Position(step=5, total=20, seconds=1.0)
+
+
+def info_of(folder, **changes):
+    facts = {
+        "data": "digits",
+        "dataset": open_data("digits"),
+        "command": "vitrail train digits --force --output 'a b'",
+        "model": ViTConfig(),
+        "watched": "accuracy",
+        "watched_name": "accuracy",
+        "korean": {},
+        "peak_rate": 0.1,
+        "steps_per_epoch": 10,
+        "say": say,
+    }
+    return RunInfo(folder=folder, **(facts | changes))
+
+
 @pytest.fixture
-def live(tmp_path, few, capsys):
-    trainer = make_trainer()
-    trainer.step, trainer.total = 5, 20
+def log(tmp_path):
     with RunLog(tmp_path, 20, writes=True) as log:
         log.write("step", step=5, loss=2.5, learning_rate=0.1, images_per_second=9.0, seconds=1.0)
-        yield Report(tmp_path, "digits", few, trainer, log, "vitrail train digits --force --output 'a b'")
+        yield log
+
+
+@pytest.fixture
+def live(tmp_path, log):
+    report = RunReport(info_of(tmp_path))
+    log.add(report)
+    return report
 
 
 def test_it_is_written_at_most_now_and_then(live, tmp_path):
     page = tmp_path / "report.html"
-    live.update()
+    live.update(AT_5)
     assert REFRESH in page.read_text()
     page.unlink()
-    live.update()
+    live.update(AT_5)
     assert not page.exists()
     live._due = 0.0
-    live.update()
+    live.update(AT_5)
     assert page.exists()
 
 
@@ -251,7 +279,7 @@ def test_what_cannot_be_written_does_not_end_the_run(live, monkeypatch, capsys):
     monkeypatch.setattr(run_report, "replace_text", fail)
     for _ in range(3):
         live._due = 0.0
-        live.update()
+        live.update(AT_5)
     warning = "warning: report.html cannot be written (No space left on device). Training goes on.\n"
     assert capsys.readouterr().err == warning
 
@@ -259,9 +287,9 @@ def test_what_cannot_be_written_does_not_end_the_run(live, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("error", "said"), [(Interrupted("stopped by SIGINT", 130), ""), (MemoryError(), "MemoryError")]
 )
-def test_an_interrupted_run_says_how_to_go_on(live, tmp_path, error, said):
-    live.update()
-    with contextlib.suppress(type(error)), live:
+def test_an_interrupted_run_says_how_to_go_on(live, log, tmp_path, error, said):
+    live.update(AT_5)
+    with contextlib.suppress(type(error)), log.failures(lambda: AT_5):
         raise error
     page = (tmp_path / "report.html").read_text()
     assert 'http-equiv="refresh"' not in page
@@ -271,10 +299,11 @@ def test_an_interrupted_run_says_how_to_go_on(live, tmp_path, error, said):
 
 
 @pytest.mark.parametrize("command", ["", "vitrail.train(data, 'ViT-Pico/2', output=\"it's\")"])
-def test_an_interrupted_run_of_python_says_how_to_go_on(live, tmp_path, command):
-    live._command = command
-    live.update()
-    with contextlib.suppress(MemoryError), live:
+def test_an_interrupted_run_of_python_says_how_to_go_on(log, tmp_path, command):
+    live = RunReport(info_of(tmp_path, command=command))
+    log.add(live)
+    live.update(AT_5)
+    with contextlib.suppress(MemoryError), log.failures(lambda: AT_5):
         raise MemoryError
     page = (tmp_path / "report.html").read_text()
     assert 'http-equiv="refresh"' not in page

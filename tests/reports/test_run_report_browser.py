@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from tests.training.runs import train
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe
-from vitrail.training.run import train
 
 READ = """text => [...text.childNodes]
     .filter((node) => node.nodeType === Node.TEXT_NODE || getComputedStyle(node).display !== "none")

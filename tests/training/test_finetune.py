@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.training.runs import finetune, train
 from tests.training.test_resume import forge
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.least_squares import Ridge
@@ -20,12 +21,11 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.lab.exact import redraw
-from vitrail.training.finetune import adapt, adapt_head, finetune
+from vitrail.training.finetune import adapt, adapt_head
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe, change_recipe, find_recipe
-from vitrail.training.run import train
 
 LABELS = ("ant", "bee", "cat")
 PLAIN = Recipe(steps=1)
@@ -187,7 +187,7 @@ def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
 def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
     recipe = find_recipe("auto")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "measure", lambda trainer, seconds: 9)
+        patch.setattr("vitrail.training.length.measure", lambda trainer, seconds: 9)
         finetune("fashion", "digits", tmp_path / "short", recipe, Options())
     assert "9 steps would fit into 5 minutes; below 10, the linear head on frozen" in capsys.readouterr().err
     assert events(tmp_path / "short", "step") == []

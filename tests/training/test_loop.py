@@ -19,6 +19,7 @@ from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.training.average import Average
+from vitrail.training.length import measure
 from vitrail.training.loop import Trainer
 from vitrail.training.optimisers.base import Optimiser, make_optimisers
 from vitrail.training.optimisers.muon import Muon, orthogonal
@@ -284,7 +285,7 @@ def test_measuring_leaves_no_trace():
     """`--minutes` tries some steps first; the run is then as if it had not."""
     recipe = Recipe(steps=20, batch=32, learning_rate=3e-3, average=0.9)
     plain, measured = make_trainer("ResNet-Pico", recipe=recipe), make_trainer("ResNet-Pico", recipe=recipe)
-    assert measured.measure(30.0) > 1
+    assert measure(measured, 30.0) > 1
     measured.total = plain.total
     assert curve(plain, 6) == curve(measured, 6)
     for ours, theirs in zip(plain.arrays().items(), measured.arrays().items(), strict=True):
@@ -351,7 +352,7 @@ class _Silent:
     def write(self, *_, **__):
         pass
 
-    say = progress = write
+    say = progress = step = update = write
 
 
 def batches_of(trainer, count):
@@ -478,7 +479,7 @@ def test_a_logged_loss_is_the_mean_of_the_last_ten_steps(tmp_path):
 
         trainer.update = interrupted
         with contextlib.suppress(Interrupted):
-            trainer.run(tmp_path / name, log, STATE, stop)
+            trainer.fit(log=log, checkpoints=tmp_path / name / "checkpoints", state=STATE, stop=stop)
         return found
 
     trainer = make()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vitrail
+from tests.training.runs import train
 from tests.training.test_loop import curve, make_trainer
 from tests.training.test_stop import RECIPE, events, few, weights  # noqa: F401
 from vitrail.core.errors import UsageError
@@ -13,7 +14,6 @@ from vitrail.training import run as running
 from vitrail.training.checkpoint import load_newest
 from vitrail.training.options import Options
 from vitrail.training.precision import note_on_bfloat16
-from vitrail.training.run import train
 
 NOTE = r"a step in bfloat16 is \d+\.\dx (as fast as|slower than) in float32 on this machine \(measured on \d+ images\)"
 SHORT = RECIPE.replace(epochs=2, patience=None)

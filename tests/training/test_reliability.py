@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.test_cli import run
+from tests.training.runs import train
 from tests.training.test_loop import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
@@ -37,7 +38,6 @@ from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.recipe import Recipe, find_recipe
 from vitrail.training.resume import resume
-from vitrail.training.run import train
 from vitrail.training.run_log import RunLog
 from vitrail.training.stop import Stop
 
@@ -672,9 +672,9 @@ def test_r10_a_loss_that_is_no_number(tmp_path, policy):
     with RunLog(tmp_path, 40, writes=True) as log:
         if policy == "stop":
             with pytest.raises(VitrailError, match="not finite at step 30"):
-                trainer.run(tmp_path, log, {}, Stop())
+                trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=Stop())
         else:
-            trainer.run(tmp_path, log, {}, Stop())
+            trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=Stop())
     (broken,) = events(tmp_path, "nonfinite")
     order = trainer.loader.order(30 // trainer.loader.steps)
     offset = 30 % trainer.loader.steps

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 import vitrail
+from tests.training.runs import finetune, train
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
-from vitrail.training.finetune import finetune
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
-from vitrail.training.run import train
 from vitrail.training.run_folder import RunFolder, State
 
 RECIPE = Recipe(steps=2, batch=16)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.paths import ROOT
+from tests.training.runs import train
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
@@ -24,7 +25,6 @@ from vitrail.training.checkpoint import load_newest, steps_of
 from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe
-from vitrail.training.run import train
 
 # 30 images to train on in batches of 10: three steps an epoch, then an evaluation of 10 others.
 RECIPE = Recipe(epochs=8, batch=10, patience=2, average=0.9, model={"dropout": 0.1})

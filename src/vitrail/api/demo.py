@@ -21,6 +21,7 @@ from vitrail.inference.classifier import Classifier
 from vitrail.lab.compare import compare
 from vitrail.models.activations import look
 from vitrail.reports.attention_figure import attention_figure
+from vitrail.reports.run_report import RunReport
 from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe
 from vitrail.training.run import Result, train
@@ -39,7 +40,17 @@ def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, lab
     check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     options = Options(seed=seed)
-    result = train("digits", MODEL, output, recipe, options, resumes=resumes, force=force, command="vitrail demo")
+    result = train(
+        "digits",
+        MODEL,
+        output,
+        recipe,
+        options,
+        resumes=resumes,
+        force=force,
+        command="vitrail demo",
+        observers=(RunReport,),
+    )
     print_run(result.sentence, output)
     _print("\n1. The model that was just trained, on held-out digits")
     _show(result.bundle, open_data("digits").splits["test"], output / "attention.png")

@@ -94,6 +94,7 @@ def train(
     if isinstance(source, str | Path):
         check_folder(source)
     from vitrail.faces.training import train_faces
+    from vitrail.reports.run_report import RunReport
 
     with start.folder() as folder:
         return start.finish(
@@ -108,6 +109,7 @@ def train(
                 test=test,
                 landmarks=landmarks,
                 resolution=resolution,
+                observers=(RunReport,),
                 **start.keywords,
             )
         )

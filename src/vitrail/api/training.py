@@ -82,9 +82,11 @@ def train(
         )
     zoo.find(model)
     with start.folder() as folder:
+        from vitrail.reports.run_report import RunReport
         from vitrail.training.run import train as run
 
-        return start.finish(run(data, model, folder, chosen, start.options, **start.keywords))
+        result = run(data, model, folder, chosen, start.options, observers=(RunReport,), **start.keywords)
+        return start.finish(result)
 
 
 @command
@@ -129,9 +131,14 @@ def finetune(
         check_folder(bundle)
     size = None if resolution is None else as_pair(resolution)
     with start.folder() as folder:
+        from vitrail.reports.run_report import RunReport
         from vitrail.training.finetune import finetune as run
 
-        return start.finish(run(bundle, data, folder, start.recipe, start.options, resolution=size, **start.keywords))
+        observers = (RunReport,)
+        result = run(
+            bundle, data, folder, start.recipe, start.options, resolution=size, observers=observers, **start.keywords
+        )
+        return start.finish(result)
 
 
 class Start(NamedTuple):

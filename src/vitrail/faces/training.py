@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.training.callback import Callback
 from vitrail.training.finetune import adapt_with, origin_of, training_features
+from vitrail.training.observer import MakeObserver
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, run
@@ -49,6 +51,7 @@ def train_faces(
     quiet: bool = False,
     command: str = "",
     callback: Callback | None = None,
+    observers: Iterable[MakeObserver] = (),
 ) -> Result:
     """Train an embedding on people who are strangers to those it is tested on (see `split_people`): a model of this
     name from its first weights, or the model of the bundle `source`. Faces are aligned if `landmarks` are given."""
@@ -82,7 +85,17 @@ def train_faces(
         return _from_bundle(source, given, recipe, resolution, kept, options)
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    result = run(dataset, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
+    result = run(
+        dataset,
+        folder,
+        recipe,
+        options,
+        initialise,
+        quiet=quiet,
+        command=command,
+        callback=callback,
+        observers=observers,
+    )
     if result.is_first and result.folder is not None:
         known = sorted({*dataset.labels, *held_out})
         write_text(result.folder / PEOPLE, "".join(f"{writable(name)}\n" for name in known))

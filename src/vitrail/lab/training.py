@@ -27,6 +27,7 @@ from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
 from vitrail.models.walkthrough import walkthrough_of
+from vitrail.training.callback import Step
 from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
@@ -153,21 +154,23 @@ def fit(
     started = time.process_time()
     options = Options(seed=seed, workers=0, device="cpu")
     trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)
-    trainer.total = recipe.steps or 0
     evaluation_steps = set(np.unique(np.geomspace(1, trainer.total, _LOOKS).round().astype(int)).tolist())
     curve, seconds, losses, places = [], [], [], [_position_structure(model, 0)]
-    for _, batch in trainer.batches():
-        losses.append(trainer.update(batch).loss)
-        trainer.step += 1
-        if trainer.step in evaluation_steps:
+
+    def measure(done: Step) -> None:
+        nonlocal started
+        losses.append(done.loss)
+        if done.step in evaluation_steps:
             spent = time.process_time() - started
             accuracy = (
                 float(correct_predictions(model, images, images.validation).mean()) if validate is None else validate()
             )
-            curve.append([trainer.step, accuracy])
-            seconds.append([trainer.step, round(spent, 3)])
-            places.append(_position_structure(model, trainer.step))
+            curve.append([done.step, accuracy])
+            seconds.append([done.step, round(spent, 3)])
+            places.append(_position_structure(model, done.step))
             started = time.process_time() - spent  # exclude evaluation from training time
+
+    trainer.fit(measure)
     return TrainingCurves(
         curve, seconds, [entry for entry in places if entry is not None], float(np.mean(losses[-50:]))
     )

@@ -10,29 +10,26 @@ import platform
 import shlex
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail.bundles.bundle import Bundle
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.files import replace_text
 from vitrail.core.html import Html, escape
 from vitrail.core.settings import counted
 from vitrail.core.terminal import clock, setting_cell
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.preprocess import Preprocess
 from vitrail.evaluation.history import Events, is_number, keeps_linear_head, of_kind, read_events
 from vitrail.reports.curves import axes, curve_of, draw_curves
 from vitrail.reports.messages import LANGUAGE_BUTTON, both, language_script, speak_from, words_beside
+from vitrail.reports.objectives import registry
 from vitrail.reports.page import figure, image, numbers, page, table
-from vitrail.training.loop import Trainer
-from vitrail.training.objectives.base import Judgement, Objective
-from vitrail.training.run_log import RunLog
+from vitrail.training.objectives.illustration import IllustrationArrays
+from vitrail.training.observer import Observer, Outcome, Position, RunInfo
 from vitrail.training.stop import Interrupted
 
 WORDS = words_beside(__file__)
@@ -45,89 +42,78 @@ word = speak_from(WORDS)
 """A sentence of the report, in both languages."""
 
 
-class Report:
+class RunReport(Observer):
     """The report of a run, from its first evaluation (`update`) to its end (`finish`). If the run ends by an error, the
-    last report says so."""
+    last report says so (`fail`)."""
 
-    def __init__(self, folder: Path, data: str | None, dataset: Dataset, trainer: Trainer, log: RunLog, command: str):
-        """`data` is DATA as the user gave it, None if it has no name."""
-        self._folder, self._data, self._dataset, self._trainer = folder, data, dataset, trainer
-        self._log, self._command = log, command
+    def __init__(self, info: RunInfo) -> None:
+        self._info = info
         self._due, self._is_silent = 0.0, False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        if error is not None and self._trainer.ranks.is_first:
-            self._write_course(error)
-
-    def update(self) -> None:
+    def update(self, position: Position) -> None:
         """Write the course of the run so far, unless that was done a moment ago. A failure is only a warning."""
         began = time.monotonic()
         if began >= self._due:
-            self._write_course(None)
+            self._write_course(position, None)
             now = time.monotonic()
             self._due = now + max(_PAUSE, (now - began) / _SHARE)
 
-    def finish(self, bundle: Bundle, judgement: Judgement | None, split: Split) -> None:
-        """Write the report of the finished run; images are shown from `split`."""
-        events, objective = self._events(), self._trainer.kept_objective
-        sections = [
+    def fail(self, position: Position, error: BaseException) -> None:
+        self._write_course(position, error)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write the report of the finished run."""
+        info, events, bundle, judgement = self._info, self._events(), outcome.bundle, outcome.judgement
+        shown = [] if judgement is None else registry.summary(judgement)
+        parts = [
             _notes(events, bundle.provenance),
-            _summary(bundle.provenance, judgement, events),
-            _curves(events, objective, self._peak, is_over=True) if bundle.provenance["steps"] else "",
-            _illustrations(objective, bundle.preprocess, split),
-            "" if judgement is None else judgement.sections(),
-            f"<h2>{word('next')}</h2>{_next(self._folder, self._data, self._dataset, split, bundle)}",
+            _summary(bundle.provenance, shown, events),
+            _curves(events, info, is_over=True) if bundle.provenance["steps"] else "",
+            _illustration(outcome.illustrate(), info.korean),
+            "" if judgement is None else registry.sections(judgement),
+            f"<h2>{word('next')}</h2>{_next(info.folder, info.data, info.dataset, outcome.split, bundle)}",
             f"<h2>{word('again')}</h2>{_origin(bundle.provenance)}",
         ]
         try:
-            self._write(word("finished", time=_now()), "\n".join(sections))
+            self._write(word("finished", time=_now()), "\n".join(parts))
         except OSError as error:
-            raise VitrailError(f"Writing {str(self._folder / 'report.html')!r} failed ({error.strerror}).") from None
-
-    @property
-    def _peak(self) -> float:
-        return self._trainer.peak_rate
+            raise VitrailError(f"Writing {str(info.folder / 'report.html')!r} failed ({error.strerror}).") from None
 
     def _events(self) -> list[dict[str, Any]]:
-        return read_events(self._folder / "metrics.jsonl")
+        return read_events(self._info.folder / "metrics.jsonl")
 
-    def _write_course(self, error: BaseException | None) -> None:
+    def _write_course(self, position: Position, error: BaseException | None) -> None:
         """The report of a run that is not at its end, and of one that was ended by an error."""
         try:
-            events, trainer = self._events(), self._trainer
-            done = {"step": trainer.step, "total": trainer.total, "time": _now()}
+            events, info = self._events(), self._info
+            done = {"step": position.step, "total": position.total, "time": _now()}
             if error is None:
-                state = word("training", "p", left=_left(events, trainer.total), seconds=_REFRESH, **done)
+                state = word("training", "p", left=_left(events, position.total), seconds=_REFRESH, **done)
                 news = f'<div class="news" role="status">{state}</div>'
             else:
                 # A signal is said by `interrupted` itself; what is no error of ours has words of its own elsewhere.
                 why = str(error) if isinstance(error, VitrailError) else type(error).__name__
                 why = "" if isinstance(error, Interrupted) else f"<p>{escape(why)}</p>"
-                going_on = f"<pre>{escape(_resumed(self._command))}</pre>"
+                going_on = f"<pre>{escape(_resumed(info.command))}</pre>"
                 news = f'<div class="warn">{word("interrupted", "p", **done)}{why}{going_on}</div>'
-            curves = _curves(events, trainer.objective, self._peak, is_over=False)
-            sections = [news, _course(events, trainer), curves]
-            sections.append(f"<h2>{word('again')}</h2><pre>{escape(self._command or 'Python')}</pre>")
+            curves = _curves(events, info, is_over=False)
+            parts = [news, _course(events, info, position), curves]
+            parts.append(f"<h2>{word('again')}</h2><pre>{escape(info.command or 'Python')}</pre>")
             refresh = _REFRESH if error is None else 0
-            self._write(word("in-training" if error is None else "not-finished"), "\n".join(sections), refresh=refresh)
+            self._write(word("in-training" if error is None else "not-finished"), "\n".join(parts), refresh=refresh)
         except Exception as failure:  # whatever it is, a page is not worth a run
             if not self._is_silent:
                 self._is_silent = True
                 reason = getattr(failure, "strerror", None) or str(failure)
-                self._log.say(f"warning: report.html cannot be written ({reason}). Training goes on.")
+                self._info.say(f"warning: report.html cannot be written ({reason}). Training goes on.")
 
     def _write(self, state: str, body: str, *, refresh: int = 0) -> None:
-        config = self._trainer.kept.config
-        title = word("title", model=config.name or config.family, data=self._dataset.name)
+        config = self._info.model
+        title = word("title", model=config.name or config.family, data=self._info.dataset.name)
         subtitle = Html(f"{word('size', parameters=config.parameters, macs=config.macs)} · {state}")
         body = f"<nav>{LANGUAGE_BUTTON}</nav>{body}"
         document = page(title, subtitle, body, language_script(), refresh=refresh)
-        replace_text(self._folder / "report.html", document)
+        replace_text(self._info.folder / "report.html", document)
 
 
 def _now() -> str:
@@ -155,19 +141,19 @@ def _left(events: Events, total: int) -> str:
     return clock(max(seconds / steps * (total - timed[-1]["step"]), 0))
 
 
-def _course(events: Events, trainer: Trainer) -> str:
+def _course(events: Events, info: RunInfo, position: Position) -> str:
     """The main numbers of a run that is not at its end."""
-    objective, steps, seen = trainer.objective, of_kind(events, "step"), of_kind(events, "evaluate")
+    steps, seen = of_kind(events, "step"), of_kind(events, "evaluate")
     pairs = []
-    if seen and is_number(seen[-1].get(objective.watched)):
-        name = both(objective.watched_name, objective.korean)
-        pairs.append((word("held-out-now", metric=name, count=seen[-1]["count"]), f"{seen[-1][objective.watched]:.1%}"))
+    if seen and is_number(seen[-1].get(info.watched)):
+        name = both(info.watched_name, info.korean)
+        pairs.append((word("held-out-now", metric=name, count=seen[-1]["count"]), f"{seen[-1][info.watched]:.1%}"))
     if steps and steps[-1]["loss"] is not None:
         pairs.append((word("training-loss"), f"{steps[-1]['loss']:.3f}"))
     pairs += [
-        (word("steps-of", total=trainer.total), f"{trainer.step:,}"),
-        (word("epochs"), _epochs(trainer.step / trainer.loader.steps)),
-        (word("time"), clock(trainer.spent)),
+        (word("steps-of", total=position.total), f"{position.step:,}"),
+        (word("epochs"), _epochs(position.step / info.steps_per_epoch)),
+        (word("time"), clock(position.seconds)),
     ]
     return numbers(pairs)
 
@@ -177,9 +163,9 @@ def _epochs(epochs: float) -> str:
     return f"{epochs:.2g}" if epochs < 1 else f"{epochs:,.1f}".removesuffix(".0")
 
 
-def _summary(provenance: dict[str, Any], judgement: Judgement | None, events: Events) -> str:
-    """The main numbers of a finished run."""
-    pairs = [] if judgement is None else list(judgement.summary)
+def _summary(provenance: dict[str, Any], judged: list[tuple[str, str]], events: Events) -> str:
+    """The main numbers of a finished run; `judged` are those of its final evaluation."""
+    pairs = list(judged)
     fitted = provenance.get("scores", {}).get("training_accuracy")
     pairs += [(word("training-accuracy"), f"{fitted:.1%}")] if fitted is not None else []
     pairs += [(word("probe", count=event["count"]), f"{event['accuracy']:.1%}") for event in of_kind(events, "probe")]
@@ -217,9 +203,9 @@ def _notes(events: Events, provenance: dict[str, Any]) -> str:
     return notes
 
 
-def _curves(events: Events, objective: Objective, peak: float, *, is_over: bool) -> str:
-    """Loss, held-out metric, learning rate (`peak` is the recipe's) and speed, over steps and over seconds. A single
-    step is no curve: its numbers are in the title."""
+def _curves(events: Events, info: RunInfo, *, is_over: bool) -> str:
+    """Loss, held-out metric, learning rate and speed, over steps and over seconds. A single step is no curve: its
+    numbers are in the title."""
     training, held_out = word("in-training-images", "tspan"), word("held-out", "tspan")
     loss = curve_of(events, "step", "loss", training, 0)
     seen = curve_of(events, "evaluate", "loss", held_out, 1)
@@ -230,10 +216,10 @@ def _curves(events: Events, objective: Objective, peak: float, *, is_over: bool)
     has_course = len({*loss.steps, *seen.steps}) > 1
     content = draw_curves([loss, seen] if seen.values else [loss], word("loss", "tspan")) if has_course else ""
     drawn = [figure(title, word("loss-note"), content)]
-    watched = curve_of(events, "evaluate", objective.watched, held_out, 1, factor=100)
+    watched = curve_of(events, "evaluate", info.watched, held_out, 1, factor=100)
     if watched.values:
-        name = both(objective.watched_name, objective.korean)
-        label = word("percent", "tspan", metric=both(objective.watched_name, objective.korean, "tspan"))
+        name = both(info.watched_name, info.korean)
+        label = word("percent", "tspan", metric=both(info.watched_name, info.korean, "tspan"))
         best = int(np.argmax(watched.values))
         count = of_kind(events, "evaluate")[-1]["count"]
         note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
@@ -244,7 +230,7 @@ def _curves(events: Events, objective: Objective, peak: float, *, is_over: bool)
     rate = curve_of(events, "step", "learning_rate", "", 7)
     speed = curve_of(events, "step", "images_per_second", "", 2)
     if len(rate.values) > 1:
-        note = word("rate-note", peak=f"{peak:.3g}")
+        note = word("rate-note", peak=f"{info.peak_rate:.3g}")
         drawn.append(figure(word("rate-title"), note, draw_curves([rate], word("rate", "tspan"))))
     if speed.values:
         title = word("speed-title", speed=f"{statistics.median(speed.values):,.0f}")
@@ -253,26 +239,15 @@ def _curves(events: Events, objective: Objective, peak: float, *, is_over: bool)
     return axes(f'<div class="panes">{"".join(drawn)}</div>')
 
 
-@torch.inference_mode()
-def _illustrations(objective: Objective, preprocess: Preprocess, split: Split) -> str:
-    """The objective's illustrations of some images, if it has any."""
-    crops = []
-    for index in range(0, len(split), max(len(split) // max(objective.illustrated, 1), 1))[: objective.illustrated]:
-        with contextlib.suppress(DamagedError):
-            crops.append(preprocess.crop(split.images[index]))
-    if not crops:
+def _illustration(illustration: IllustrationArrays | None, korean: Mapping[str, str]) -> str:
+    """What the objective makes of some images, row by row."""
+    if illustration is None:
         return ""
-    device = next(objective.parameters()).device
-    objective.eval()
-    title, rows = objective.illustrate(preprocess.scale(torch.from_numpy(np.stack(crops))).to(device))
-    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (preprocess.mean, preprocess.std))
     lines = []
-    for caption, images_BCHW in rows:
-        levels = ((images_BCHW * std + mean).clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
-        tiles = "".join(f"<figure>{image(tile, caption)}</figure>" for tile in levels)
-        words = both(caption, objective.korean)
-        lines.append(f'<p class="quiet">{words}</p><div class="images">{tiles}</div>')
-    return f"<h2>{both(title, objective.korean)}</h2>{''.join(lines)}"
+    for caption, pixels_BHWC in illustration.rows:
+        tiles = "".join(f"<figure>{image(tile, caption)}</figure>" for tile in pixels_BHWC)
+        lines.append(f'<p class="quiet">{both(caption, korean)}</p><div class="images">{tiles}</div>')
+    return f"<h2>{both(illustration.title, korean)}</h2>{''.join(lines)}"
 
 
 def _next(folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle) -> str:

@@ -28,6 +28,7 @@ from vitrail.evaluation.metrics import score_labels
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.models.base import AnyModel
 from vitrail.training.callback import Callback
+from vitrail.training.observer import MakeObserver
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, run
@@ -54,6 +55,7 @@ def finetune(
     quiet: bool = False,
     command: str = "",
     callback: Callback | None = None,
+    observers: Iterable[MakeObserver] = (),
 ) -> Result:
     """Fine-tune a bundle, which stays as it is, on DATA. Only notes and progress are printed, unless `quiet`."""
     if not OBJECTIVES[recipe.objective].classifies:
@@ -89,7 +91,17 @@ def finetune(
         return Initial(model, preprocess, key[:12], origin, notes, probe, damaged, body, rate_scale)
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(data, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
+    return run(
+        data,
+        folder,
+        recipe,
+        options,
+        initialise,
+        quiet=quiet,
+        command=command,
+        callback=callback,
+        observers=observers,
+    )
 
 
 NewHead = Callable[[AnyModel], tuple[AnyModel, str]]

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,28 @@ import torch
 from vitrail import __version__
 from vitrail.bundles.bundle import Bundle, save
 from vitrail.core.errors import UsageError
-from vitrail.core.files import writable
 from vitrail.core.memory import check_room
 from vitrail.core.notebook import card
 from vitrail.core.settings import counted
-from vitrail.core.terminal import say, say_nothing
+from vitrail.core.terminal import Say, say, say_nothing
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import AnyData, open_data
-from vitrail.evaluation.history import LINEAR_HEAD
+from vitrail.evaluation.history import read_events
 from vitrail.evaluation.predictions.saved import NAME as ANSWERS
 from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.device import describe_use
-from vitrail.reports.run_report import Report, read_events
 from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
-from vitrail.training.keep_best import Choice, choose
+from vitrail.training.conclude import conclude
+from vitrail.training.length import length_of_run
 from vitrail.training.loop import Trainer
 from vitrail.training.memory_estimate import check_memory, explain_shortage
-from vitrail.training.objectives.base import Judgement
+from vitrail.training.objectives.illustration import illustrate
+from vitrail.training.objectives.judgement import Judgement
+from vitrail.training.observer import MakeObserver, Outcome, RunInfo
 from vitrail.training.options import Options
 from vitrail.training.precision import note_on_bfloat16
 from vitrail.training.ranks import Ranks, join
@@ -41,10 +42,9 @@ from vitrail.training.resume import resume
 from vitrail.training.run_folder import RunFolder
 from vitrail.training.run_log import RunLog
 from vitrail.training.run_state import Ending
+from vitrail.training.snapshots import Snapshots
 from vitrail.training.starting_point import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.stop import Stop
-
-_FITTED = 1000  # training images that tell how well they are learned
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -107,6 +107,7 @@ def train(
     quiet: bool = False,
     command: str = "",
     callback: Callback | None = None,
+    observers: Iterable[MakeObserver] = (),
 ) -> Result:
     """Train a model of this name from scratch. Only notes and progress are printed, to stderr, unless `quiet`."""
     if recipe.head == "probe":
@@ -123,7 +124,17 @@ def train(
         return Initial(made, preprocess, notes=zoo.alias_notes(model))
 
     folder = RunFolder(output, resumes=resumes, force=force)
-    return run(data, folder, recipe, options, initialise, quiet=quiet, command=command, callback=callback)
+    return run(
+        data,
+        folder,
+        recipe,
+        options,
+        initialise,
+        quiet=quiet,
+        command=command,
+        callback=callback,
+        observers=observers,
+    )
 
 
 def run(
@@ -136,29 +147,17 @@ def run(
     quiet: bool,
     command: str,
     callback: Callback | None = None,
+    observers: Iterable[MakeObserver] = (),
 ) -> Result:
-    """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle and the
-    report."""
+    """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle. `observers`
+    are made on the first rank."""
     began = time.monotonic()
     recipe.check_length()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
-        if ranks.device.type != "cpu":
-            tell(f"note: {describe_use(ranks.device)}")
-        # The seed and the number of threads belong to the process: whoever called finds them as they were.
-        stack.enter_context(torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []))
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        if options.threads:
-            torch.set_num_threads(options.threads)
-        dataset = open_data(data)
-        _check_labels(recipe, dataset)
-        training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed, per_class=recipe.per_class)
-        if recipe.patience is not None and held_out is None:
-            raise UsageError(
-                f"Patience must have held-out images to watch, got none of {dataset.name!r}: give it a val split, or a"
-                " holdout above 0 and two images of a class."
-            )
+        _use_threads(options, ranks, stack, tell)
+        dataset, training, held_out = _open(data, recipe, options)
 
         # The folder is held by the first rank to the end of the run: from now on if it exists, else from its claim.
         ranks.first_does(folder.check)
@@ -167,24 +166,7 @@ def run(
 
         initial = initialise(Given(dataset, training, ranks, is_new=not goes_on, tell=tell))
         recipe, decay_notes = _decay_for(initial.model, recipe)
-        cache = None
-        if options.cache:
-            cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
-        if ranks.device.type == "cpu" and recipe.steps != 0:
-            copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
-            check_room(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
-        trainer = Trainer(
-            initial.model,
-            initial.preprocess,
-            training,
-            held_out,
-            recipe,
-            options,
-            ranks,
-            labels=dataset.labels,
-            learned=initial.learned,
-            cache=cache,
-        )
+        trainer = _make_trainer(initial, dataset, (training, held_out), recipe, options, ranks, stack)
         if trainer.planned != 0 and not goes_on:
             check_memory(trainer)
         trainer.began = began
@@ -192,14 +174,7 @@ def run(
 
         config = _config(dataset, initial, recipe, options, command)
         is_new = ranks.first_does(lambda: folder.claim(config, stack, tell))
-        agreed = {
-            "bundle": initial.source,
-            "seed": options.seed,
-            "model": initial.model.config.to_document(),
-            "preprocess": initial.preprocess.to_json(),
-            "recipe": recipe.to_json(),
-            "data": dataset.fingerprint(),
-        }
+        agreed = _agreed(initial, dataset, recipe, options)
         checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, agreed)
         changes = []
         if checkpoint is not None:
@@ -208,18 +183,15 @@ def run(
         else:
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
                 ranks.first_does(lambda: folder.write_config(config))
-            trainer.rate_scale = initial.rate_scale
-            with explain_shortage(trainer):
-                if initial.probe is not None and trainer.planned != 0:
-                    trainer.remember_initial()
-                trainer.total, note = _length(trainer, initial, began)
-            notes += [note] if note else []
+            notes += _prepare(trainer, initial, began)
 
         if options.amp and trainer.step < trainer.total:
             notes.append(note_on_bfloat16(trainer))
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
-        typed = str(data) if isinstance(data, str | Path) else None
-        report = stack.enter_context(Report(folder.path, typed, dataset, trainer, log, command))
+        if ranks.is_first:
+            info = _info(folder.path, data, dataset, trainer, command, log)
+            _add_observers(log, observers, info, trainer)
+        stack.enter_context(log.failures(lambda: trainer.position))
         stack.enter_context(explain_shortage(trainer))
         with Stop().watching() as stop:
             for note in (*dataset.notes, *initial.notes, *decay_notes, *notes, *changes):
@@ -229,20 +201,150 @@ def run(
                 log.say(_goes_on(trainer))
             else:
                 _introduce(log, initial, dataset, training, held_out, trainer)
+            log.step(trainer.step)
             state = {**agreed, **_circumstances(options, ranks), "origin": initial.origin}
-            snapshots = _snapshots(trainer, folder, dataset)
-            trainer.run(folder.path, log, state, stop, snapshots, report.update, callback)
+            if trainer.total:
+                trainer.fit(callback, log=log, checkpoints=folder.checkpoints, state=state, stop=stop)
 
         split = dataset.splits.get("test", held_out)
-        bundle, judgement = _conclude(trainer, initial, dataset, split, log, agreed["data"], command)
+        bundle, judgement = conclude(trainer, initial, dataset, split, log, agreed["data"], command)
         if ranks.is_first:
-            save(bundle, folder.path / "bundle", force=True)
-            if judgement is not None and (answers := judgement.answers_to(dataset)) is not None:
-                answers.write(folder.path / ANSWERS, force=True)
-            report.finish(bundle, judgement, training if split is None else split)
-            log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
+            _write_results(folder.path, dataset, trainer, bundle, judgement, split, log)
+    return _result(folder.path, trainer, bundle, judgement)
+
+
+def _use_threads(options: Options, ranks: Ranks, stack: contextlib.ExitStack, tell: Say) -> None:
+    """Set the number of threads until `stack` ends, and restore torch's random numbers then."""
+    if ranks.device.type != "cpu":
+        tell(f"note: {describe_use(ranks.device)}")
+    # The seed and the number of threads belong to the process: whoever called finds them as they were.
+    stack.enter_context(torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []))
+    stack.callback(torch.set_num_threads, torch.get_num_threads())
+    if options.threads:
+        torch.set_num_threads(options.threads)
+
+
+def _open(data: AnyData, recipe: Recipe, options: Options) -> tuple[Dataset, Split, Split | None]:
+    """The data set, its training images and the held-out ones."""
+    dataset = open_data(data)
+    _check_labels(recipe, dataset)
+    training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed, per_class=recipe.per_class)
+    if recipe.patience is not None and held_out is None:
+        raise UsageError(
+            f"Patience must have held-out images to watch, got none of {dataset.name!r}: give it a val split, or a"
+            " holdout above 0 and two images of a class."
+        )
+    return dataset, training, held_out
+
+
+def _make_trainer(
+    initial: Initial,
+    dataset: Dataset,
+    splits: tuple[Split, Split | None],
+    recipe: Recipe,
+    options: Options,
+    ranks: Ranks,
+    stack: contextlib.ExitStack,
+) -> Trainer:
+    """The trainer of the training and the held-out split; its cache is closed when `stack` ends."""
+    training, held_out = splits
+    cache = None
+    if options.cache:
+        cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
+    if ranks.device.type == "cpu" and recipe.steps != 0:
+        copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
+        check_room(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
+    return Trainer(
+        initial.model,
+        initial.preprocess,
+        training,
+        held_out,
+        recipe,
+        options,
+        ranks,
+        labels=dataset.labels,
+        learned=initial.learned,
+        cache=cache,
+    )
+
+
+def _agreed(initial: Initial, dataset: Dataset, recipe: Recipe, options: Options) -> dict[str, Any]:
+    """Settings that a resumed run must have."""
+    return {
+        "bundle": initial.source,
+        "seed": options.seed,
+        "model": initial.model.config.to_document(),
+        "preprocess": initial.preprocess.to_json(),
+        "recipe": recipe.to_json(),
+        "data": dataset.fingerprint(),
+    }
+
+
+def _prepare(trainer: Trainer, initial: Initial, began: float) -> list[str]:
+    """Before the first step of a new run: the scores of its initial model, and its length. Returns notes."""
+    trainer.rate_scale = initial.rate_scale
+    with explain_shortage(trainer):
+        if initial.probe is not None and trainer.planned != 0:
+            trainer.remember_initial()
+        trainer.total, note = length_of_run(trainer, initial, began)
+    return [note] if note else []
+
+
+def _info(folder: Path, data: AnyData, dataset: Dataset, trainer: Trainer, command: str, log: RunLog) -> RunInfo:
+    objective = trainer.objective
+    return RunInfo(
+        folder=folder,
+        data=str(data) if isinstance(data, str | Path) else None,
+        dataset=dataset,
+        command=command,
+        model=trainer.kept.config,
+        watched=objective.watched,
+        watched_name=objective.watched_name,
+        korean=objective.korean,
+        peak_rate=trainer.peak_rate,
+        steps_per_epoch=trainer.loader.steps,
+        say=log.say,
+    )
+
+
+def _add_observers(log: RunLog, observers: Iterable[MakeObserver], info: RunInfo, trainer: Trainer) -> None:
+    if trainer.options.snapshots:
+        labels = info.dataset.labels if trainer.objective.classifies else None
+        log.add(Snapshots(trainer, info.folder / "snapshots", labels))
+    for make in observers:
+        log.add(make(info))
+
+
+def _write_results(
+    folder: Path,
+    dataset: Dataset,
+    trainer: Trainer,
+    bundle: Bundle,
+    judgement: Judgement | None,
+    split: Split | None,
+    log: RunLog,
+) -> None:
+    """Write the bundle and its predictions, and tell the observers."""
+    save(bundle, folder / "bundle", force=True)
+    if judgement is not None and (answers := judgement.answers_to(dataset)) is not None:
+        answers.write(folder / ANSWERS, force=True)
+    shown = trainer.loader.split if split is None else split
+    objective = trainer.kept_objective
+    log.finish(
+        Outcome(
+            bundle=bundle,
+            judgement=judgement,
+            split=shown,
+            illustrate=lambda: illustrate(objective, bundle.preprocess, shown),
+        )
+    )
+    log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
+
+
+def _result(folder: Path, trainer: Trainer, bundle: Bundle, judgement: Judgement | None) -> Result:
+    is_first = trainer.ranks.is_first
     return Result(
-        folder=folder.path,
+        folder=folder,
         bundle=bundle,
         scores=bundle.provenance.get("scores"),
         sentence=None if judgement is None else judgement.sentence,
@@ -250,38 +352,9 @@ def run(
         total=trainer.total,
         stopped=trainer.stopped,
         seconds=bundle.provenance["seconds"],
-        history=read_events(folder.path / "metrics.jsonl") if ranks.is_first else [],
-        is_first=ranks.is_first,
+        history=read_events(folder / "metrics.jsonl") if is_first else [],
+        is_first=is_first,
     )
-
-
-def _conclude(
-    trainer: Trainer,
-    initial: Initial,
-    dataset: Dataset,
-    split: Split | None,
-    log: RunLog,
-    fingerprint: str,
-    command: str,
-) -> tuple[Bundle, Judgement | None]:
-    """After the last step: the weights to keep, their final evaluation on `split`, the bundle."""
-    is_best = trainer.return_to_best()
-    choice = choose(trainer, initial, log)
-    judgement = _judge(trainer, split, log)
-    # Only the first rank has the judgement, but all of them must evaluate.
-    fitted = _fitted(trainer) if trainer.ranks.from_first(judgement is not None) else {}
-    scores = None
-    if judgement is not None and split is not None:
-        scores = {"split": split.name, **judgement.scores, **fitted}
-        log.write("final", step=trainer.step, **scores)
-    bundle = Bundle(
-        model=trainer.kept.eval(),
-        answer=trainer.kept_objective.answer(trainer.watch, trainer.ranks),
-        preprocess=trainer.preprocess,
-        labels=dataset.labels if trainer.objective.classifies else None,
-        provenance=_provenance(trainer, initial, dataset, fingerprint, choice, scores, command, is_best=is_best),
-    )
-    return bundle, judgement
 
 
 def _goes_on(trainer: Trainer) -> str:
@@ -313,21 +386,6 @@ def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
             f"Objective {recipe.objective} must have data with several labels an image (a .csv file with the header"
             f" file,labels), got one class for each in {dataset.name!r}."
         )
-
-
-def _length(trainer: Trainer, initial: Initial, began: float) -> tuple[int, str | None]:
-    """Number of steps of a run, and a note if there are too few to train."""
-    recipe = trainer.recipe
-    if trainer.planned is not None:
-        return trainer.planned, None
-    minutes = recipe.minutes or 0.0
-    steps = int(trainer.ranks.from_first(trainer.measure(60 * minutes - (time.monotonic() - began))))
-    if initial.probe is None or steps >= recipe.least_steps:
-        return steps, None
-    return 0, (
-        f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {recipe.least_steps},"
-        f" the {LINEAR_HEAD} is kept as it is (more minutes, or a lower resolution, change that)"
-    )
 
 
 def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
@@ -395,101 +453,3 @@ def _introduce(
     )
     if 0 < trainer.total <= trainer.recipe.warmup:
         log.say(f"note: the warm-up of {trainer.recipe.warmup:g} steps is longer than the run of {trainer.total}")
-
-
-def _judge(trainer: Trainer, split: Split | None, log: RunLog) -> Judgement | None:
-    """The final evaluation of the kept model."""
-    if split is None:
-        return None
-    loader = trainer.load_to_evaluate(split)
-    judgement = trainer.kept_objective.judge(loader, trainer.ranks)
-    trainer.collect_damage(log, loader)
-    return judgement
-
-
-def _fitted(trainer: Trainer) -> dict[str, Any]:
-    """How well the kept model does on images that it was trained on, beside which its scores tell overfitting."""
-    if not trainer.objective.classifies:
-        return {}
-    found = trainer.examine_on(trainer.load_to_evaluate(trainer.loader.split.spread(_FITTED)))
-    return {f"training_{trainer.objective.watched}": found[trainer.objective.watched]}
-
-
-def _snapshots(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Callable[[], None] | None:
-    """What writes the model as it is into RUN/snapshots; None if none are asked for."""
-    if not trainer.options.snapshots:
-        return None
-
-    def write() -> None:
-        labels = dataset.labels if trainer.objective.classifies else None
-        provenance = {"objective": trainer.recipe.objective, "steps": trainer.step, "vitrail": __version__}
-        bundle = Bundle(
-            model=trainer.kept,
-            preprocess=trainer.preprocess,
-            labels=labels,
-            provenance=provenance,
-            answer=trainer.kept_objective.answer(None, trainer.ranks),
-        )
-        save(bundle, folder.path / "snapshots" / f"step-{trainer.step:09d}", force=True)
-
-    return write
-
-
-def _provenance(
-    trainer: Trainer,
-    initial: Initial,
-    dataset: Dataset,
-    fingerprint: str,
-    choice: Choice | None,
-    scores: dict[str, Any] | None,
-    command: str,
-    *,
-    is_best: bool,
-) -> dict[str, Any]:
-    """Provenance of the bundle."""
-    recipe = trainer.recipe
-    provenance = {
-        "data": f"{writable(dataset.name)}: {len(trainer.loader.split):,} training images",
-        "data_fingerprint": fingerprint,
-        "training_fingerprint": dataset.splits.get("train", dataset.first).content_fingerprint(),
-        "licence": dataset.licence,
-        "objective": recipe.objective,
-        "weights": _which_weights(trainer, initial, choice, is_best=is_best),
-        **({} if choice is None else {"choice": choice.reason}),
-        "steps": trainer.step,
-        **({} if trainer.stopped is None else {"stopped": f"by {trainer.stopped}, of {trainer.total} steps"}),
-        "epochs": round(trainer.step / trainer.loader.steps, 3),
-        "seed": trainer.options.seed,
-        # Which images were held out: `evaluation.splits` finds them again.
-        **({} if "val" in dataset.splits else {"holdout": float(recipe.holdout)}),
-        "ranks": trainer.ranks.count,
-        "threads": torch.get_num_threads(),
-        "vitrail": __version__,
-        "torch": str(torch.__version__),
-        "seconds": round(trainer.spent, 1),
-        "command": writable(command),
-        **initial.origin,
-    }
-    if (package := OBJECTIVES.provider(recipe.objective)) is not None:
-        provenance["objective_package"] = package
-    if scores is not None:
-        provenance["scores"] = scores
-    if trainer.damaged:
-        files = {writable(path): writable(reason) for path, reason in trainer.damaged.items()}
-        provenance["damaged"] = {"policy": recipe.on_damage, "files": files}
-    return provenance
-
-
-def _which_weights(trainer: Trainer, initial: Initial, choice: Choice | None, *, is_best: bool) -> str:
-    if choice is not None and choice.kept == "start":
-        return LINEAR_HEAD
-    if not trainer.total:
-        return "as they began" if initial.probe is None else LINEAR_HEAD
-    average = trainer.recipe.average
-    if trainer.recipe.freeze:
-        return f"{LINEAR_HEAD}, trained" + (f" (running average, decay {average})" if average else "")
-    which = f"running average, decay {average}" if average else "last"
-    if not is_best or trainer.best is None:
-        return which
-    of = f" ({which})" if average else ""
-    return f"best on the held-out images, of step {trainer.best['step']}{of}"

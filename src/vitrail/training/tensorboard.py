@@ -1,10 +1,18 @@
-"""TensorBoard event files of scalars: records of length, checksum, protocol-buffer message, checksum."""
+"""TensorBoard event files of scalars: records of length, checksum, protocol-buffer message, checksum.
 
+Written by hand, so that every run has them: `torch.utils.tensorboard.SummaryWriter` needs the package tensorboard.
+"""
+
+import contextlib
 import os
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from vitrail.training.observer import Observer
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C (Castagnoli), reflected
 
@@ -30,13 +38,26 @@ def masked_checksum(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class EventFile:
-    """Appends scalars by name; every record is flushed."""
+class EventFile(Observer):
+    """Appends scalars by name; every record is flushed. If the disk is full, scalars are lost and the run goes on."""
 
     def __init__(self, folder: Path) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("ab", buffering=0)
         self._write(_double(1, time.time()) + _text(3, b"brain.Event:2"))
+
+    def record(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Write the numbers of steps and evaluations as `step/loss`, `evaluate/accuracy` and so on."""
+        if event not in ("step", "evaluate"):
+            return
+        scalars = {
+            f"{event}/{key}": float(value)
+            for key, value in fields.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("step", "seconds")
+        }
+        if scalars and "step" in fields:
+            with contextlib.suppress(OSError):
+                self.add(fields["step"], scalars)
 
     def add(self, step: int, scalars: dict[str, float]) -> None:
         """Write scalars of one step."""

@@ -13,6 +13,7 @@ from sklearn.metrics import average_precision_score
 import vitrail
 from tests.bundles.test_bundle import remake_manifest
 from tests.paths import FIXTURES
+from tests.training.runs import finetune, train
 from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
 from vitrail.bundles.folder import ANSWER
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
@@ -21,10 +22,8 @@ from vitrail.data.doctor import examine
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.metrics import average_precision, best_thresholds, score_labels
 from vitrail.evaluation.protocols import evaluate
-from vitrail.training.finetune import finetune
 from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe
-from vitrail.training.run import train
 
 FIXTURE = FIXTURES / "bundle-format-2"
 LABELS = ("bottom", "left", "right", "top")

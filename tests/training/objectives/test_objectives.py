@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import vitrail
+from tests.training.runs import train
 from tests.training.test_loop import STATE, curve, make_trainer
 from vitrail.core.errors import UsageError
 from vitrail.data.augment.config import Augment
@@ -25,7 +26,6 @@ from vitrail.training.objectives.masked import MaskedPatches
 from vitrail.training.objectives.next_pixel import NextPixel
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
-from vitrail.training.run import train
 from vitrail.training.run_log import RunLog
 
 HALF = Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)

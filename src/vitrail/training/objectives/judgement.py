@@ -1,49 +1,28 @@
-"""Final evaluations of runs; that of a classifier has classes, confusions, calibration and mistakes."""
+"""Final evaluations of runs, as numbers and arrays; `reports.objectives` shows them."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitrail.core.errors import DamagedError
-from vitrail.core.html import Html, escape
-from vitrail.core.intervals import wilson
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluation.classify import Answers, answer
-from vitrail.evaluation.metrics import BINS, calibration_bins, score
+from vitrail.evaluation.metrics import score
 from vitrail.evaluation.predictions.saved import SavedPredictions
 from vitrail.models.base import AnyModel
-from vitrail.reports.messages import speak_from, words_beside
-from vitrail.reports.page import Line, Range, chart, figure, image, ranges, table
 from vitrail.training.ranks import Ranks
-
-WORDS = words_beside(__file__)
-_SHOWN_CLASSES = 30  # up to which the report has the full confusion matrix
-_LISTED_CLASSES = 1000
-_SHOWN_MISTAKES, _SHOWN_PAIRS = 18, 40
-_TOP = 5
-
-word = speak_from(WORDS)
-"""A sentence of the final evaluation, in both languages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Results of the final evaluation."""
+    """Results of the final evaluation. Its type decides how the report shows it."""
 
     scores: dict[str, Any]
     """Scores for `metrics.jsonl` and the bundle."""
     sentence: str
     """The line that is printed at the end of the run."""
-    summary: tuple[tuple[str, str], ...]
-    """The main numbers of the report, with names."""
-
-    def sections(self) -> str:
-        """Its sections of the report, as HTML."""
-        return ""
+    summary: tuple[tuple[str, str], ...] = ()
+    """The main numbers of the report, with names, unless the report has its own for this type."""
 
     def answers_to(self, dataset: Dataset) -> SavedPredictions | None:
         """What the model answered to each image, for `RUN/answers.npz`; None if it gives no classes."""
@@ -64,15 +43,20 @@ class Classification(Judgement):
     def answers_to(self, dataset: Dataset) -> SavedPredictions:
         return SavedPredictions.of(dataset, self.split, self.answers.indices, self.answers.probabilities)
 
-    def sections(self) -> str:
-        """Classes, calibration, confusions, mistakes."""
-        return "\n".join(
-            (
-                f"<h2>{word('classes')}</h2>{_classes(self.full, _calibration(self.answers, self.full))}",
-                f"<h2>{word('confusion')}</h2>{_confusion(self.answers, self.labels)}",
-                f"<h2>{word('mistakes')}</h2>{_mistakes(self.answers, self.split, self.labels, self.preprocess)}",
-            )
-        )
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labelling(Judgement):
+    """Final evaluation of a model of several labels."""
+
+    full: dict[str, Any]
+    """All scores (see `evaluation.metrics.score_labels`)."""
+    split: str
+    """Name of the split."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairVerification(Judgement):
+    """Final evaluation of an embedding: how well pairs of one person are told from pairs of two."""
 
 
 def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, ranks: Ranks) -> Judgement | None:
@@ -87,142 +71,9 @@ def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, r
         scores={key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")},
         sentence=f"{name} accuracy {scores['accuracy']:.1%} ({right:,} of {scores['count']:,}; 95 % interval"
         f" {low:.1%} to {high:.1%})",
-        summary=(
-            (
-                word(
-                    "accuracy-on", count=scores["count"], split=spoken_split(name), low=f"{low:.1%}", high=f"{high:.1%}"
-                ),
-                f"{scores['accuracy']:.1%}",
-            ),
-            # Of five classes or fewer, the five most probable are all.
-            *([(word("top5"), f"{scores['top5']:.1%}")] if len(labels) > _TOP else []),
-            (word("ece"), f"{scores['ece']:.3f}"),
-        ),
         full=scores,
         answers=answers,
         labels=labels,
         split=loader.split,
         preprocess=loader.preprocess,
     )
-
-
-def spoken_split(name: str) -> Html:
-    """The name of a split, in both languages."""
-    return word(f"split-{name}") if f"split-{name}" in WORDS else escape(name)
-
-
-def _classes(scores: dict[str, Any], calibration: str) -> str:
-    """The accuracy of each class, worst first, as a figure beside the calibration and as a table."""
-    known = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
-    drawn = [
-        Range(row["label"], 100 * row["accuracy"], *(100 * end for end in row["interval"]))
-        for row in known[:_SHOWN_CLASSES]
-    ]
-    title, note = word("one-class"), word("classes-note", count=scores["count"])
-    if len(known) > 1:
-        title = word(
-            "from-to",
-            low=f"{known[0]['accuracy']:.1%}",
-            worst=known[0]["label"],
-            high=f"{known[-1]['accuracy']:.1%}",
-            best=known[-1]["label"],
-        )
-    if len(known) > len(drawn):
-        note = word("worst-note", shown=len(drawn), classes=len(known), count=scores["count"])
-    axis = word("accuracy-axis", "tspan")
-    worst = figure(title, note, ranges(drawn, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
-    rows = [
-        [row["label"], f"{row['count']:,}", f"{row['accuracy']:.1%}", "{:.1%} … {:.1%}".format(*row["interval"])]
-        for row in known[:_LISTED_CLASSES]
-    ]
-    rows += [[row["label"], "0", "-", "-"] for row in scores["per_class"] if not row["count"]][
-        : _LISTED_CLASSES - len(rows)
-    ]
-    listed = table([word(name) for name in ("class", "images", "accuracy", "interval")], rows, frozenset({1, 2, 3}))
-    classes = len(scores["per_class"])
-    summary = word("all-classes" if len(rows) == classes else "some-classes", shown=len(rows), classes=classes)
-    return f'<div class="panes">{worst}{calibration}</div><details><summary>{summary}</summary>{listed}</details>'
-
-
-def _confusion(answers: Answers, names: tuple[str, ...]) -> str:
-    """The matrix, if it is small enough to read, beside the pairs that are confused most often."""
-    said = answers.probabilities.argmax(axis=1)
-    pairs, times = np.unique(np.stack([answers.labels, said], axis=1), axis=0, return_counts=True)
-    counts = np.bincount(answers.labels, minlength=len(names))
-    wrong = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
-    order = wrong[np.argsort(-times[wrong], kind="stable")][: _SHOWN_PAIRS if len(names) > _SHOWN_CLASSES else 12]
-    rows = [
-        [names[true], names[given], f"{times[at]:,}", f"{times[at] / counts[true]:.1%}"]
-        for at in order
-        for true, given in [pairs[at]]
-    ]
-    headers = [word(name) for name in ("is", "called", "times", "of-class")]
-    listed = table(headers, rows, frozenset({2, 3})) if rows else word("no-mistakes", "p")
-    confused = f"<div><h3>{word('pairs')}</h3>{listed}</div>"
-    if len(names) > _SHOWN_CLASSES:
-        return f"{word('too-many', 'p', classes=len(names))}{confused}"
-    matrix = np.zeros((len(names), len(names)), np.int64)
-    matrix[pairs[:, 0], pairs[:, 1]] = times
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = []
-    for name, row in zip(names, matrix, strict=True):
-        total = max(row.sum(), 1)
-        cells = "".join(
-            f'<td title="{escape(name)} → {escape(given)}: {count:,} / {row.sum():,} ({count / total:.1%})" style="'
-            f"background:color-mix(in srgb, var(--c0) {100 * count / total:.0f}%, transparent)"
-            f'{";color:var(--paper)" if count > 0.7 * total else ""}">{count or ""}</td>'
-            for given, count in zip(names, row, strict=True)
-        )
-        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
-    is_long = max(map(len, names)) > 3
-    drawn = (
-        f'<div class="scroll"><table class="matrix{" long" if is_long else ""}"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-    return f'{word("matrix-note", "p")}<div class="confusion">{drawn}{confused}</div>'
-
-
-def _calibration(answers: Answers, scores: dict[str, Any]) -> str:
-    confidence = answers.probabilities.max(axis=1)
-    right = answers.probabilities.argmax(axis=1) == answers.labels
-    bins = [found for found in calibration_bins(confidence, right) if found[0]]
-    sure, share = [100 * found[1] for found in bins], [100 * found[2] for found in bins]
-    lines = [
-        Line(word("perfect", "tspan"), [0, 100], [0, 100], 7),
-        Line(
-            word("model", "tspan"), sure, share, 0, bars=[_percent(wilson(round(n * part), n)) for n, _, part in bins]
-        ),
-    ]
-    curve = chart(lines, word("confidence-axis", "tspan"), word("accuracy-axis", "tspan"), dots=True)
-    gap = float(confidence.mean() - right.mean())
-    title = word("too-sure" if gap > 0 else "too-unsure", ece=f"{scores['ece']:.3f}", gap=f"{abs(100 * gap):.1f}")
-    return figure(title, word("calibration-note", bins=BINS, count=len(right)), curve)
-
-
-def _percent(interval: tuple[float, float]) -> tuple[float, float]:
-    return 100 * interval[0], 100 * interval[1]
-
-
-def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
-    said = answers.probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(said != answers.labels)
-    if not len(wrong):
-        return word("no-mistakes", "p")
-    sure = answers.probabilities[wrong, said[wrong]]
-    shown = []
-    for place in wrong[np.argsort(-sure, kind="stable")][:_SHOWN_MISTAKES]:
-        index = int(answers.indices[place])
-        true, given = names[answers.labels[place]], names[said[place]]
-        try:
-            shown_image = image(preprocess.crop(split.images[index]), f"an image of {true}")
-        except DamagedError:  # it was readable when it was evaluated
-            continue
-        called = word("was-called", label=given)
-        caption = (
-            f'{escape(true)}<br><span class="wrong">{called}</span>'
-            f" ({answers.probabilities[place, said[place]]:.1%})<br>"
-            f'<span class="quiet">{escape(Path(split.name_of(index)).name)}</span>'
-        )
-        shown.append(f"<figure>{shown_image}{caption}</figure>")
-    note = word("mistakes-note", "p", shown=len(shown), wrong=len(wrong), count=len(said))
-    return f'{note}<div class="images">{"".join(shown)}</div>'

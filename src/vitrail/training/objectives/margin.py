@@ -21,14 +21,10 @@ from vitrail.core.errors import UsageError
 from vitrail.data.loader import Loader
 from vitrail.evaluation.verification import Verification, all_pairs, verify
 from vitrail.models.base import AnyModel
-from vitrail.reports.messages import speak_from, words_beside
 from vitrail.training import margin_settings as settings
 from vitrail.training.objectives.base import Objective, Task, at_least_single
-from vitrail.training.objectives.judgement import Judgement
+from vitrail.training.objectives.judgement import Judgement, PairVerification
 from vitrail.training.ranks import Ranks
-
-word = speak_from(words_beside(__file__))
-"""A sentence of the final evaluation, in both languages."""
 
 
 class Margin(Objective):
@@ -96,22 +92,17 @@ class Margin(Objective):
         return judge_pairs(verify(lambda: all_pairs(embeddings), people), int(people.max()) + 1, loader.split.name)
 
 
-def judge_pairs(found: Verification, people: int, split: str) -> Judgement:
+def judge_pairs(verification: Verification, people: int, split: str) -> PairVerification:
     """The final evaluation in the words and numbers of a run."""
-    report = found.report()
-    around, eer = "", word("eer", people=people)
+    report = verification.report()
+    around = ""
     if report["eer_interval"] is not None:
-        low, high = (f"{end:.1%}" for end in report["eer_interval"])
-        around, eer = f"95 % interval {low} to {high}; ", word("eer-within", people=people, low=low, high=high)
-    tars = [row for row in report["tar"] if row["tar"] is not None]
+        low, high = report["eer_interval"]
+        around = f"95 % interval {low:.1%} to {high:.1%}; "
     kept = {"people": people, "pairs": report["genuine"] + report["impostor"]}
-    return Judgement(
+    return PairVerification(
         scores={**kept, **{name: report[name] for name in ("eer", "eer_interval", "tar")}},
         sentence=f"{split} equal error rate {report['eer']:.1%} ({around}{people:,} people, {kept['pairs']:,} pairs)",
-        summary=(
-            (eer, f"{report['eer']:.1%}"),
-            *((word("tar", far=f"{row['far']:g}"), f"{row['tar']:.1%}") for row in tars),
-        ),
     )
 
 

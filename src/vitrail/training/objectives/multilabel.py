@@ -3,7 +3,6 @@
 Labels of a batch are (B, K) here: 1 for each label of an image, 0 for others.
 """
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,19 +15,10 @@ from vitrail.bundles.decision import Answer, SeveralLabels
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import best_thresholds, score_labels
-from vitrail.reports.messages import speak_from, words_beside
-from vitrail.reports.page import Range, figure, ranges, table
 from vitrail.training.objectives.base import at_least_single
 from vitrail.training.objectives.classify import Classify
-from vitrail.training.objectives.judgement import Judgement, spoken_split
+from vitrail.training.objectives.judgement import Judgement, Labelling
 from vitrail.training.ranks import Ranks
-
-WORDS = words_beside(__file__)
-_SHOWN = 30  # labels in the figure
-_LISTED = 1000
-
-word = speak_from(WORDS)
-"""A sentence of the final evaluation, in both languages."""
 
 
 class Multilabel(Classify):
@@ -80,39 +70,6 @@ class Multilabel(Classify):
         return Labelling(
             scores={"count": scores["count"], "map": scores["map"]},
             sentence=f"{name} mAP {found} ({scores['count']:,} images, {len(self.labels):,} labels)",
-            summary=((word("map-on", count=scores["count"], split=spoken_split(name)), found),),
             full=scores,
+            split=name,
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Labelling(Judgement):
-    """Final evaluation of a model of several labels."""
-
-    full: dict[str, Any]
-    """All scores (see `evaluation.metrics.score_labels`)."""
-
-    def sections(self) -> str:
-        """The average precision of each label, worst first."""
-        known = sorted(
-            (row for row in self.full["per_class"] if row["count"]), key=lambda row: row["average_precision"]
-        )
-        if not known:
-            return ""
-        drawn = [
-            Range(row["label"], *[100 * row["average_precision"]] * 3)  # no interval is known
-            for row in known[:_SHOWN]
-        ]
-        title = word(
-            "from-to" if len(known) > 1 else "one",
-            low=f"{known[0]['average_precision']:.1%}",
-            worst=known[0]["label"],
-            high=f"{known[-1]['average_precision']:.1%}",
-            best=known[-1]["label"],
-        )
-        note = word("note", shown=len(drawn), classes=len(known), count=self.full["count"])
-        picture = figure(title, note, ranges(drawn, word("axis", "tspan"), ends=(-2, 102)))
-        rows = [[r["label"], f"{r['count']:,}", f"{r['average_precision']:.1%}"] for r in known[:_LISTED]]
-        listed = table([word(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
-        every = f"<details><summary>{word('list')}</summary>{listed}</details>"
-        return f'<h2>{word("title")}</h2><div class="panes">{picture}</div>{every}'

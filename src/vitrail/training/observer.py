@@ -1,0 +1,92 @@
+"""Observers of a run: the metrics log, TensorBoard, the progress line, snapshots, and what `api` passes in (a report).
+
+They exist on the first rank only, and never change the run.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitrail.bundles.bundle import Bundle
+from vitrail.core.terminal import Say
+from vitrail.data.dataset import Dataset, Split
+from vitrail.models.config import ModelConfig
+from vitrail.training.objectives.illustration import IllustrationArrays
+from vitrail.training.objectives.judgement import Judgement
+
+
+class Position(NamedTuple):
+    """How far a run has come."""
+
+    step: int
+    total: int
+    seconds: float
+    """Including those before interruptions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """Facts about a run that do not change while it trains."""
+
+    folder: Path
+    """RUN, which contains `metrics.jsonl`."""
+    data: str | None
+    """DATA as the user gave it; None if it has no name."""
+    dataset: Dataset
+    command: str
+    """The command or call that started the run; may be empty."""
+    model: ModelConfig
+    watched: str
+    """Metric of an evaluation that is shown during training, between 0 and 1."""
+    watched_name: str
+    """Its name in English."""
+    korean: Mapping[str, str]
+    """Korean of the objective's words (see `Objective.korean`)."""
+    peak_rate: float
+    """Peak learning rate."""
+    steps_per_epoch: int
+    say: Say
+    """Prints a line for the user."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a run."""
+
+    bundle: Bundle
+    judgement: Judgement | None
+    """The final evaluation, if there is one."""
+    split: Split
+    """The images of the final evaluation; the training images if there is none."""
+    illustrate: Callable[[], IllustrationArrays | None]
+    """Computes what the objective makes of some of these images, which may take a while."""
+
+
+class Observer:
+    """Follows a run. Each method does nothing by default."""
+
+    def record(self, event: str, fields: Mapping[str, Any]) -> None:
+        """An event of the run, as a line of `metrics.jsonl` has it. Numbers that are not finite are None."""
+
+    def step(self, number: int) -> None:
+        """Before the first step (its number is then 0, or that of the resumed run) and after each."""
+
+    def progress(self, step: int, numbers: Mapping[str, float], held_out: str) -> None:
+        """Every few steps: `loss`, `learning_rate` and `images_per_second`, and the latest evaluation in words."""
+
+    def update(self, position: Position) -> None:
+        """After evaluations and checkpoints."""
+
+    def fail(self, position: Position, error: BaseException) -> None:
+        """An error, or a signal, ends the run."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """The bundle is written."""
+
+    def close(self) -> None:
+        """At the end of the run, however it ended."""
+
+
+MakeObserver = Callable[[RunInfo], Observer]
+"""Makes an observer when a run starts or resumes, for instance `reports.run_report.RunReport`."""

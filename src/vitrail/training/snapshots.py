@@ -1,0 +1,33 @@
+"""Snapshots: the model at log-spaced steps, as bundles in RUN/snapshots."""
+
+from pathlib import Path
+
+import numpy as np
+
+from vitrail import __version__
+from vitrail.bundles.bundle import Bundle, save
+from vitrail.training.loop import Trainer
+from vitrail.training.observer import Observer
+
+
+class Snapshots(Observer):
+    """Writes the kept model before the first step and after as many log-spaced steps as the options ask for."""
+
+    def __init__(self, trainer: Trainer, folder: Path, labels: tuple[str, ...] | None) -> None:
+        self._trainer, self._folder, self._labels = trainer, folder, labels
+        spaced = np.geomspace(1, max(trainer.total, 1), trainer.options.snapshots).round().astype(int)
+        self._steps = frozenset({0, *spaced.tolist()})
+
+    def step(self, number: int) -> None:
+        if number not in self._steps:
+            return
+        trainer = self._trainer
+        provenance = {"objective": trainer.recipe.objective, "steps": number, "vitrail": __version__}
+        bundle = Bundle(
+            model=trainer.kept,
+            preprocess=trainer.preprocess,
+            labels=self._labels,
+            provenance=provenance,
+            answer=trainer.kept_objective.answer(None, trainer.ranks),
+        )
+        save(bundle, self._folder / f"step-{number:09d}", force=True)
