@@ -24,7 +24,7 @@ from vitrail.reports import run_report
 from vitrail.reports.curves import Curve, axes, curve_of, draw_curves
 from vitrail.reports.objectives.registry import sections, summary
 from vitrail.reports.run_report import RunReport, read_events
-from vitrail.training.objectives.judgement import Classification, judge_classifier
+from vitrail.training.objectives.judgement import Classification, Judgement, judge_classifier
 from vitrail.training.observer import Position, RunInfo
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
@@ -329,3 +329,13 @@ def test_curves_of_several_runs_share_a_chart():
     assert "<title>step 20&#10;one 0.25&#10;a &lt; b 0.8</title>" in over_steps
     assert "<title>minutes 150&#10;a &lt; b 0.7</title>" in over_time
     assert page.count("<input") == 2
+
+
+def test_a_final_evaluation_of_another_package_is_shown_by_its_type():
+    class Doubt(Judgement):
+        """The judgement of another package."""
+
+    plain = Doubt(scores={}, sentence="", summary=(("doubts", "3 <"),))
+    assert (summary(plain), sections(plain)) == ([("doubts", "3 <")], "")
+    sections.register(Doubt, lambda judgement: f"<h2>{judgement.summary[0][0]}</h2>")
+    assert sections(plain) == "<h2>doubts</h2>"

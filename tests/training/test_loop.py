@@ -461,6 +461,35 @@ def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
         np.testing.assert_array_equal(array, whole.arrays()[name], err_msg=name)
 
 
+def test_fit_trains_to_the_end_of_the_recipe_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    splits = open_data("digits").splits
+    recipe = Recipe(steps=25, batch=64, learning_rate=3e-3)
+    expected = curve(make_trainer(recipe=recipe, data=splits["train"], total=25), 25)
+
+    def make(recipe):
+        torch.manual_seed(0)
+        model = vitrail.create("ViT-Pico/2")
+        return Trainer(model, EYE, splits["train"], splits["test"], recipe, Options(workers=0), Ranks())
+
+    losses = []
+    trainer = make(recipe)
+    trainer.fit(lambda step: losses.append(step.loss))
+    assert losses == expected
+    assert (trainer.step, trainer.latest["count"]) == (25, 360)
+    assert not list(tmp_path.iterdir())
+    trainer.fit(lambda step: pytest.fail("the run is over"))
+    # The length of a recipe with a time limit is measured.
+    monkeypatch.setattr("vitrail.training.loop.measure", lambda trainer, seconds: round(seconds))
+    trainer = make(Recipe(minutes=0.05, batch=64))
+    trainer.fit()
+    assert (trainer.step, trainer.total) == (3, 3)
+    # A callback may end the run.
+    trainer = make(recipe)
+    trainer.fit(lambda step: step.step == 4)
+    assert (trainer.step, trainer.stopped) == (4, "callback")
+
+
 def test_a_logged_loss_is_the_mean_of_the_last_ten_steps(tmp_path):
     """At the end of an epoch too, and after an interruption."""
     few = open_data("digits").splits["train"].take(np.arange(384))

@@ -15,6 +15,7 @@ from tests.training.runs import finetune, train
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
+from vitrail.training.observer import Observer
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
@@ -208,3 +209,54 @@ def test_every_rank_takes_part_in_the_same_collectives(tmp_path, few, monkeypatc
         train(few, "ViT-Pico/2", output, recipe, ALONE, quiet=True, callback=lambda step: None)
     assert asked[True] == asked[False]
     assert asked[True].count("gather") > 4
+
+
+def test_observers_are_told_of_the_run_and_need_no_report(tmp_path):
+    """`training` itself writes no page; an observer sees what `metrics.jsonl` has, and the result."""
+    seen = []
+
+    class Watching(Observer):
+        def __init__(self, info):
+            seen.append(("begin", info.folder, info.watched, info.model.name))
+
+        def record(self, event, fields):
+            seen.append((event, fields.get("step")))
+
+        def step(self, number):
+            seen.append(number)
+
+        def update(self, position):
+            seen.append(("update", position.step, position.total))
+
+        def fail(self, position, error):
+            seen.append(("fail", position.step, str(error)))
+
+        def finish(self, outcome):
+            seen.append(("finish", outcome.bundle.provenance["steps"], outcome.illustrate().rows[0][1].dtype))
+
+        def close(self):
+            seen.append("close")
+
+    recipe = Recipe(steps=2, batch=64, objective="masked")
+    train("digits", "ViT-Pico/2", tmp_path / "run", recipe, ALONE, quiet=True, observers=(Watching,))
+    wanted = [
+        ("begin", tmp_path / "run", "accuracy", "ViT-Pico/2"),
+        ("start", 0),
+        0,
+        1,
+        2,
+        ("step", 2),
+        ("evaluate", 2),
+    ]
+    assert seen == [*wanted, ("update", 2, 2), ("finish", 2, np.uint8), ("end", 2), "close"]
+    assert not (tmp_path / "run" / "report.html").exists()
+    seen.clear()
+
+    def fail(step):
+        raise ArithmeticError("no more")
+
+    with pytest.raises(ArithmeticError):
+        train(
+            "digits", "ViT-Pico/2", tmp_path / "failed", recipe, ALONE, callback=fail, quiet=True, observers=(Watching,)
+        )
+    assert seen[-2:] == [("fail", 1, "no more"), "close"]

@@ -158,12 +158,7 @@ def run(
         tell = say if ranks.is_first and not quiet else say_nothing
         _use_threads(options, ranks, stack, tell)
         dataset, training, held_out = _open(data, recipe, options)
-
-        # The folder is held by the first rank to the end of the run: from now on if it exists, else from its claim.
-        ranks.first_does(folder.check)
-        ranks.first_does(lambda: folder.hold(stack) if folder.path.is_dir() else None)
-        goes_on = ranks.first_does(lambda: folder.goes_on)
-
+        goes_on = _resumes(folder, ranks, stack)
         initial = initialise(Given(dataset, training, ranks, is_new=not goes_on, tell=tell))
         recipe, decay_notes = _decay_for(initial.model, recipe)
         trainer = _make_trainer(initial, dataset, (training, held_out), recipe, options, ranks, stack)
@@ -235,6 +230,16 @@ def _open(data: AnyData, recipe: Recipe, options: Options) -> tuple[Dataset, Spl
             " holdout above 0 and two images of a class."
         )
     return dataset, training, held_out
+
+
+def _resumes(folder: RunFolder, ranks: Ranks, stack: contextlib.ExitStack) -> bool:
+    """Check the folder, and return whether the run resumes from a checkpoint in it.
+
+    The first rank holds the folder to the end of the run: from now on if it exists, otherwise from its claim.
+    """
+    ranks.first_does(folder.check)
+    ranks.first_does(lambda: folder.hold(stack) if folder.path.is_dir() else None)
+    return ranks.first_does(lambda: folder.goes_on)
 
 
 def _make_trainer(
