@@ -560,6 +560,49 @@ def test_predict_raises_the_first_error_in_order(bundle, images):
     assert torch.get_num_threads() == 1
 
 
+# How much of the package a reader has to follow
+
+
+TRACE = """
+import json, sys, threading
+from pathlib import Path
+import vitrail
+from vitrail.cli import main
+
+package, entered, local = str(Path(vitrail.__file__).parent), set(), threading.local()
+
+def trace(frame, event, _):
+    code = frame.f_code
+    if code.co_name == "<module>" and event in ("call", "return"):
+        local.imports = getattr(local, "imports", 0) + (1 if event == "call" else -1)
+    elif event == "call" and not getattr(local, "imports", 0) and code.co_filename.startswith(package):
+        entered.add((code.co_filename, code.co_firstlineno, code.co_name))
+
+threading.setprofile(trace)
+sys.setprofile(trace)
+main(sys.argv[1:])
+sys.setprofile(None)
+parts = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # of the function around them
+functions = [place for place in entered if place[2] not in parts]
+print(json.dumps([len({file for file, *_ in functions}), len(functions)]), file=sys.stderr)
+"""
+
+
+def test_classifying_an_image_enters_few_files_and_functions(tmp_path):
+    """Module and class bodies are left out: a reader of the path of an image does not pass them."""
+    Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "a.png")
+    words = [sys.executable, "-c", TRACE, "predict", "fashion", str(tmp_path / "a.png")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    files, functions = json.loads(done.stderr)
+    assert files <= MOST_FILES
+    assert functions <= MOST_FUNCTIONS
+
+
+MOST_FILES, MOST_FUNCTIONS = 29, 200
+
+
 # Devices
 
 
