@@ -56,3 +56,25 @@ vitrail.evaluate(tuned, "photos", neighbors=10)  # wrong
 label: str | None = vitrail.predict("run/bundle", ["a.jpg", "b.jpg"], top_k=3)[0].label
 vitrail.predict("run/bundle", images.numpy(), jpeg="fast")  # wrong
 vitrail.predict("run/bundle", "photos", topk=3)  # wrong
+vitrail.evaluate(tuned, "photos", against="fashion", output="answers.csv")
+errors: int = len(vitrail.doctor("photos").errors)
+vitrail.runs(["a", "b"], page="pages").to_json()
+vitrail.runs()  # wrong
+vitrail.convert("deit-ti16.in1k", "deit", verify=False)["proofs"]
+vitrail.convert("deit-ti16.in1k")  # wrong
+vitrail.export("deit", "out", to="onnx", batch=8)
+vitrail.export("deit", "out")  # wrong
+vitrail.export("deit", "out", to="onnx", bach=8)  # wrong
+vitrail.bench("deit", threads=2).to_json()
+page: str = vitrail.explain("fashion", output="page").name
+vitrail.explain("fashion")  # wrong
+vitrail.compare("digits", output="lab", seeds=2, families=["vit", "mlp"])
+vitrail.compare("digits", output="lab", seeds="two")  # wrong
+vitrail.weights("deit")
+vitrail.create("deit-ti16.in1k", pretrained=True, classes=2)
+vitrail.create("deit-ti16.in1k", pretrained="yes")  # wrong
+vitrail.faces.enroll("fashion", "gallery", "Ann", ["a.jpg", "b.jpg"])
+vitrail.faces.train("people", model="FaceViT-Ti", epochs=3, output="run")
+vitrail.faces.train("people", model="FaceViT-Ti", epochs="3")  # wrong
+vitrail.faces.calibrate("fashion", "gallery", "people", far=0.01, task="both")
+vitrail.faces.calibrate("fashion", "gallery", "people", far=0.01, task="all")  # wrong

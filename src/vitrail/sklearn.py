@@ -11,11 +11,12 @@ Images X are one of these:
 
 import dataclasses
 import os
+import tempfile
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from vitrail.api.training import train
 from vitrail.bundles.bundle import Bundle, open_bundle
 from vitrail.core.errors import MissingError, UsageError
 from vitrail.data.dataset import Dataset, Split
@@ -24,7 +25,9 @@ from vitrail.evaluation.classify import answer
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import probe
 from vitrail.models import zoo
+from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe
+from vitrail.training.run import train
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -195,17 +198,17 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         return extract(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
     def _train(self, images: Split) -> Bundle:
-        """`vitrail train` in a folder that is forgotten afterwards."""
+        """Train a model in a folder that is removed afterwards."""
         recipe = change_recipe(find_recipe(self.recipe), self.settings)
+        recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
         resolution = list(zoo.find(self.model).resolution)
-        return train(
-            Dataset("in memory", tuple(map(str, self.classes_)), {"train": images}),
-            self.model,
-            epochs=self.epochs,
-            minutes=self.minutes,
-            recipe=recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model}),
-            seed=self.seed,
-            workers=self.workers,
-            quiet=True,
-            command="vitrail.sklearn",
-        ).bundle
+        with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
+            return train(
+                Dataset("in memory", tuple(map(str, self.classes_)), {"train": images}),
+                self.model,
+                Path(folder) / "run",
+                recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model}),
+                Options(seed=self.seed, workers=self.workers),
+                quiet=True,
+                command="vitrail.sklearn",
+            ).bundle
