@@ -24,6 +24,7 @@ from vitrail.cli import _arguments, _flags, parameters_of
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
+from vitrail.training.options import Options, RunOptions
 from vitrail.training.recipe import Recipe
 
 QUICK = {"steps": 2, "batch": 16, "workers": 0}
@@ -78,6 +79,18 @@ def test_every_parameter_is_declared_once_for_python_and_the_command_line():
         "runs": {"command"},
         "compare": {"command"},
     }
+
+
+def test_an_option_of_a_run_is_declared_in_one_place():
+    """A key of `RunOptions` is a field of `Options`, a flag and a keyword of everything that trains."""
+    names = [*RunOptions.__annotations__]
+    assert [field.name for field in dataclasses.fields(Options)] == names
+    for command in (COMMANDS["train"], COMMANDS["finetune"], COMMANDS["faces"].commands["train"]):
+        assert {f"--{name.replace('_', '-')}" for name in names} <= {*_flags(command)}
+        defaults = {
+            name: parameter.default for name, parameter in inspect.signature(command.function).parameters.items()
+        }
+        assert Options().to_json() == {name: defaults[name] for name in names}
 
 
 def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
