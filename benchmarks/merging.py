@@ -27,7 +27,7 @@ import torch
 import vitrail
 from vitrail.core.intervals import wilson
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.merging import Judge, Price, find_merge, spent
+from vitrail.evaluation.merging import Judge, Price, find_merge, spent, with_merge
 from vitrail.inference.engine import need
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import separate_
@@ -89,7 +89,7 @@ def speeds(model, merges, batches, rounds):
     with torch.inference_mode():
         for batch in batches:
             images = torch.randn(batch, 3, *model.config.resolution)
-            models = {merge: model.with_merge(merge).eval() for merge in merges}
+            models = {merge: with_merge(model, merge).eval() for merge in merges}
             with torch.inference_mode(False):
                 graphs = {merge: session(one, batch) for merge, one in models.items()}
             for engine, made in (("torch", models), ("onnx", graphs)):
@@ -100,7 +100,7 @@ def speeds(model, merges, batches, rounds):
 
 def same_in_onnx(bundle, crops, merge):
     """How many answers ONNX Runtime gives as torch does, and the share of images whose logits agree within rounding."""
-    model = bundle.model.with_merge(merge).eval()
+    model = with_merge(bundle.model, merge).eval()
     run = session(model, 10)
     pieces = [bundle.preprocess.scale(torch.from_numpy(crops[at : at + 10])) for at in range(0, len(crops) - 9, 10)]
     with torch.inference_mode():
@@ -145,7 +145,7 @@ def main():
         low, high = wilson(changed, count)
         searched = f"{known_share[merge]:.1%}" if merge in known_share else ""
         shown = ", ".join(f"{layer}: {count}" for layer, count in enumerate(merge) if count) or "none"
-        cells = [shown, f"{plain.macs / spent(bundle.model.with_merge(merge).config):.2f}x fewer", searched]
+        cells = [shown, f"{plain.macs / spent(with_merge(bundle.model, merge).config):.2f}x fewer", searched]
         cells += [f"{changed / count:.1%} ({low:.1%} to {high:.1%})", f"{(answers == labels).sum()} of {count}"]
         print(f"| {' | '.join(cells + [f'{by[merge]:.2f}x' for by in measured.values()])} |", flush=True)
     alike, within, count = same_in_onnx(bundle, unseen, curve[-1].merge)

@@ -25,7 +25,7 @@ import vitrail
 from vitrail.analysis.position_structure import filters, position_table, similarity, structure
 from vitrail.analysis.receptive_field import reach
 from vitrail.data.sources.registry import open_data
-from vitrail.lab.permute import move, patch_order
+from vitrail.lab.permute import move, patch_order, permute_input_weights
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify
@@ -230,7 +230,7 @@ def order() -> str:
     bundle, pixels, images, labels = clothes()
     numbers, changed = shuffled()
     follows = vitrail.load("fashion").model
-    follows.reindex(patch_order(numbers, (28, 28), (4, 4)))
+    permute_input_weights(follows, patch_order(numbers, (28, 28), (4, 4)))
     right = [
         int((model(some).argmax(1) == labels).sum())
         for model, some in ((bundle.model, images), (bundle.model, changed), (follows, changed))

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitrail.models.base import Role
+from vitrail.models.roles import Role
 from vitrail.training.optimisers.base import Groups, Optimiser
 from vitrail.training.recipe import Recipe
 

@@ -19,6 +19,7 @@ from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
 from vitrail.faces.training import train_faces
 from vitrail.inference.registry import ENGINES
+from vitrail.models.surgery import surgery_of
 from vitrail.models.zoo import find
 from vitrail.training.margin_settings import Margin, adacos_scale
 from vitrail.training.objectives.margin import margin_logits, with_margin
@@ -345,18 +346,18 @@ def test_the_mean_of_patches_is_read_from_the_same_values(settings):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     images = torch.randn(2, 1, 28, 28)
-    pooled, note = model.reading_patches()
+    pooled, note = surgery_of(model).with_mean_pooling()
     assert "in place of [CLS]" in note
     tokens = model.layer_tokens(images)[0]
     assert torch.equal(pooled.eval().layer_tokens(images)[0], tokens)
     assert torch.equal(pooled.features(images), tokens[:, model.config.prefix :].mean(dim=1))
     assert sum(parameter.numel() for parameter in pooled.parameters()) == pooled.config.parameters
-    assert pooled.reading_patches() == (pooled, None)
+    assert surgery_of(pooled).with_mean_pooling() == (pooled, None)
 
 
 def test_positions_of_every_layer_leave_the_class_token_as_it_is():
     model = vitrail.create("ViT-Nano/7", position_at="every")
-    assert model.reading_patches() == (model, None)
+    assert surgery_of(model).with_mean_pooling() == (model, None)
 
 
 # Training

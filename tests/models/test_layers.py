@@ -158,7 +158,7 @@ def test_separate_matrices_attend_as_one_does(bias, queries, qkv_bias, scale, ro
     torch.testing.assert_close(separate(tokens, rope, added, queries), expected, rtol=1e-10, atol=1e-10)
     first = fused.weights(tokens)[:, :, 0]
     for attention in (fused, separate):
-        torch.testing.assert_close(attention.first_weights(tokens), first, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(attention.cls_attention(tokens), first, rtol=1e-10, atol=1e-10)
     assert separate.v.weight.data_ptr() == fused.qkv.weight[48:].data_ptr()  # no second copy
 
 

@@ -21,6 +21,7 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.lab.exact import redraw
+from vitrail.training.adapt_channels import adapt_channels
 from vitrail.training.finetune import adapt, adapt_head
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify
@@ -106,7 +107,7 @@ def test_positions_are_interpolated_by_the_stored_rule_and_it_is_said():
 
 
 def for_channels(bundle, channels):
-    model, mean, std, words = bundle.model.adapt_channels(channels, bundle.preprocess.mean, bundle.preprocess.std)
+    model, mean, std, words = adapt_channels(bundle.model, channels, bundle.preprocess.mean, bundle.preprocess.std)
     return model, bundle.preprocess.replace(mean=mean, std=std), words
 
 

@@ -32,9 +32,7 @@ def maps(model: AnyModel, images: Tensor, activations: Activations | None = None
         )
     shares_BT = reading(activations, layout)
     last = activations.attention[model.config.depth - 1].float().mean(dim=1).cpu().numpy()
-    flow = rollout(
-        [activations.attention[layer] for layer in sorted(activations.attention)], residual=model.has_residuals
-    )
+    flow = rollout([activations.attention[layer] for layer in sorted(activations.attention)], residual=layout.residual)
     found = {
         name: np.einsum("bt,bts->bs", shares_BT, weights_BTT)[:, layout.prefix :].reshape(-1, *layout.grid)
         for name, weights_BTT in (("rollout", flow), ("last attention", last))
@@ -72,13 +70,14 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
         raise UsageError(f"Relevance needs a model that classifies, got one that predicts {model.config.predicts}.")
     if layout.merges:
         raise UsageError(
-            "Relevance needs a model that merges no tokens. Ask model.with_merge(0), its answers are close."
+            "Relevance needs a model that merges no tokens. Use vitrail.evaluation.merging.with_merge(model, 0), whose"
+            " logits are close."
         )
     with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
         logits = model(images)
         classes = logits.argmax(dim=-1) if classes is None else classes.to(logits.device)
         gradients = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), kept)
-    identity, is_residual = torch.eye(kept[0].shape[-1], dtype=torch.float64), model.has_residuals
+    identity, is_residual = torch.eye(kept[0].shape[-1], dtype=torch.float64), layout.residual
     flow = identity.expand(len(images), -1, -1).clone()
     steps = [
         (weights * gradient).clamp(min=0).detach().cpu().double().mean(dim=1)

@@ -64,10 +64,9 @@ def _decode(table_ND: np.ndarray, place: np.ndarray) -> float:
 def filters(model: AnyModel, count: int = 28) -> tuple[np.ndarray, np.ndarray] | None:
     """The first principal components of the patch embedding's kernels, (count, P, P, C) scaled to 0..1, and their
     shares of the variance (Figure 7, left); None for families without a patch embedding."""
-    kernel = model.pixel_kernels()
-    if kernel is None:
+    if not model.projection:
         return None
-    kernel = kernel.detach().cpu().double()
+    kernel = model.get_parameter(f"{model.projection}.weight").detach().cpu().double()
     flat = kernel.flatten(1)
     _, spread, parts = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     shown = parts[:count].unflatten(1, kernel.shape[1:]).permute(0, 2, 3, 1).numpy()

@@ -3,7 +3,8 @@
 The inductive bias of an architecture is visible before training: which pixels *can* change a state at all.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,12 +61,13 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     generator = torch.Generator().manual_seed(0)
     sums = {layer: np.zeros(config.resolution) for layer in layers}
     middles = {}
-    with torch.enable_grad(), evaluating(model), model.differentiable_input():
+    with torch.enable_grad(), evaluating(model), _with_gradients(model):
         for image in images.split(1):
             activations = Activations(frozenset(layers), with_attention=False)
             pixels = image.detach().clone().requires_grad_()
             model(pixels, activations)
-            source = model.input_of(pixels, activations)
+            # Rounding colours to a palette has no gradient: take that of the embedded tokens, one for each pixel.
+            source = activations.steps["tokens"] if "colours" in activations.steps else pixels
             for layer in layers:
                 output = activations.steps[f"blocks.{layer}"]
                 state_1D, middles[layer] = _centre(output, model), _middle(output, config)
@@ -87,7 +89,22 @@ def _centre(output: Tensor, model: AnyModel) -> Tensor:
         return output[:, :, output.shape[2] // 2, output.shape[3] // 2]
     if output.ndim == 2:  # no places at all
         return output
-    return output[:, model.config.prefix + model.centre_token()]
+    rows, columns = model.config.grid or (1, 1)
+    tokens = torch.arange(rows * columns, device=output.device)[None, :, None]
+    centre = int(model.in_raster_order(tokens)[0, rows // 2 * columns + columns // 2, 0])
+    return output[:, model.config.prefix + centre]
+
+
+@contextlib.contextmanager
+def _with_gradients(model: AnyModel) -> Generator[None]:
+    """Context in which every parameter has a gradient, and with them the embedded tokens of a frozen model."""
+    requires_grad = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    model.requires_grad_()
+    try:
+        yield
+    finally:
+        for parameter, before in requires_grad.items():
+            parameter.requires_grad_(before)
 
 
 def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def extract(
 def _compute(model: AnyModel, images: Tensor, layer: int | None) -> Tensor:
     """Features (B, d) of preprocessed images."""
     activations = look(model, images, [] if layer is None else [layer], attention=False)
-    output = activations.steps["pooled"] if layer is None else model.pool_layer(activations.steps[f"blocks.{layer}"])
+    output = activations.steps["pooled"] if layer is None else _pool_layer(model, activations.steps[f"blocks.{layer}"])
     # A model that predicts pixels reads every one of them.
     return output.mean(dim=1) if output.ndim == 3 else output
 
@@ -80,7 +80,22 @@ def pooling(model: AnyModel, layer: int | None) -> str:
     """How the output of a layer is pooled to the features of an image, in a word."""
     if layer is None:
         return "as the head reads"
-    return model.layer_pooling
+    return "[CLS] token" if _reads_class(model) else "mean"
+
+
+def _pool_layer(model: AnyModel, output: Tensor) -> Tensor:
+    """A layer's output as one vector for each image (B, D): the [CLS] token if the head reads it, otherwise the mean
+    over positions, without prefix tokens."""
+    if output.ndim == 4:
+        return output.mean(dim=(2, 3))
+    if output.ndim == 2:
+        return output
+    return output[:, 0] if _reads_class(model) else output[:, model.config.prefix :].mean(dim=1)
+
+
+def _reads_class(model: AnyModel) -> bool:
+    layout = model.layout()
+    return layout is not None and layout.reads == "[CLS]"
 
 
 class FeatureStore:

@@ -6,16 +6,15 @@ import itertools
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vitrail.bundles.bundle import load, save
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import UsageError
 from vitrail.core.terminal import say
 from vitrail.data.sources.registry import AnyData, open_images
-from vitrail.evaluation.merging import Judge, check_can_merge, find_merge
+from vitrail.evaluation.merging import Judge, check_can_merge, find_merge, with_merge
 from vitrail.inference.model_files import fingerprint
-from vitrail.models.families.vit.model import ViT
 
 _IMAGES = 500  # of DATA, at most: the search runs the model on each of them some forty times
 
@@ -50,7 +49,7 @@ def merged_bundle(
                 f"Tolerance must be one that some merging meets, got {tolerance:g}: every step that was tried changes"
                 f" more of the {len(images):,} answers."
             )
-    model = cast(ViT, bundle.model).with_merge(counts[0] if len(counts) == 1 else counts)
+    model = with_merge(bundle.model, counts[0] if len(counts) == 1 else counts)
     if images is not None and "curve" not in about:
         about["curve"] = [Judge(bundle, images).price(model.config.merge).to_json()]
     lengths = (model.config.tokens, *model.config.layer_tokens)

@@ -6,7 +6,7 @@ move least for the multiply-accumulates that it saves, as long as the share of c
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from vitrail.core.settings import check_share
 from vitrail.core.terminal import say_nothing
 from vitrail.data.preprocess import ImageLike
 from vitrail.models.activations import evaluating
+from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.families.vit.model import ViT
+from vitrail.models.surgery import share_weights
 
 _BATCH = 16
 _STEPS = 12  # to merge all patches
@@ -55,6 +56,11 @@ class Price(NamedTuple):
         return {**self._asdict(), "merge": list(self.merge), "share": self.share, "interval": interval}
 
 
+def with_merge(model: AnyModel, merge: int | Sequence[int]) -> AnyModel:
+    """The model with another setting `merge`. The two share their weights."""
+    return share_weights(model, merge=merge)
+
+
 class Judge:
     """Compares a bundle's model with and without merging on images, which are preprocessed once."""
 
@@ -63,14 +69,14 @@ class Judge:
         bundle.parts.check_one_class("Merging")
         if not len(images):
             raise UsageError("Images to search on must be at least one, got none.")
-        self.model, self._preprocess = cast(ViT, bundle.model).with_merge(0), bundle.preprocess
+        self.model, self._preprocess = with_merge(bundle.model, 0), bundle.preprocess
         self._pixels = np.stack([bundle.preprocess.crop(image) for image in images])
         self.count = len(self._pixels)
         self._expected = self._probabilities(self.model)
 
     def price(self, merge: Sequence[int]) -> Price:
         """What this setting saves and changes."""
-        model = self.model.with_merge(merge)
+        model = with_merge(self.model, merge)
         found = self._probabilities(model)
         moved = (found - self._expected).abs().sum(dim=1).div(2).mean()
         changed = int((found.argmax(1) != self._expected.argmax(1)).sum())
@@ -78,10 +84,10 @@ class Judge:
 
     def answers(self, merge: Sequence[int]) -> np.ndarray:
         """The class that each image gets with this setting."""
-        return self._probabilities(self.model.with_merge(merge)).argmax(dim=1).cpu().numpy()
+        return self._probabilities(with_merge(self.model, merge)).argmax(dim=1).cpu().numpy()
 
     @torch.inference_mode()
-    def _probabilities(self, model: ViT) -> Tensor:
+    def _probabilities(self, model: AnyModel) -> Tensor:
         weight = next(model.parameters())
         with evaluating(model):
             logits = [

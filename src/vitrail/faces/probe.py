@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.base import AnyModel, EmbeddingHead
+from vitrail.models.base import AnyModel
+from vitrail.models.embedding_head import EmbeddingHead
 
 SHRINKAGE = 0.3
 """Share of the covariance within people that is replaced by a sphere of the same size: few images cannot tell more."""

@@ -20,6 +20,7 @@ from vitrail.faces.probe import mean_embeddings, set_embedding
 from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
+from vitrail.models.surgery import surgery_of
 from vitrail.training.callback import Callback
 from vitrail.training.finetune import adapt_with, origin_of, training_features
 from vitrail.training.observer import MakeObserver
@@ -168,7 +169,7 @@ def _learn(
 def _new_embedding(model: AnyModel, *, reads_patches: bool) -> tuple[AnyModel, str]:
     if model.config.embedding:
         return model.clone_with(), f"its embedding of {model.config.embedding} stays"
-    pooled, note = model.reading_patches() if reads_patches else (model, None)
+    pooled, note = surgery_of(model).with_mean_pooling() if reads_patches else (model, None)
     made, dropped = pooled.with_new_head(0, embedding=EMBEDDING)
     notes = [f"an embedding of {EMBEDDING} in place of the head", *([note] if note else []), *dropped]
     return made, "; ".join(notes)

@@ -14,6 +14,7 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
 from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify, unpatchify
+from vitrail.models.surgery import surgery_of
 
 LEVELS = ("within", "patches", "pixels")
 
@@ -43,6 +44,12 @@ def patch_order(order_N: torch.Tensor, resolution: Pair, patch: Pair) -> torch.T
 def move(images_BCHW: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Return images with their pixels in this order."""
     return images_BCHW.flatten(2)[..., order.to(images_BCHW.device)].view(images_BCHW.shape)
+
+
+def permute_input_weights(model: AnyModel, order: torch.Tensor) -> bool:
+    """Permute input weights so that the model gives the same logits on images whose pixels are permuted by `order`.
+    Return False, and change nothing, if the architecture cannot."""
+    return surgery_of(model).permute_input_weights(order)
 
 
 def permute_input(model: AnyModel, level: str, patch: Pair, seed: int) -> None:

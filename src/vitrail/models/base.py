@@ -1,8 +1,7 @@
 """The base class of all models: images in, logits out, and the methods that other packages call."""
 
-import contextlib
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
@@ -11,9 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import Pair, counted
+from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.config import ModelConfig
+from vitrail.models.embedding_head import EmbeddingHead
+from vitrail.models.roles import Role, decays
 
 Reads = Literal["[CLS]", "mean", "pool"]
 
@@ -32,69 +33,14 @@ class Layout(NamedTuple):
     allowed: np.ndarray | None = None
     """Boolean mask (N, N) of the patches that each patch may attend to; None without a mask."""
     merges: bool = False
-    """Whether patches are merged on the way."""
-
-
-class Role(NamedTuple):
-    """What an optimiser needs to know about a parameter."""
-
-    decays: bool
-    """Whether weight decay applies: yes for matrices and kernels, no for biases, norms, scales, tokens and
-    positions."""
-    is_matrix: bool
-    """Whether it is a matrix of a block, which Muon updates."""
-    layer: int
-    """0 for the embedding, l for block l - 1, depth + 1 for what follows the last block."""
-    parts: int
-    """Number of matrices stacked in it: 3 for queries, keys and values."""
-
-
-def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies to a parameter of this name."""
-    return parameter.ndim >= 2 and name.rpartition(".")[2].startswith("weight")
+    """Whether patches are merged between layers."""
+    residual: bool = True
+    """Whether each layer adds to its input."""
 
 
 _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float64": torch.float64}
 
 Config = TypeVar("Config", bound=ModelConfig)
-
-
-@contextlib.contextmanager
-def _as_evaluating(module: nn.Module) -> Generator[None]:
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
-
-
-class EmbeddingHead(nn.Sequential):
-    """In place of a head: a linear layer to the width of the embedding, and BatchNorm, which takes away what all images
-    have in common (the last two layers of arXiv 1801.07698)."""
-
-    def __init__(self, width: int, embedding: int) -> None:
-        super().__init__(nn.Linear(width, embedding, bias=False), nn.BatchNorm1d(embedding))
-
-    @property
-    def parts(self) -> tuple[nn.Linear, nn.BatchNorm1d]:
-        """The linear layer and the norm."""
-        return cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
-        linear, norm = self.parts
-        if not self.training or len(input) > 1:
-            return norm(linear(input))
-        with _as_evaluating(norm):
-            return norm(linear(input))
-
-    @torch.no_grad()
-    def initialise(self) -> None:
-        """Keep the scale of the features; the norm begins as the identity."""
-        linear, norm = self.parts
-        nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-        norm.reset_parameters()
 
 
 class Model(nn.Module, Generic[Config]):
@@ -162,7 +108,7 @@ class Model(nn.Module, Generic[Config]):
                 for name, table in self.config.tables.items()
             }
         for name, table in tables.items():
-            self.set_table(name, table)
+            self._set_table(name, table)
 
     def run_block(self, block: nn.Module, *arguments: Any) -> Any:
         """Call a block, with activation checkpointing if that is on."""
@@ -235,7 +181,7 @@ class Model(nn.Module, Generic[Config]):
         if not is_as_stated and self.config.predicts != "pixels":
             self.config = self.config.replace(classes=classes, embedding=embedding)
 
-    # What a model makes of images, besides logits
+    # Activations and features
 
     def record(
         self,
@@ -335,7 +281,7 @@ class Model(nn.Module, Generic[Config]):
             )
         return self.in_raster_order(patches_BND).transpose(1, 2).unflatten(2, grid)
 
-    # What other rooms ask
+    # Hooks for other packages
 
     def layout(self) -> Layout | None:
         """Layout of the tokens; None for families without attention between positions."""
@@ -350,67 +296,9 @@ class Model(nn.Module, Generic[Config]):
         patches (B, N, D); for families that `can_mask_patches`."""
         raise NotImplementedError
 
-    def quantise(self, images_BCHW: Tensor) -> Tensor:
-        """The palette index of every pixel (B, N), for families that predict pixels."""
-        raise NotImplementedError
-
-    def dequantise(self, colours_BN: Tensor) -> Tensor:
-        """The inverse of `quantise`: preprocessed images (B, C, H, W) from palette indices."""
-        raise NotImplementedError
-
-    @property
-    def resize_note(self) -> str:
-        """How `resize` changes learned position embeddings, in a few words; empty if it does not."""
-        return ""
-
-    def pixel_kernels(self) -> Tensor | None:
-        """Kernels (D, C, P, P) of the patch embedding; None for families without one."""
-        return self.get_parameter(f"{self.projection}.weight") if self.projection else None
-
-    def pool_layer(self, output: Tensor) -> Tensor:
-        """A layer's output as one vector for each image (B, D): the mean over positions, without prefix tokens."""
-        if output.ndim == 4:
-            return output.mean(dim=(2, 3))
-        return output[:, self.config.prefix :].mean(dim=1) if output.ndim == 3 else output
-
-    @property
-    def layer_pooling(self) -> str:
-        """How `pool_layer` pools, in a word."""
-        return "mean"
-
-    def centre_token(self) -> int:
-        """Index, without the prefix, of the token at the centre of the image."""
-        rows, columns = self.config.grid or (1, 1)
-        return rows // 2 * columns + columns // 2
-
-    def input_of(self, images_BCHW: Tensor, activations: Activations) -> Tensor:
-        """The tensor with respect to which gradients are taken: the image, unless the family rounds it."""
-        return images_BCHW
-
-    @contextlib.contextmanager
-    def differentiable_input(self) -> Generator[None]:
-        """Context in which `input_of` has a gradient."""
-        yield
-
-    def reindex(self, order: Tensor) -> bool:
-        """Change weights so that the model answers to images whose pixels stand in this order (H * W) what it answered
-        to the original ones. False, and nothing changes, where no other place for its weights does that."""
-        return False
-
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
         """Compute what the family needs from the data before training. `read(count)` returns preprocessed images (B, C,
         H, W)."""
-
-    @property
-    def has_residuals(self) -> bool:
-        """Whether what enters a layer is added to what it computes."""
-        return True
-
-    @property
-    def has_ordered_blocks(self) -> bool:
-        """Whether the layers are one sequence of blocks, so that layer-wise learning rates apply."""
-        names = [name for name, _ in self.named_parameters()]
-        return any(name.startswith("blocks.0.") for name in names) and not any("stages." in name for name in names)
 
     def roles(self) -> dict[str, Role]:
         """The role of every parameter, by name."""
@@ -422,7 +310,7 @@ class Model(nn.Module, Generic[Config]):
             found[name] = Role(decays(name, parameter), is_matrix, layer, 3 if name.endswith(".qkv.weight") else 1)
         return found
 
-    # Copies with something changed
+    # Copies with changes
 
     def clone_with(
         self, tensors: dict[str, Tensor] | None = None, *, drop: tuple[str, ...] = (), **settings: Any
@@ -441,48 +329,9 @@ class Model(nn.Module, Generic[Config]):
         made = self.clone_with()
         return made, made.replace_head(classes, embedding=embedding)
 
-    def reading_patches(self) -> tuple[Self, str | None]:
-        """The model with a head that reads the mean of all patches in place of [CLS], and a note about it; itself
-        without a note where there is no [CLS]."""
-        return self, None
-
-    def adapt_channels(
-        self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]
-    ) -> tuple[Self, tuple[float, ...], tuple[float, ...], str]:
-        """The model for images with another number of channels, their mean and std, and a note about the change.
-
-        For grey images the output of a colour model stays exactly the same. For other numbers of channels the kernels
-        are repeated.
-        """
-        own = self.config.channels
-        if channels == 1 and own == 3 and self.projection and self.config.padding == (0, 0):
-            note = "the kernels of three colours were merged into one for grey images, with the same output"
-            return self._to_grey(mean, std), (0.5,), (0.5,), note
-        if channels in (1, 3) and own in (1, 3):
-            return self, mean, std, f"images with {counted(channels, 'channel')} are read with the model's {own}"
-        if not self.projection:
-            raise UsageError(
-                f"Images of {channels} bands need a family with a patch embedding, got family {self.config.family}."
-            )
-        bands = [band % own for band in range(channels)]
-        tensors, name = self.state_dict(), f"{self.projection}.weight"
-        tensors[name] = tensors[name][:, bands] * (own / channels)
-        mean, std = (tuple(values[band] for band in bands) for values in (mean, std))
-        note = f"the kernels of {own} bands are repeated for {channels}, times {own}/{channels}"
-        return self.clone_with(tensors, channels=channels), mean, std, note
-
-    def _to_grey(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'."""
-        mean_C11, std_C11 = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (mean, std))
-        tensors, weight, bias = self.state_dict(), f"{self.projection}.weight", f"{self.projection}.bias"
-        kernel, offset = tensors[weight].double(), tensors[bias].double()
-        tensors[weight] = (0.5 * kernel / std_C11).sum(dim=1, keepdim=True).float()
-        tensors[bias] = (offset + (kernel * (0.5 - mean_C11) / std_C11).sum(dim=(1, 2, 3))).float()
-        return self.clone_with(tensors, channels=1)
-
     # Tables and sizes
 
-    def set_table(self, name: str, table: Tensor | None) -> None:
+    def _set_table(self, name: str, table: Tensor | None) -> None:
         """Keep a fixed table on the device and in the dtype of the weights, outside of the state dict. (None is a plain
         attribute: torch.export counts empty buffers wrongly.)"""
         if table is None:
@@ -506,9 +355,9 @@ class Model(nn.Module, Generic[Config]):
                 f"Resize must keep the resolution of family {config.family}, whose weights depend on positions, got"
                 f" {config.resolution} after {self.config.resolution}. Create a new model instead."
             )
-        return self._rebuild(config, {name: tensor.clone() for name, tensor in self.state_dict().items()})
+        return self.rebuild(config, {name: tensor.clone() for name, tensor in self.state_dict().items()})
 
-    def _rebuild(self, config: Config, tensors: dict[str, Tensor]) -> Self:
+    def rebuild(self, config: Config, tensors: dict[str, Tensor]) -> Self:
         """A model of `config` with these tensors, in the same training mode and with the same frozen parameters."""
         with torch.device("meta"):
             rebuilt = type(self)(config)

@@ -79,6 +79,8 @@ class ModelConfig(Settings):
     has models of the family."""
     walkthrough: ClassVar[str] = "vitrail.models.walkthrough:Walkthrough"
     """The steps and equations that pages show of the family, as `package.module:Class`."""
+    surgery: ClassVar[str] = "vitrail.models.surgery:Surgery"
+    """Changes to the weights of the family's models that other packages ask for, as `package.module:Class`."""
     scaled_by: ClassVar[str] = "width"
     """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
 
@@ -171,7 +173,8 @@ class ModelConfig(Settings):
 
     @property
     def predicts(self) -> Output:
-        """Output of the model: logits of classes, logits of each pixel's colour, or features."""
+        """Output of the model: logits of classes, logits of each pixel's colour, or features. A model that predicts
+        pixels has its colours in a buffer `palette` (colours, channels)."""
         return "classes" if self.classes else "features"
 
     @property

@@ -28,18 +28,6 @@ def unpatchify(patches_BNF: Tensor, grid: Pair, patch: Pair) -> Tensor:
     return cells.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, grid[0] * patch[0], grid[1] * patch[1])
 
 
-def split_order(order: Tensor, resolution: Pair, patch: Pair) -> tuple[Tensor, Tensor] | None:
-    """An order of pixels (H * W) as one of patches (N) and one of the pixels in each, the same for all patches; None
-    where it is not of that form."""
-    places = torch.arange(order.numel()).view(1, 1, *resolution)
-    cells_NF, moved_NF = (patchify(one.view(1, 1, *resolution), patch)[0] for one in (places, order.cpu()))
-    found = torch.empty(order.numel(), dtype=torch.long)
-    found[cells_NF.flatten()] = torch.arange(order.numel())
-    number_NF, inside_NF = found[moved_NF] // cells_NF.shape[1], found[moved_NF] % cells_NF.shape[1]
-    is_of_patches = (number_NF == number_NF[:, :1]).all() and (inside_NF == inside_NF[:1]).all()
-    return (number_NF[:, 0], inside_NF[0]) if is_of_patches else None
-
-
 class PatchEmbed(nn.Module):
     """x_p E of eq. 1: cut the image into patches, flatten each, project it with one matrix."""
 
@@ -66,12 +54,6 @@ class PatchEmbed(nn.Module):
         if activations is not None:
             activations.steps["patches"], activations.steps["projected"] = patches_BNF, x_BND
         return x_BND
-
-    @torch.no_grad()
-    def reindex(self, inside: Tensor) -> None:
-        """Project patches whose pixels stand in this order (P * P) as before."""
-        kernel = self.proj.weight.flatten(2)
-        self.proj.weight.copy_(kernel[..., inside.to(kernel.device)].view_as(self.proj.weight))
 
 
 _SHORT = 128  # tokens
@@ -111,7 +93,7 @@ class Attention(nn.Module):
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
-    def first_weights(self, x_BND: Tensor) -> Tensor:
+    def cls_attention(self, x_BND: Tensor) -> Tensor:
         """The first token's row of `weights` (B, H, N), without positions."""
         if not is_plain(self.qkv):
             return self.weights(x_BND)[:, :, 0]
@@ -119,7 +101,7 @@ class Attention(nn.Module):
         q_bias = None if self.qkv.bias is None else self.qkv.bias[:width]
         q_BHK = F.linear(x_BND[:, 0], self.qkv.weight[:width], q_bias).unflatten(-1, (self.heads, -1))
         scale = q_BHK.shape[-1] ** -0.5 if self.scale is None else self.scale
-        return _first_weights(q_BHK * scale, self.qkv.weight[width : 2 * width], x_BND)
+        return _cls_attention(q_BHK * scale, self.qkv.weight[width : 2 * width], x_BND)
 
     def steps(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> dict[str, Tensor]:
         """Eqs. 5 to 8 one by one, computed separately from the fused kernel."""
@@ -191,10 +173,10 @@ class SeparateAttention(nn.Module):
         y_BHQK = attention_weights(q_BHQK, k_BHNK, bias, scale=1) @ v_BHNK
         return self.proj(y_BHQK.transpose(1, 2).flatten(2))
 
-    def first_weights(self, x_BND: Tensor) -> Tensor:
-        """As `Attention.first_weights`."""
+    def cls_attention(self, x_BND: Tensor) -> Tensor:
+        """As `Attention.cls_attention`."""
         q_BHK = self.q(x_BND[:, 0]).unflatten(-1, (self.heads, -1))
-        return _first_weights(q_BHK, self.k.weight, x_BND)
+        return _cls_attention(q_BHK, self.k.weight, x_BND)
 
 
 def separate_(model: nn.Module) -> None:
@@ -215,7 +197,7 @@ def _frozen_linear(weight: Tensor, bias: Tensor | None, scale: float) -> nn.Line
     return made
 
 
-def _first_weights(q_BHK: Tensor, keys_DD: Tensor, x_BND: Tensor) -> Tensor:
+def _cls_attention(q_BHK: Tensor, keys_DD: Tensor, x_BND: Tensor) -> Tensor:
     """What scaled queries of one token pay to all tokens (B, H, N), for little work: q (W x) = (W^T q) x needs no keys,
     and their bias adds the same to all logits."""
     keys_HKD = keys_DD.unflatten(0, (q_BHK.shape[1], -1))

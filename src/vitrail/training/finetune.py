@@ -27,6 +27,8 @@ from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import score_labels
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.models.base import AnyModel
+from vitrail.models.surgery import surgery_of
+from vitrail.training.adapt_channels import adapt_channels
 from vitrail.training.callback import Callback
 from vitrail.training.observer import MakeObserver
 from vitrail.training.options import Options
@@ -142,7 +144,7 @@ def adapt_with(
         model, note = _resize(model, wanted)
         notes += [note] if note else []
     if channels != model.config.channels:
-        model, mean, std, note = model.adapt_channels(channels, preprocess.mean, preprocess.std)
+        model, mean, std, note = adapt_channels(model, channels, preprocess.mean, preprocess.std)
         preprocess = preprocess.replace(mean=mean, std=std)
         notes.append(note)
     model, note = new_head(model)
@@ -158,7 +160,8 @@ def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
     model = model.resize(wanted)
     if model.config.resolution == before:
         return model, None
-    rule = f", {model.resize_note}" if model.resize_note else ""
+    resize_note = surgery_of(model).resize_note
+    rule = f", {resize_note}" if resize_note else ""
     return model, f"{_spoken(before)} px became {_spoken(model.config.resolution)}{rule}"
 
 

@@ -25,6 +25,7 @@ from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.device import describe_use
+from vitrail.models.roles import has_ordered_blocks
 from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.conclude import conclude
@@ -369,7 +370,7 @@ def _goes_on(trainer: Trainer) -> str:
 
 def _decay_for(model: AnyModel, recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe with the layer decay that the model can have, and a note if that is another one."""
-    if recipe.layer_decay == 1 or model.has_ordered_blocks:
+    if recipe.layer_decay == 1 or has_ordered_blocks(model.roles()):
         return recipe, []
     note = (
         f"layer_decay is 1 instead of {recipe.layer_decay:g}: a model of the family {model.config.family} is not one"

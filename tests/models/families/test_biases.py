@@ -7,11 +7,12 @@ from tests.peers import import_peer, timm_with_weights
 from vitrail.bundles.pretrained import create
 from vitrail.lab.exact import redraw
 from vitrail.lab.measures import influence
-from vitrail.lab.permute import move, patch_order, permutation
+from vitrail.lab.permute import move, patch_order, permutation, permute_input_weights
 from vitrail.models.convolutions import Projection
 from vitrail.models.device import use_channels_last
 from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.layers import patchify, unpatchify
+from vitrail.models.palette import nearest_colours
 
 NO = 1e-2  # "differs", as a share of how much the logits of different images differ
 YES = 1e-9  # "equal", in double precision
@@ -63,7 +64,7 @@ def test_mixer_can_be_reindexed_to_shuffled_patches():
     images, order = random_images(model), torch.randperm(16)
     logits, shuffled = model(images), shuffle_patches(images, order)
     assert difference(logits, model(shuffled)) > NO
-    assert model.reindex(patch_order(order, (28, 28), (7, 7)))
+    assert permute_input_weights(model, patch_order(order, (28, 28), (7, 7)))
     assert difference(logits, model(shuffled)) < YES
 
 
@@ -73,7 +74,7 @@ def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name):
     images, order = random_images(model), permutation("within", (28, 28), (7, 7), 0)
     logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    assert model.reindex(order)
+    assert permute_input_weights(model, order)
     assert difference(logits, model(shuffled)) < YES
 
 
@@ -134,7 +135,7 @@ def test_mlp_can_be_reindexed_to_any_order_of_pixels():
     images, order = random_images(model), torch.randperm(784)
     logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    assert model.reindex(order)
+    assert permute_input_weights(model, order)
     assert difference(logits, model(shuffled)) < YES
 
 
@@ -143,11 +144,11 @@ def test_a_pixel_transformer_can_be_reindexed_to_any_order_of_pixels():
     images, order = random_images(model), torch.randperm(196)
     logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    assert model.reindex(order)
+    assert permute_input_weights(model, order)
     assert difference(logits, model(shuffled)) < YES
     causal = make("iGPT-Micro", causal=True)
     logits = causal(images)
-    assert not causal.reindex(order)
+    assert not permute_input_weights(causal, order)
     with torch.no_grad():
         causal.pos_embed.copy_(causal.pos_embed[:, order])
     assert difference(logits, causal(shuffled)) > NO
@@ -169,7 +170,7 @@ REFUSED = [
 def test_what_cannot_be_reindexed_stays_as_it_is(name, changes, level):
     model = make(name, **changes)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    assert not model.reindex(permutation(level, (28, 28), (7, 7), 0))
+    assert not permute_input_weights(model, permutation(level, (28, 28), (7, 7), 0))
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
@@ -224,8 +225,8 @@ def test_colours_are_chosen_in_full_precision():
     model = create("iGPT-S", depth=1)
     images = torch.rand(4, 3, 32, 32) * 2 - 1
     with torch.autocast("cpu", torch.bfloat16):
-        quantised = model.quantise(images)
-    assert torch.equal(model.quantise(images), quantised)
+        quantised = nearest_colours(images, model.palette)
+    assert torch.equal(nearest_colours(images, model.palette), quantised)
 
 
 def test_igpt_starts_as_published():
@@ -240,7 +241,9 @@ def test_the_palette_is_nearest_colours_and_travels_with_the_model():
     model = create("iGPT-Micro", channels=3, palette=32)
     images = torch.rand(2, 3, 14, 14) * 2 - 1
     pixels = images.flatten(2).transpose(1, 2)
-    assert torch.equal(model.quantise(images), torch.cdist(pixels, model.palette.expand(2, -1, -1)).argmin(-1))
+    assert torch.equal(
+        nearest_colours(images, model.palette), torch.cdist(pixels, model.palette.expand(2, -1, -1)).argmin(-1)
+    )
     assert "palette" in model.state_dict()
     assert model.palette.abs().max() <= 1
     assert torch.cdist(model.palette, model.palette).fill_diagonal_(9).min() > 0.1
@@ -297,6 +300,6 @@ def test_igpt_equals_transformers():
     assert not unexpected
     assert not [key for key in missing if not key.endswith(("attn.bias", "attn.masked_bias"))]
     images = torch.rand(1, 3, 32, 32) * 2 - 1
-    colours = torch.cat([torch.tensor([[512]]), model.quantise(images)[:, :-1]], dim=1)
+    colours = torch.cat([torch.tensor([[512]]), nearest_colours(images, model.palette)[:, :-1]], dim=1)
     with torch.no_grad():
         torch.testing.assert_close(model(images), peer(input_ids=colours).logits, rtol=0, atol=1e-4)

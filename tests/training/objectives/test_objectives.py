@@ -17,8 +17,8 @@ from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.models.families.igpt.model import cluster
 from vitrail.models.layers import patchify
+from vitrail.models.palette import cluster
 from vitrail.training.checkpoint import load_newest
 from vitrail.training.objectives.base import Judgement, Objective, Task
 from vitrail.training.objectives.classify import Classify

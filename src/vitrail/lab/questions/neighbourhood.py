@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.core.settings import Pair
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
-from vitrail.lab.permute import LEVELS, move, patch_order, permutation
+from vitrail.lab.permute import LEVELS, move, patch_order, permutation, permute_input_weights
 from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
@@ -66,7 +66,9 @@ class NeighbourhoodQuestion(Question):
         for name, (family, changes) in variants.items():
             model = build(self.config(name))
             for level in ("", *LEVELS):
-                if level and model.reindex(permutation(level, self.lab.images.resolution, self.patch, 0)):
+                if level and permute_input_weights(
+                    model, permutation(level, self.lab.images.resolution, self.patch, 0)
+                ):
                     continue
                 by_level[name, level] = [
                     self.lab.train(
@@ -234,7 +236,7 @@ def _follow(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | N
     moved, twin = move(images, order), copy.deepcopy(model)
     with torch.no_grad():
         before = relative_difference(model(images), model(moved))
-        if not twin.reindex(order):
+        if not permute_input_weights(twin, order):
             return {"before": before, "after": None, "training": None}
         after = relative_difference(model(images), twin(moved))
     return {
@@ -284,8 +286,8 @@ def _resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
     mirrored, shuffled = copy.deepcopy(model), copy.deepcopy(model)
     places = torch.arange(grid[0] * grid[1])
     mirror, shuffle = places.view(grid).flip(1).flatten(), permutation("pixels", grid, (1, 1), 0)
-    mirrored.reindex(patch_order(mirror, config.resolution, patch))
-    shuffled.reindex(patch_order(shuffle, config.resolution, patch))
+    permute_input_weights(mirrored, patch_order(mirror, config.resolution, patch))
+    permute_input_weights(shuffled, patch_order(shuffle, config.resolution, patch))
     model, mirrored, shuffled = (variant.resize(large) for variant in (model, mirrored, shuffled))
     images = random_images(model)
     large_mirror = torch.arange(4 * len(places)).view(2 * grid[0], 2 * grid[1]).flip(1).flatten()

@@ -91,9 +91,9 @@ class Position:
         """What is added to the attention logits of `layer`, (H, T, T)."""
         return None
 
-    def reindex(self, model: "ViT", order_N: "Tensor") -> bool:
-        """Change parameters so that patches in this order are where they were; False, and nothing changes, where they
-        cannot follow."""
+    def permute_patches(self, model: "ViT", order_N: "Tensor") -> bool:
+        """Permute parameters for patches that are permuted by `order_N`. Return False, and change nothing, if this type
+        of position cannot."""
         return False
 
     def without_class(self, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":

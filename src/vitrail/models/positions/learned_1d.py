@@ -42,7 +42,7 @@ class Learned1D(Position):
             return own
         return with_prefix(own[: c.positioned_class], own[c.positioned_class :], c)
 
-    def reindex(self, model: "ViT", order_N: "Tensor") -> bool:
+    def permute_patches(self, model: "ViT", order_N: "Tensor") -> bool:
         import torch
 
         with torch.no_grad():

@@ -16,5 +16,5 @@ class NoPosition(Position):
     only_adds = True
     placements = ("once",)
 
-    def reindex(self, model: "ViT", order_N: "Tensor") -> bool:
+    def permute_patches(self, model: "ViT", order_N: "Tensor") -> bool:
         return True

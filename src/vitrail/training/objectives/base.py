@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.base import AnyModel, Role, decays
+from vitrail.models.base import AnyModel
 from vitrail.models.config import Output
+from vitrail.models.roles import Role, decays
 from vitrail.training.objectives.judgement import Judgement, judge_classifier
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import OBJECTIVES, Recipe
@@ -120,11 +121,6 @@ class Objective(nn.Module):
             if name not in found:
                 found[name] = Role(decays(name, parameter), False, self.model.config.depth + 1, 1)
         return found
-
-    @property
-    def has_ordered_blocks(self) -> bool:
-        """Whether the layers are one sequence of blocks, so that layer-wise learning rates apply."""
-        return self.model.has_ordered_blocks
 
     # For the end of a run
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError
-from vitrail.models.base import AnyModel, Role
+from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify, unpatchify
+from vitrail.models.roles import Role
 from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
 
 COLOUR_LEVELS = 8  # 3 bits

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
+from vitrail.models.palette import nearest_colours, paint
 from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
 
 
@@ -44,10 +45,16 @@ class NextPixel(Objective):
         losses_BN, right_BN = self._predict(images_BCHW)
         return {"loss": losses_BN.mean(1), "accuracy": right_BN.mean(1)}
 
+    def _quantise(self, images_BCHW: Tensor) -> Tensor:
+        return nearest_colours(images_BCHW, self.model.get_buffer("palette"))
+
+    def _paint(self, colours_BN: Tensor) -> Tensor:
+        return paint(colours_BN, self.model.get_buffer("palette"), self.model.config.resolution)
+
     def _predict(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each pixel (B, N), and whether its colour was predicted correctly."""
         logits_BNP = at_least_single(self.model(images_BCHW))
-        wanted_BN = self.model.quantise(images_BCHW)
+        wanted_BN = self._quantise(images_BCHW)
         losses_BN = F.cross_entropy(logits_BNP.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
         return losses_BN, (logits_BNP.argmax(-1) == wanted_BN).float()
 
@@ -66,12 +73,12 @@ class NextPixel(Objective):
         """The images in the palette, their upper halves, and the upper halves completed pixel by pixel."""
         height, width = self.model.config.resolution
         fixed = torch.Generator(images_BCHW.device).manual_seed(0)
-        colours_BN = self.model.quantise(images_BCHW)
+        colours_BN = self._quantise(images_BCHW)
         start = height // 2 * width
         completed_BN = colours_BN.clone()
         completed_BN[:, start:] = 0
-        hidden_BCHW = self.model.dequantise(completed_BN)
+        hidden_BCHW = self._paint(completed_BN)
         for place in range(start, height * width):
-            logits_BP = self.model(self.model.dequantise(completed_BN))[:, place].float()
+            logits_BP = self.model(self._paint(completed_BN))[:, place].float()
             completed_BN[:, place] = torch.multinomial(logits_BP.softmax(-1), 1, generator=fixed)[:, 0]
-        return self.model.dequantise(colours_BN), hidden_BCHW, self.model.dequantise(completed_BN)
+        return self._paint(colours_BN), hidden_BCHW, self._paint(completed_BN)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError
-from vitrail.models.base import Role
+from vitrail.models.roles import Role, has_ordered_blocks
 from vitrail.training.recipe import OPTIMISERS, Recipe
 
 Groups = list[dict[str, Any]]
@@ -39,9 +39,6 @@ class Trained(Protocol):
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
     def roles(self) -> dict[str, Role]: ...
-
-    @property
-    def has_ordered_blocks(self) -> bool: ...
 
 
 def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -79,7 +76,7 @@ def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimi
 def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
     """Factor of each parameter's learning rate: 1 for the head, multiplied by `decay` for each block below it."""
     roles = trained.roles()
-    if decay != 1 and not trained.has_ordered_blocks:
+    if decay != 1 and not has_ordered_blocks(roles):
         raise UsageError(f"Layer decay must be 1 for models that are not one sequence of blocks, got {decay:g}.")
     top = max(role.layer for role in roles.values())
     return {name: decay ** (top - role.layer) for name, role in roles.items()}

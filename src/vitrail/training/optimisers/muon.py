@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import UsageError
-from vitrail.models.base import Role
+from vitrail.models.roles import Role
 from vitrail.training.optimisers.base import Groups, Optimiser
 from vitrail.training.recipe import Recipe
 

@@ -13,7 +13,7 @@ from vitrail.bundles.convert import convert
 from vitrail.core.errors import UsageError
 from vitrail.core.intervals import wilson
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.merging import Judge, Price, _raise, find_merge, spent
+from vitrail.evaluation.merging import Judge, Price, _raise, find_merge, spent, with_merge
 from vitrail.inference.engine import need
 from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.lab.exact import redraw
@@ -114,7 +114,7 @@ def test_what_the_class_token_reads_is_its_row_of_the_attention(changes):
     model = small(**changes)
     z = model.embed(images())
     block = model.blocks[1]
-    torch.testing.assert_close(block.first_attention(z), block.attention(z, None, None)[:, :, 0].mean(1))
+    torch.testing.assert_close(block.cls_attention(z), block.attention(z, None, None)[:, :, 0].mean(1))
 
 
 @pytest.mark.parametrize("grid", [(4, 6), (3, 5), (7, 7), (1, 6)])
@@ -320,7 +320,7 @@ def test_the_search_saves_more_at_every_step_and_keeps_the_tolerance(curve):
     judge = Judge(bundle, images)
     for price in (prices[1], prices[-1]):
         assert judge.price(price.merge) == price
-        answers = vitrail.Classifier(dataclasses.replace(bundle, model=bundle.model.with_merge(price.merge)))
+        answers = vitrail.Classifier(dataclasses.replace(bundle, model=with_merge(bundle.model, price.merge)))
         labels = [named[0]["label"] for named in answers.predict(images, top_k=1)]
         plain = [named[0]["label"] for named in vitrail.Classifier(bundle).predict(images, top_k=1)]
         assert sum(one != other for one, other in zip(labels, plain, strict=True)) == price.changed

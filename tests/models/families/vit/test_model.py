@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
-from vitrail.lab.permute import move, patch_order, permutation
+from vitrail.lab.permute import move, patch_order, permutation, permute_input_weights
 from vitrail.models.activations import look
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.families.vit.model import ViT
@@ -61,7 +61,7 @@ def test_learned_positions_can_be_reindexed_to_shuffled_patches():
     logits = model(images)
     shuffled = shuffle_patches(images, order)
     assert difference(logits, model(shuffled)) > NO
-    assert model.reindex(patch_order(order, (16, 24), (4, 4)))
+    assert permute_input_weights(model, patch_order(order, (16, 24), (4, 4)))
     assert difference(logits, model(shuffled)) < 1e-9
 
 
@@ -71,7 +71,7 @@ def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(position):
     images, order = random_images(model), permutation("within", (16, 24), (4, 4), 0)
     logits, shuffled = model(images), move(images, order)
     assert difference(logits, model(shuffled)) > NO
-    assert model.reindex(order)
+    assert permute_input_weights(model, order)
     assert difference(logits, model(shuffled)) < 1e-9
 
 

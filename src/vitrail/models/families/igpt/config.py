@@ -17,6 +17,7 @@ class IGPTConfig(ModelConfig):
     model: ClassVar[str] = "vitrail.models.families.igpt.model:IGPT"
     sizes: ClassVar[str] = "vitrail.models.families.igpt.sizes:SIZES"
     walkthrough: ClassVar[str] = "vitrail.models.families.igpt.walkthrough:IGPTWalkthrough"
+    surgery: ClassVar[str] = "vitrail.models.families.igpt.surgery:IGPTSurgery"
     scaled_by: ClassVar[str] = "mlp"
 
     palette: int = 512

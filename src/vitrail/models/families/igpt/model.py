@@ -8,13 +8,11 @@ Shapes: B images, N pixels in raster order, D width, P colours, K classes.
     logits = norm(z_L) W                     over the palette for each next pixel; or over classes, of the mean token
 """
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +22,11 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import Layout, Model
 from vitrail.models.families.igpt.config import IGPTConfig
 from vitrail.models.layers import MLP, Attention, drop
+from vitrail.models.palette import cluster, nearest_colours
 from vitrail.models.positions.grid import resize_grid
 
-# How the palette is made: images, pixels of them, and rounds of k-means.
-_IMAGES, _PIXELS, _ROUNDS = 512, 65_536, 25
+# Images from which the palette is computed, and pixels of them.
+_IMAGES, _PIXELS = 512, 65_536
 
 
 class PixelBlock(nn.Module):
@@ -80,7 +79,7 @@ class IGPT(Model[IGPTConfig]):
     def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         self._check_images(images_BCHW)
         c = self.config
-        colours_BN = self.quantise(images_BCHW)
+        colours_BN = nearest_colours(images_BCHW, self.palette)
         if activations is not None:
             activations.steps["colours"] = colours_BN
         if c.output == "pixels":
@@ -103,44 +102,9 @@ class IGPT(Model[IGPTConfig]):
         y = self.norm(z_BTD)
         return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), activations)
 
-    def quantise(self, images_BCHW: Tensor) -> Tensor:
-        """Index of the nearest palette colour of every pixel (B, N)."""
-        pixels_BNC = images_BCHW.flatten(2).transpose(1, 2).float()
-        palette_PC = self.palette.float()
-        # In full precision whatever surrounds it: a rounded distance is another word, not a rounding error.
-        device = images_BCHW.device.type
-        with contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
-            # |p - c|^2 without |p|^2, which is the same for every colour c of the palette.
-            return (palette_PC.square().sum(1) - 2 * pixels_BNC @ palette_PC.T).argmin(dim=-1)
-
-    def dequantise(self, colours_BN: Tensor) -> Tensor:
-        return self.palette[colours_BN].movedim(-1, 1).unflatten(2, self.config.resolution)
-
     def layout(self) -> Layout:
         allowed = None if self.mask is None else self.mask.cpu().numpy()
         return Layout(self.config.grid, (1, 1), 0, "mean", allowed)
-
-    @torch.no_grad()
-    def reindex(self, order: Tensor) -> bool:
-        """Without a causal mask pixels are a set, and positions say where each was."""
-        if self.mask is not None or self.config.output == "pixels":
-            return False
-        self.pos_embed.copy_(self.pos_embed[:, order.to(self.pos_embed.device)])
-        return True
-
-    def input_of(self, images_BCHW: Tensor, activations: Activations) -> Tensor:
-        """The embedded tokens, one for each pixel: rounding colours to the palette has no gradient."""
-        return activations.steps["tokens"]
-
-    @contextlib.contextmanager
-    def differentiable_input(self) -> Generator[None]:
-        """Tokens get a gradient through the position embeddings, also in a frozen model."""
-        was = self.pos_embed.requires_grad
-        self.pos_embed.requires_grad_()
-        try:
-            yield
-        finally:
-            self.pos_embed.requires_grad_(was)
 
     @torch.no_grad()
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
@@ -175,7 +139,7 @@ class IGPT(Model[IGPTConfig]):
         tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         table_hwD = self.pos_embed[0].unflatten(0, self.config.grid)
         tensors["pos_embed"] = resize_grid(table_hwD, new.grid, "google").flatten(0, 1)[None]
-        return self._rebuild(new, tensors)
+        return self.rebuild(new, tensors)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -205,20 +169,6 @@ class IGPT(Model[IGPTConfig]):
         tokens = self.config.tokens
         causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril_() if self.config.causal else None
         return {"mask": causal}
-
-
-def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
-    """Centres (P, C) of `colours` clusters of pixels by k-means, from dark to bright."""
-    # Distinct colours first: an image's flat background would otherwise fill the palette with copies of one.
-    distinct = torch.unique(pixels_MC, dim=0)
-    order = rng.permutation(len(distinct), seed, stream="palette start")
-    centres = distinct[torch.from_numpy(order[np.arange(colours) % len(order)])].clone()
-    for _ in range(_ROUNDS):
-        nearest = (centres.square().sum(1) - 2 * pixels_MC @ centres.T).argmin(1)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, pixels_MC)
-        counts = torch.bincount(nearest, minlength=colours)[:, None]
-        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
-    return centres[torch.argsort(centres.sum(1))]
 
 
 def _golden_ratio(dimensions: int) -> float:

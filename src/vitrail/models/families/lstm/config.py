@@ -16,6 +16,7 @@ class LSTMConfig(PatchedConfig):
     model: ClassVar[str] = "vitrail.models.families.lstm.model:LSTM"
     sizes: ClassVar[str] = "vitrail.models.families.lstm.sizes:SIZES"
     walkthrough: ClassVar[str] = "vitrail.models.families.lstm.walkthrough:LSTMWalkthrough"
+    surgery: ClassVar[str] = "vitrail.models.families.lstm.surgery:LSTMSurgery"
     scaled_by: ClassVar[str] = "hidden"
 
     hidden: int = 512

@@ -18,7 +18,7 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import Model
 from vitrail.models.families.lstm.config import LSTMConfig
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import PatchEmbed, drop, split_order
+from vitrail.models.layers import PatchEmbed, drop
 
 
 class LSTM(Model[LSTMConfig]):
@@ -81,20 +81,8 @@ class LSTM(Model[LSTMConfig]):
         last = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
         return self._classify(torch.cat(last, dim=1), activations)
 
-    def reindex(self, order: Tensor) -> bool:
-        """The pixels of patches may stand in any order that all share; patches have their time."""
-        c = self.config
-        found = split_order(order, c.resolution, c.patch) if self.patch_embed.is_plain else None
-        if found is None or not torch.equal(found[0], torch.arange(c.patches)):
-            return False
-        self.patch_embed.reindex(found[1])
-        return True
-
     def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
         return tokens_BND[:, self.order.argsort()]
-
-    def centre_token(self) -> int:
-        return self.order.tolist().index(super().centre_token())
 
     def make_tables(self) -> dict[str, Tensor | None]:
         """The order of the patches."""

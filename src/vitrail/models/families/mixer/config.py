@@ -16,6 +16,7 @@ class MixerConfig(PatchedConfig):
     sizes: ClassVar[str] = "vitrail.models.families.mixer.sizes:SIZES"
     weights: ClassVar[str] = "vitrail.models.families.mixer.weights:MAPPINGS"
     walkthrough: ClassVar[str] = "vitrail.models.families.mixer.walkthrough:MixerWalkthrough"
+    surgery: ClassVar[str] = "vitrail.models.families.mixer.surgery:MixerSurgery"
     scaled_by: ClassVar[str] = "channel_mlp"
 
     depth: int = 12

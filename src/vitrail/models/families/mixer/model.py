@@ -15,7 +15,7 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import Model
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.initialise import lecun_normal_
-from vitrail.models.layers import MLP, PatchEmbed, drop_path, split_order
+from vitrail.models.layers import MLP, PatchEmbed, drop_path
 
 
 class MixerBlock(nn.Module):
@@ -72,22 +72,6 @@ class Mixer(Model[MixerConfig]):
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         return self.norm(output)
-
-    @torch.no_grad()
-    def reindex(self, order: Tensor) -> bool:
-        """Patches may stand in any order, and their pixels in any other that all share."""
-        c = self.config
-        found = split_order(order, c.resolution, c.patch) if self.stem.is_plain else None
-        if found is None:
-            return False
-        numbers, inside = found
-        self.stem.reindex(inside)
-        for block in self.blocks:
-            mlp, place = block.mlp_tokens, numbers.to(block.mlp_tokens.fc1.weight.device)
-            mlp.fc1.weight.copy_(mlp.fc1.weight[:, place])
-            mlp.fc2.weight.copy_(mlp.fc2.weight[place])
-            mlp.fc2.bias.copy_(mlp.fc2.bias[place])
-        return True
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -15,6 +15,7 @@ class MLPConfig(ModelConfig):
     model: ClassVar[str] = "vitrail.models.families.mlp.model:PixelMLP"
     sizes: ClassVar[str] = "vitrail.models.families.mlp.sizes:SIZES"
     walkthrough: ClassVar[str] = "vitrail.models.families.mlp.walkthrough:MLPWalkthrough"
+    surgery: ClassVar[str] = "vitrail.models.families.mlp.surgery:MLPSurgery"
 
     width: int = 1024
     """Width of each hidden layer."""

@@ -44,13 +44,6 @@ class PixelMLP(Model[MLPConfig]):
         return self._classify(z_BTD, activations)
 
     @torch.no_grad()
-    def reindex(self, order: Tensor) -> bool:
-        """Pixels have no neighbours here: every order will do."""
-        first = self.get_parameter("layers.0.weight")
-        first.copy_(first.unflatten(1, (-1, len(order)))[..., order.to(first.device)].flatten(1))
-        return True
-
-    @torch.no_grad()
     def init_weights(self) -> None:
         """lecun_normal as in the other families, zero for the head."""
         for module in self.modules():

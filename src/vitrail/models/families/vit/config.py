@@ -27,6 +27,7 @@ class ViTConfig(PatchedConfig):
     sizes: ClassVar[str] = "vitrail.models.families.vit.sizes:SIZES"
     weights: ClassVar[str] = "vitrail.models.families.vit.weights:MAPPINGS"
     walkthrough: ClassVar[str] = "vitrail.models.families.vit.walkthrough:ViTWalkthrough"
+    surgery: ClassVar[str] = "vitrail.models.families.vit.surgery:ViTSurgery"
     scaled_by: ClassVar[str] = "mlp"
 
     depth: int = 12

@@ -9,7 +9,7 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self, cast
 
 import torch
@@ -34,7 +34,6 @@ from vitrail.models.layers import (
     drop_tokens,
     is_plain,
     make_norm,
-    split_order,
 )
 from vitrail.models.positions.base import Position
 
@@ -79,9 +78,9 @@ class Block(nn.Module):
         """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
         return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
 
-    def first_attention(self, z_BTD: Tensor) -> Tensor:
+    def cls_attention(self, z_BTD: Tensor) -> Tensor:
         """What the first token pays to each token (B, T), the mean over heads."""
-        return self.attn.first_weights(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
+        return self.attn.cls_attention(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
 
     def steps(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
         """Every step of this layer by its name (see `Activations.steps`), computed separately from the fused kernel.
@@ -179,10 +178,6 @@ class ViT(Model[ViTConfig]):
             z_BTD = drop_tokens(z_BTD, self.config.prefix, self.config.token_drop)
         return drop(z_BTD, self.config.dropout, self.training)
 
-    @property
-    def has_residuals(self) -> bool:
-        return self.config.residual
-
     def encode(self, z_BTD: Tensor, activations: Activations | None = None, all_tokens: bool = False) -> Tensor:
         """Eqs. 2 and 3, `depth` times.
 
@@ -199,7 +194,7 @@ class ViT(Model[ViTConfig]):
             if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
                 z_BTD = z_BTD + added_TD
             if count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix):
-                read_BT = block.first_attention(z_BTD) if self.config.pool == "cls" else None
+                read_BT = block.cls_attention(z_BTD) if self.config.pool == "cls" else None
                 found = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
                 z_BTD, groups = merge(z_BTD, groups, found)
             rope, bias = self.position.rotation(self), self.bias(layer)
@@ -293,69 +288,24 @@ class ViT(Model[ViTConfig]):
             leaf = name.rpartition(".")[2]
             resizes = leaf in self.position.learned
             tensors[name] = self.position.resized(leaf, tensor, new) if resizes else tensor.clone()
-        return self._rebuild(new, tensors)
+        return self.rebuild(new, tensors)
 
-    @torch.no_grad()
-    def with_merge(self, counts: int | Sequence[int]) -> Self:
-        """This model with another setting `merge`. The two share their weights."""
-        return self._rebuild(self.config.replace(merge=counts), self.state_dict())
-
-    # What other rooms ask
+    # Hooks for other packages
 
     def layout(self) -> Layout:
         c = self.config
         step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
         reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
         allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
-        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge))
+        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge), residual=c.residual)
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         z_BTD = self.encode(self.assemble(change(self.patch_embed(images_BCHW))), all_tokens=True)
         return self.norm(z_BTD)[:, self.config.prefix :]
 
-    def reindex(self, order: Tensor) -> bool:
-        """The pixels of patches may stand in any order that all share; patches, too, if positions can follow."""
-        c = self.config
-        found = split_order(order, c.resolution, c.patch) if self.projection and self.patch_embed.is_plain else None
-        if found is None:
-            return False
-        numbers, inside = found
-        if not torch.equal(numbers, torch.arange(c.patches)) and not (
-            self.mask is None and self.position.reindex(self, numbers)
-        ):
-            return False
-        self.patch_embed.reindex(inside)
-        return True
-
-    @property
-    def resize_note(self) -> str:
-        return f"positions interpolated by the rule of {self.config.resize_rule}" if self.position.learned else ""
-
-    def pool_layer(self, output: Tensor) -> Tensor:
-        return output[:, 0] if self.config.pool == "cls" else super().pool_layer(output)
-
-    @property
-    def layer_pooling(self) -> str:
-        return "[CLS] token" if self.config.pool == "cls" else "mean"
-
     def normalise_layer(self, output: Tensor) -> Tensor:
         with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
             return self.norm(output)
-
-    @torch.no_grad()
-    def reading_patches(self) -> tuple[Self, str | None]:
-        """[CLS], to which the patches attend, stays as a register with its position in it: they keep their values."""
-        c, added_TD = self.config, self.position.added(self, 0)
-        if c.pool != "cls" or (added_TD is not None and c.placement != "once"):
-            return self, None
-        tensors = self.position.without_class(self.state_dict())
-        token_11D = tensors.pop("cls_token")
-        if added_TD is not None:
-            token_11D = token_11D + added_TD[:1]
-        registers = [tensors["reg_token"]] if c.registers else []
-        tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
-        made = self.clone_with(tensors, pool="gap", registers=c.registers + 1)
-        return made, "the mean of the patches is read in place of [CLS], which stays as a register"
 
     def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
         if self.config.representation == "none":

@@ -1,0 +1,19 @@
+"""Changes to the weights of the Transformer on pixels."""
+
+import torch
+from torch import Tensor
+
+from vitrail.models.families.igpt.model import IGPT
+from vitrail.models.surgery import Surgery
+
+
+class IGPTSurgery(Surgery[IGPT]):
+    """Without a causal mask pixels are a set, of which positions know the order."""
+
+    @torch.no_grad()
+    def permute_input_weights(self, order: Tensor) -> bool:
+        model = self.model
+        if model.mask is not None or model.config.output == "pixels":
+            return False
+        model.pos_embed.copy_(model.pos_embed[:, order.to(model.pos_embed.device)])
+        return True

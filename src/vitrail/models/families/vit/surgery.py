@@ -1,0 +1,46 @@
+"""Changes to the weights of a Vision Transformer."""
+
+import torch
+from torch import Tensor
+
+from vitrail.models.families.vit.model import ViT
+from vitrail.models.surgery import Surgery, permute_kernels, split_order
+
+
+class ViTSurgery(Surgery[ViT]):
+    """Patches are a set, of which positions know the order."""
+
+    def permute_input_weights(self, order: Tensor) -> bool:
+        """Pixels may move within patches if all patches move them alike; patches may, too, if positions can follow."""
+        model, c = self.model, self.model.config
+        reads_pixels = bool(model.projection) and model.patch_embed.is_plain
+        if not reads_pixels or (orders := split_order(order, c.resolution, c.patch)) is None:
+            return False
+        patches, inside = orders
+        moves_patches = not torch.equal(patches, torch.arange(c.patches))
+        if moves_patches and not (model.mask is None and model.position.permute_patches(model, patches)):
+            return False
+        permute_kernels(model.patch_embed, inside)
+        return True
+
+    @torch.no_grad()
+    def with_mean_pooling(self) -> tuple[ViT, str | None]:
+        """[CLS], to which the patches attend, stays as a register with its position in it: patches keep their
+        values."""
+        model, c = self.model, self.model.config
+        added_TD = model.position.added(model, 0)
+        if c.pool != "cls" or (added_TD is not None and c.placement != "once"):
+            return model, None
+        tensors = model.position.without_class(model.state_dict())
+        token_11D = tensors.pop("cls_token")
+        if added_TD is not None:
+            token_11D = token_11D + added_TD[:1]
+        registers = [tensors["reg_token"]] if c.registers else []
+        tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
+        pooled = model.clone_with(tensors, pool="gap", registers=c.registers + 1)
+        return pooled, "the mean of the patches is read in place of [CLS], which stays as a register"
+
+    @property
+    def resize_note(self) -> str:
+        model = self.model
+        return f"positions interpolated by the rule of {model.config.resize_rule}" if model.position.learned else ""
