@@ -1,4 +1,4 @@
-"""Rooms do not ask for each other's names: what a family or a configuration is, it says itself."""
+"""Packages do not switch on a family, and models contain no presentation."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ import pytest
 
 from tests.paths import ROOT
 from vitrail.core.registry import load_object
+from vitrail.models.base import Model
 from vitrail.models.config import ModelConfig
 from vitrail.models.families import FAMILIES
 
@@ -112,3 +113,45 @@ def test_no_string_names_a_module_of_a_higher_layer(package):
 def test_the_check_of_references_sees_one():
     tree = ast.parse('x = {"a": "vitrail.reports.page:chart", "b": "vitrail.core.files:checksum"}')
     assert list(upward_references(tree, "models")) == ["line 1 names vitrail.reports.page:chart"]
+
+
+# The models are models: no presentation, few methods
+
+
+def literals(tree):
+    """The string literals of a module without its docstrings."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+def shown(literal):
+    """Whether a literal looks like an equation or a sentence. Random streams have names with spaces."""
+    return any(sign in literal for sign in " =+^") and literal != "palette pixels"
+
+
+@pytest.mark.parametrize("family", tuple(FAMILIES))
+def test_a_model_has_no_display_strings(family):
+    path = SOURCE / "models" / "families" / family / "model.py"
+    assert not [literal for literal in literals(ast.parse(path.read_text(encoding="utf-8"))) if shown(literal)]
+
+
+def test_display_strings_are_found():
+    tree = ast.parse('"""Docs: z = 1."""\nequation = f"z_{layer} = MLP(z)"\nnote = "the head is dropped"\nkey = "cls"')
+    assert [literal for literal in literals(tree) if shown(literal)] == ["the head is dropped", " = MLP(z)"]
+
+
+def test_a_model_has_at_most_25_public_methods():
+    methods = [
+        name
+        for name, member in vars(Model).items()
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    ]
+    assert {"forward", "record", "features", "resize"} <= set(methods)
+    assert len(methods) <= 25
+
+
+def test_the_vision_transformer_fits_on_few_screens():
+    path = SOURCE / "models" / "families" / "vit" / "model.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 280

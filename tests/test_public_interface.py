@@ -35,6 +35,7 @@ from vitrail.models.base import Model
 from vitrail.models.create import build
 from vitrail.models.families import FAMILIES
 from vitrail.models.sizes import Alias
+from vitrail.models.surgery import surgery_of
 from vitrail.models.zoo import MODELS, TIMM, find
 from vitrail.training.callback import Step
 from vitrail.training.run import Result
@@ -77,7 +78,7 @@ def test_reset_classifier_drops_what_only_pre_training_needs(tmp_path):
     assert torch.equal(vit.features(images), features)
 
     painter = redraw(create("iGPT-Micro", output="pixels", causal=True, classes=16))
-    copy, notes = painter.with_new_head(5)
+    copy, notes = surgery_of(painter).with_new_head(5)
     painter.colour_embed.weight.requires_grad_(False)
     painter.reset_classifier(5)
     assert notes == ["the start token is dropped and positions shift by one"]

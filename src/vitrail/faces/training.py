@@ -170,6 +170,6 @@ def _new_embedding(model: AnyModel, *, reads_patches: bool) -> tuple[AnyModel, s
     if model.config.embedding:
         return model.clone_with(), f"its embedding of {model.config.embedding} stays"
     pooled, note = surgery_of(model).with_mean_pooling() if reads_patches else (model, None)
-    made, dropped = pooled.with_new_head(0, embedding=EMBEDDING)
+    made, dropped = surgery_of(pooled).with_new_head(0, embedding=EMBEDDING)
     notes = [f"an embedding of {EMBEDDING} in place of the head", *([note] if note else []), *dropped]
     return made, "; ".join(notes)

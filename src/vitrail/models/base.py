@@ -157,17 +157,15 @@ class Model(nn.Module, Generic[Config]):
         """
         self.replace_head(classes)
 
-    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
-        """`reset_classifier`, or for no classes an embedding of this width, with notes about what else was dropped.
-        Families with parts that only pre-training needs drop them here."""
+    def replace_head(self, classes: int, *, embedding: int = 0) -> None:
+        """`reset_classifier`, or for no classes an embedding of this width. Families with parts that only pre-training
+        needs drop them here."""
         if not self.head_width:
             raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
-        before = self.config.embedding
         self.config = self.config.replace(classes=classes, embedding=embedding)
         weight = next(self.parameters())
         self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
         self.zero_head()
-        return [f"the embedding of {before} is dropped"] if before else []
 
     def _count_classes(self) -> None:
         """Let the configuration follow an assigned head. What is not a linear layer of the right width changes nothing
@@ -322,12 +320,6 @@ class Model(nn.Module, Generic[Config]):
         kept = {name: tensor for name, tensor in given.items() if not drop or not name.startswith(drop)}
         made.load_state_dict({**made.state_dict(), **kept})
         return made
-
-    def with_new_head(self, classes: int, *, embedding: int = 0) -> tuple[Self, list[str]]:
-        """A copy with a zero head for `classes` classes, or for none with an embedding of this width, and without the
-        parts that only pre-training needs; and notes about the changes."""
-        made = self.clone_with()
-        return made, made.replace_head(classes, embedding=embedding)
 
     # Tables and sizes
 

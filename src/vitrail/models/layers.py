@@ -283,6 +283,18 @@ class AttentionPool(nn.Module):
         return attention_weights(q, k, None)
 
 
+class PreLogits(nn.Module):
+    """The hidden layer of the pre-training head (section 3.1)."""
+
+    def __init__(self, width: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, y_BD: Tensor) -> Tensor:
+        return activate(self.fc(y_BD), self.activation, fresh=is_plain(self.fc))
+
+
 class LayerScale(nn.Module):
     """A learned factor per feature on a residual branch (arXiv 2103.17239, eq. 4)."""
 

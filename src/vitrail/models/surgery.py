@@ -32,6 +32,19 @@ class Surgery(Generic[M]):
         model itself and None if there is no [CLS] token."""
         return self.model, None
 
+    def with_new_head(self, classes: int, *, embedding: int = 0) -> tuple[M, list[str]]:
+        """A copy with a zero head for `classes` classes, or for none with an embedding of this width; and notes about
+        the parts that it drops."""
+        copy = self.model.clone_with()
+        copy.replace_head(classes, embedding=embedding)
+        return copy, self.new_head_notes
+
+    @property
+    def new_head_notes(self) -> list[str]:
+        """The parts that `replace_head` drops, in a few words each."""
+        embedding = self.model.config.embedding
+        return [f"the embedding of {embedding} is dropped"] if embedding else []
+
     @property
     def resize_note(self) -> str:
         """How `resize` changes learned position embeddings, in a few words; empty if it does not."""

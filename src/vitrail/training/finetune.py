@@ -173,7 +173,7 @@ def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[A
             kept.head.weight.copy_(model.head.weight[order])
             kept.head.bias.copy_(model.head.bias[order])
         return kept, f"the {len(now):,} classes are the bundle's own: its head stays"
-    fresh, notes = model.with_new_head(len(now))
+    fresh, notes = surgery_of(model).with_new_head(len(now))
     return fresh, "; ".join([f"a new head for {len(now):,} classes", *notes])
 
 

@@ -194,7 +194,8 @@ def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], fol
     fitted = fit(model, first, split, protocol(settings, first), settings["seed"])
     save_bundle(model, first, settings, folder)
     shots = [_few_shots(model, second, seed) for seed in range(DRAWS)]
-    fresh, _ = model.with_new_head(len(second.labels))
+    fresh = model.clone_with()
+    fresh.reset_classifier(len(second.labels))
     few = second.training.take(sample_per_class(second.training.labels, _TUNED, settings["seed"]))
     shorter = {**settings, "seen": settings["seen"] // 10, "learning_rate": 0.3 * settings["learning_rate"]}
     fit(fresh, second, few, protocol(shorter, second), settings["seed"])

@@ -118,19 +118,15 @@ class IGPT(Model[IGPTConfig]):
         return self.norm(output)
 
     @torch.no_grad()
-    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
-        if self.config.output == "classes":
-            return super().replace_head(classes, embedding=embedding)
-        self.config = self.config.replace(output="classes", classes=classes)
-        # It read each pixel one place later, after a start token: what it learned of places moves along.
-        colours, positions = self.colour_embed.weight, self.pos_embed
-        self.colour_embed = nn.Embedding.from_pretrained(colours[:-1].clone(), freeze=not colours.requires_grad)
-        shifted = torch.cat([positions[:, 1:], positions[:, -1:]], dim=1)
-        self.pos_embed = nn.Parameter(shifted, requires_grad=positions.requires_grad)
-        return [
-            *super().replace_head(classes, embedding=embedding),
-            "the start token is dropped and positions shift by one",
-        ]
+    def replace_head(self, classes: int, *, embedding: int = 0) -> None:
+        if self.config.output == "pixels":
+            self.config = self.config.replace(output="classes", classes=classes)
+            # It read each pixel one position later, after a start token: its learned positions move along.
+            colours, positions = self.colour_embed.weight, self.pos_embed
+            self.colour_embed = nn.Embedding.from_pretrained(colours[:-1].clone(), freeze=not colours.requires_grad)
+            shifted = torch.cat([positions[:, 1:], positions[:, -1:]], dim=1)
+            self.pos_embed = nn.Parameter(shifted, requires_grad=positions.requires_grad)
+        super().replace_head(classes, embedding=embedding)
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair) -> "IGPT":

@@ -17,3 +17,9 @@ class IGPTSurgery(Surgery[IGPT]):
             return False
         model.pos_embed.copy_(model.pos_embed[:, order.to(model.pos_embed.device)])
         return True
+
+    @property
+    def new_head_notes(self) -> list[str]:
+        if self.model.config.output == "classes":
+            return super().new_head_notes
+        return [*super().new_head_notes, "the start token is dropped and positions shift by one"]

@@ -8,7 +8,6 @@ Shapes: B images, C channels, N = h*w patches, T tokens with [CLS] and registers
     y    = LN(z_L^0)                                   eq. 4    ViT.read
 """
 
-import functools
 from collections.abc import Callable
 from typing import Self, cast
 
@@ -21,6 +20,7 @@ from vitrail.models.base import Layout, Model, Reads
 from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ResizeRule, ViTConfig
 from vitrail.models.families.vit.merging import Groups, chessboard, match, merge, spread
+from vitrail.models.families.vit.recording import record_layer
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
 from vitrail.models.layers import (
     MLP,
@@ -28,11 +28,10 @@ from vitrail.models.layers import (
     AttentionPool,
     LayerScale,
     PatchEmbed,
-    activate,
+    PreLogits,
     drop,
     drop_path,
     drop_tokens,
-    is_plain,
     make_norm,
 )
 from vitrail.models.positions.base import Position
@@ -61,15 +60,16 @@ class Block(nn.Module):
         """With `queries`, only the first `queries` tokens are computed: (B, queries, D)."""
         asking_BQD = z_BTD if queries is None else z_BTD[:, :queries]
         if self.pre_norm:
-            z_BQD = self._add(asking_BQD, self._attend(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
-            return self._add(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
-        z_BQD = self.norm1(self._add(asking_BQD, self._attend(z_BTD, rope, bias, queries), self.ls1))
-        return self.norm2(self._add(z_BQD, self.mlp(z_BQD), self.ls2))
+            z_BQD = self.add(asking_BQD, self._attend(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
+            return self.add(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
+        z_BQD = self.norm1(self.add(asking_BQD, self._attend(z_BTD, rope, bias, queries), self.ls1))
+        return self.norm2(self.add(z_BQD, self.mlp(z_BQD), self.ls2))
 
     def _attend(self, x_BTD: Tensor, rope: Tensor | None, bias: Tensor | None, queries: int | None) -> Tensor:
         return drop(self.attn(x_BTD, rope, bias, queries), self.dropout, self.training)
 
-    def _add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
+    def add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
+        """The residual connection."""
         if scale is not None:
             branch_BQD = scale(branch_BQD)
         return z_BQD + drop_path(branch_BQD, self.drop_path, self.training) if self.residual else branch_BQD
@@ -79,38 +79,8 @@ class Block(nn.Module):
         return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
 
     def cls_attention(self, z_BTD: Tensor) -> Tensor:
-        """What the first token pays to each token (B, T), the mean over heads."""
+        """The attention of the first token to each token (B, T), the mean over heads."""
         return self.attn.cls_attention(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
-
-    def steps(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-        """Every step of this layer by its name (see `Activations.steps`), computed separately from the fused kernel.
-
-        After each part, `norm1` and `norm2` of the original encoder follow the residual connection."""
-        if self.pre_norm:
-            norm1_BTD = self.norm1(z_BTD)
-            attended = self.attn.steps(norm1_BTD, rope, bias)
-            middle_BTD = self._add(z_BTD, attended["msa"], self.ls1)
-            norm2_BTD = self.norm2(middle_BTD)
-            inner = self.mlp.steps(norm2_BTD)
-            return {"norm1": norm1_BTD, **attended, "middle": middle_BTD, "norm2": norm2_BTD, **inner}
-        attended = self.attn.steps(z_BTD, rope, bias)
-        middle_BTD = self._add(z_BTD, attended["msa"], self.ls1)
-        norm1_BTD = self.norm1(middle_BTD)
-        inner = self.mlp.steps(norm1_BTD)
-        norm2_BTD = self.norm2(self._add(norm1_BTD, inner["z2"], self.ls2))
-        return {**attended, "middle": middle_BTD, "norm1": norm1_BTD, **inner, "norm2": norm2_BTD}
-
-
-class PreLogits(nn.Module):
-    """The hidden layer of the pre-training head (section 3.1)."""
-
-    def __init__(self, width: int, activation: str) -> None:
-        super().__init__()
-        self.activation = activation
-        self.fc = nn.Linear(width, width)
-
-    def forward(self, y_BD: Tensor) -> Tensor:
-        return activate(self.fc(y_BD), self.activation, fresh=is_plain(self.fc))
 
 
 class ViT(Model[ViTConfig]):
@@ -195,30 +165,19 @@ class ViT(Model[ViTConfig]):
                 z_BTD = z_BTD + added_TD
             if count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix):
                 read_BT = block.cls_attention(z_BTD) if self.config.pool == "cls" else None
-                found = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
-                z_BTD, groups = merge(z_BTD, groups, found)
+                pairs = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
+                z_BTD, groups = merge(z_BTD, groups, pairs)
             rope, bias = self.position.rotation(self), self.bias(layer)
             if activations is not None and activations.wants(layer):
-                self._record_inside(activations, layer, spread(z_BTD, groups), rope, bias)
-            entering_BTD = z_BTD
+                tokens_BTD, merges = spread(z_BTD, groups), bool(self.config.merge)
+                record_layer(activations, layer, block, tokens_BTD, rope, bias, merges=merges)
+            input_BTD = z_BTD
             sized = bias if groups is None else groups.bias
-            z_BTD = self.run_block(block, entering_BTD, rope, sized, 1 if trim and layer == last else None)
+            z_BTD = self.run_block(block, input_BTD, rope, sized, 1 if trim and layer == last else None)
             if activations is not None and layer in activations.layers:
-                is_complete = z_BTD.shape[1] == entering_BTD.shape[1]
-                activations.keep(layer, spread(z_BTD if is_complete else block(entering_BTD, rope, sized), groups))
+                is_complete = z_BTD.shape[1] == input_BTD.shape[1]
+                activations.keep(layer, spread(z_BTD if is_complete else block(input_BTD, rope, sized), groups))
         return z_BTD if trim else spread(z_BTD, groups)
-
-    def _record_inside(
-        self, activations: Activations, layer: int, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None
-    ) -> None:
-        """Record attention and steps of a layer that all tokens enter. Merged ones enter as equal tokens: each gets the
-        share of the group's attention that log(size) gives it."""
-        block = self.blocks[layer]
-        if activations.wants_attention(layer):
-            activations.attention[layer] = block.attention(z_BTD, rope, bias)
-        if layer in activations.inside and self.config.merge:
-            activations.steps[f"blocks.{layer}.merged"] = z_BTD
-        activations.keep_inside(layer, functools.partial(block.steps, z_BTD, rope, bias))
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Eq. 4 and the head: normalise, pool, classify."""
@@ -307,12 +266,8 @@ class ViT(Model[ViTConfig]):
         with evaluating(self.norm):  # looking at a layer must not move the statistics of BatchNorm
             return self.norm(output)
 
-    def replace_head(self, classes: int, *, embedding: int = 0) -> list[str]:
-        if self.config.representation == "none":
-            return super().replace_head(classes, embedding=embedding)
-        self.config = self.config.replace(representation="none")
-        del self.pre_logits
-        return [
-            *super().replace_head(classes, embedding=embedding),
-            "the hidden layer of the pre-training head is dropped",
-        ]
+    def replace_head(self, classes: int, *, embedding: int = 0) -> None:
+        if self.config.representation != "none":
+            self.config = self.config.replace(representation="none")
+            del self.pre_logits
+        super().replace_head(classes, embedding=embedding)

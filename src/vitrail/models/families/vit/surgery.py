@@ -41,6 +41,12 @@ class ViTSurgery(Surgery[ViT]):
         return pooled, "the mean of the patches is read in place of [CLS], which stays as a register"
 
     @property
+    def new_head_notes(self) -> list[str]:
+        if self.model.config.representation == "none":
+            return super().new_head_notes
+        return [*super().new_head_notes, "the hidden layer of the pre-training head is dropped"]
+
+    @property
     def resize_note(self) -> str:
         model = self.model
         return f"positions interpolated by the rule of {model.config.resize_rule}" if model.position.learned else ""
