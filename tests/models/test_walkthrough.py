@@ -9,7 +9,6 @@ import vitrail
 from vitrail.bundles.pretrained import create
 from vitrail.core.registry import load_object
 from vitrail.lab.exact import redraw
-from vitrail.models.create import create
 from vitrail.models.families import FAMILIES
 from vitrail.models.families.vit.walkthrough import ViTWalkthrough, attention_equation, mlp_equation, pooling_equation
 from vitrail.models.walkthrough import Walkthrough, walkthrough_of
