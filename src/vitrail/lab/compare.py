@@ -73,13 +73,7 @@ def compare(
         }
         smallest = lab.sizes[0] if earlier_plan is None else earlier_plan["smallest"]
         results = Results(output / "results.jsonl", images.fingerprint, smallest, len(images.validation))
-        speeds = (
-            dict(earlier_plan["speeds"]) if earlier_plan and earlier_plan.get("machine") == describe_machine() else {}
-        )
-        missing = [name for name in lab.families if name not in speeds]
-        if missing:
-            tell(f"measuring the speed of training here: {', '.join(missing)}")
-            speeds |= _measure_speeds(output, images, missing, jobs, backend)
+        speeds = _training_speeds(output, lab, earlier_plan, jobs=jobs, backend=backend, tell=tell)
         request = {
             "questions": names,
             "families": list(lab.families),
@@ -178,11 +172,20 @@ def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], see
     return Lab(images, chosen, counts, seeds, _IMAGES_SEEN[images.size])
 
 
-def _measure_speeds(output: Path, images: Images, families: Iterable[str], jobs: int, backend: str) -> dict[str, float]:
-    trials = planning.speed_trials(images, list(families))
-    by_key = {trial.trial_id(images.fingerprint): family for family, trial in trials.items()}
+def _training_speeds(
+    output: Path, lab: Lab, earlier_plan: dict[str, Any] | None, *, jobs: int, backend: str, tell: Say
+) -> dict[str, float]:
+    """Return the training speed of each family. Speeds of an earlier plan are reused on the same machine."""
+    is_same_machine = earlier_plan is not None and earlier_plan.get("machine") == describe_machine()
+    speeds = dict(earlier_plan["speeds"]) if earlier_plan is not None and is_same_machine else {}
+    missing = [family for family in lab.families if family not in speeds]
+    if not missing:
+        return speeds
+    tell(f"measuring the training speed of {', '.join(missing)}")
+    trials = planning.speed_trials(lab.images, missing)
+    families = {trial.trial_id(lab.images.fingerprint): family for family, trial in trials.items()}
     records = run_trials(output, list(trials.values()), jobs=jobs, backend=backend)
-    return {by_key[record["key"]]: record["measured"]["speed"] for record in records}
+    return speeds | {families[record["key"]]: record["measured"]["speed"] for record in records}
 
 
 def _run_stages(

@@ -4,6 +4,7 @@ Every measurement has an interval and an exact or untrained reference. Bundles a
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from itertools import combinations
@@ -227,16 +228,9 @@ def _measure_bundle(name: str, bundle: Bundle, split: Split, labels: np.ndarray,
     plain = probabilities.argmax(axis=1)
     right = plain == labels
     distances = plan.distances(min(config.resolution))
-    moved = dict(
-        perturbations.predict_perturbed(
-            model, images, labels, perturbations.shift_perturbations(distances), plain=plain
-        )
-    )
-    other = dict(
-        perturbations.predict_perturbed(
-            model, images, labels, perturbations.other_perturbations(plan.grids, plan.drop_grid), plain=plain
-        )
-    )
+    predict = functools.partial(perturbations.predict_perturbed, model, images, labels, plain=plain)
+    moved = dict(predict(perturbations.shift_perturbations(distances)))
+    other = dict(predict(perturbations.other_perturbations(plan.grids, plan.drop_grid)))
 
     chance = 1 / config.classes
     agreement_by_chance = float(np.square(np.bincount(plain, minlength=config.classes) / len(plain)).sum())
