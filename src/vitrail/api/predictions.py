@@ -420,11 +420,12 @@ def _open_images(images: "ImageLike | Iterable[ImageLike]", split: str | None) -
     words = [images] if isinstance(images, str | os.PathLike) else images
     if isinstance(words, list | tuple) and all(isinstance(word, str | os.PathLike) for word in words):
         paths = [str(word) for word in words]
-        if split is not None or not are_image_files(paths):
-            from vitrail.data.sources.registry import find_split
+        if paths and split is None and are_image_files(paths):
+            return paths, paths
+        from vitrail.data.sources.registry import find_split
 
-            if (data := find_split(paths, split)) is not None:
-                return data.images, [data.name_of(index) for index in range(len(data))]
+        if (data := find_split(paths, split)) is not None:
+            return data.images, [data.name_of(index) for index in range(len(data))]
     return name_images(images)
 
 
