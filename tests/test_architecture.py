@@ -155,3 +155,21 @@ def test_a_model_has_at_most_25_public_methods():
 def test_the_vision_transformer_fits_on_few_screens():
     path = SOURCE / "models" / "families" / "vit" / "model.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 280
+
+
+# Sizes
+
+
+def test_the_package_has_at_most_16_parts():
+    parts = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert len(parts - {"__init__", "__main__"}) <= 16
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_and_functions_fit_on_a_few_screens(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 500
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+            assert body[-1].end_lineno - body[0].lineno < 60, node.name

@@ -7,6 +7,7 @@ A reader trusts a folder only if its manifest, written last, agrees with every b
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -96,7 +97,7 @@ def locked(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
     lock = FileLock(
         path, thread_local=False, fallback_to_soft=False, preserve_lock_file=True, on_acquired=_write_holder
     )
-    is_held = True
+    is_held, reader = True, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -105,15 +106,28 @@ def locked(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
             on_busy(path.read_text(errors="replace")[:300].strip() or "another process")
             lock.acquire()
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and path.exists():
+            # A shared or read-only folder: the lock file of somebody else can be locked without writing to it.
+            reader = _lock_without_writing(path)
+        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            is_held = False
+        else:
             raise UsageError(
                 f"Output must be in a folder that can be written, got {str(path.parent)!r} ({_reason(error)})."
             ) from None
-        is_held = False
     try:
         yield is_held
     finally:
         lock.release()
+        if reader is not None:
+            os.close(reader)
+
+
+def _lock_without_writing(path: Path) -> int:
+    """Wait for the lock of a file that cannot be written, and return its descriptor; closing it releases the lock."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 def _write_holder(file: int) -> None:
