@@ -178,7 +178,7 @@ def _training_speeds(
     """Return the training speed of each family. Speeds of an earlier plan are reused on the same machine."""
     is_same_machine = earlier_plan is not None and earlier_plan.get("machine") == describe_machine()
     speeds = dict(earlier_plan["speeds"]) if earlier_plan is not None and is_same_machine else {}
-    missing = [family for family in lab.families if family not in speeds]
+    missing = [name for name in lab.families if name not in speeds]
     if not missing:
         return speeds
     tell(f"measuring the training speed of {', '.join(missing)}")
