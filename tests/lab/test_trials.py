@@ -106,6 +106,7 @@ def test_contrast_of_two_equals_their_difference_and_pairs_images():
 def test_by_part_estimates_each_part_with_its_own_noise(tmp_path):
     accuracies = Accuracies(Results(tmp_path / "results.jsonl", "images", 100), {})
     accuracies.right = {"one": np.array([[1, 1, 0, 0], [1, 0, 0, 0]])}
+    assert accuracies.noise_of("one").freedom == 1  # by_part must not reuse this cached noise
     parts = accuracies.by_part(
         {"left": np.array([True, True, False, False]), "right": np.array([False, False, True, True])}
     )

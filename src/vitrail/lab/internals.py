@@ -66,13 +66,13 @@ def equivariance_errors(model: AnyModel, images: Tensor, distances: Sequence[int
         parts: dict[str, list[Tensor]] = {}
         for axis in (2, 3):
             for name, moved in _layer_maps(model, images.roll(distance, axis)).items():
-                places = plain[name].shape[axis]
-                steps = 0.0 if name == "pooled" else distance * places / images.shape[axis]
+                positions = plain[name].shape[axis]
+                steps = 0.0 if name == "pooled" else distance * positions / images.shape[axis]
                 expected = _roll(plain[name], steps, axis)
-                rim = int(np.ceil(steps - 1e-9))
-                if places <= 2 * rim:
+                border = int(np.ceil(steps - 1e-9))
+                if positions <= 2 * border:
                     continue
-                error = (moved - expected).square().sum(1).narrow(axis - 1, rim, places - 2 * rim)
+                error = (moved - expected).square().sum(1).narrow(axis - 1, border, positions - 2 * border)
                 parts.setdefault(name, []).append(error.mean(dim=(1, 2)))
         for name, axis_errors in parts.items():
             errors[name][distance] = torch.stack(axis_errors).mean(0).numpy() / max(spread[name], 1e-300)

@@ -48,7 +48,7 @@ def pairwise_distances(table_ND: np.ndarray) -> np.ndarray:
     return np.linalg.norm(table_ND[:, None] - table_ND, axis=-1)[..., None]
 
 
-def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor) -> np.ndarray:
+def strength_by_position(model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor) -> np.ndarray:
     """Return the mean gradient norm of the label's logit with respect to each patch, in reading order, (N)."""
     sums = np.zeros(len(order_N))
     with torch.enable_grad(), evaluating(model):
@@ -62,7 +62,7 @@ def strength_by_place(model: AnyModel, images: Tensor, labels: Tensor, patch: Pa
 
 
 @torch.no_grad()
-def removal_effect_by_place(
+def removal_effect_by_position(
     model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor
 ) -> np.ndarray:
     """Return the mean change of the label's logit if a patch is replaced by the mean image's, in reading order, (N)."""
@@ -70,8 +70,8 @@ def removal_effect_by_place(
     mean_image, effects = images.mean(dim=0), []
     with evaluating(model):
         logits = model(images).gather(1, labels[:, None])
-        for place in order_N.tolist():
-            down, right = place // columns * patch[0], place % columns * patch[1]
+        for index in order_N.tolist():
+            down, right = index // columns * patch[0], index % columns * patch[1]
             at = (..., slice(down, down + patch[0]), slice(right, right + patch[1]))
             without = images.clone()
             without[at] = mean_image[at]

@@ -22,23 +22,23 @@ LEVELS = ("within", "patches", "pixels")
 def permutation(level: str, resolution: Pair, patch: Pair, seed: int) -> torch.Tensor:
     """Return the source pixel of each position in raster order (H * W)."""
     height, width = resolution
-    places = torch.arange(height * width).view(resolution)
+    indices = torch.arange(height * width).view(resolution)
     if level == "pixels":
-        return places.flatten()[_order(height * width, seed)]
+        return indices.flatten()[_order(height * width, seed)]
     grid = height // patch[0], width // patch[1]
     if level == "patches":
         return patch_order(_order(grid[0] * grid[1], seed), resolution, patch)
     if level == "within":
-        patches = patchify(places[None, None], patch)[..., _order(patch[0] * patch[1], seed)]
+        patches = patchify(indices[None, None], patch)[..., _order(patch[0] * patch[1], seed)]
         return unpatchify(patches, grid, patch).flatten()
     raise UsageError(f"Level must be one of {', '.join(LEVELS)}, got {level!r}.")
 
 
 def patch_order(order_N: torch.Tensor, resolution: Pair, patch: Pair) -> torch.Tensor:
     """Return the source pixel of each position (H * W) if patches are put in this order."""
-    places = torch.arange(resolution[0] * resolution[1]).view(1, 1, *resolution)
+    indices = torch.arange(resolution[0] * resolution[1]).view(1, 1, *resolution)
     grid = resolution[0] // patch[0], resolution[1] // patch[1]
-    return unpatchify(patchify(places, patch)[:, order_N], grid, patch).flatten()
+    return unpatchify(patchify(indices, patch)[:, order_N], grid, patch).flatten()
 
 
 def move(images_BCHW: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

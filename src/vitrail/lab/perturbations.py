@@ -44,8 +44,8 @@ def shift(images: Tensor, down: np.ndarray, right: np.ndarray) -> Tensor:
 
 def _mirrored_indices(size: int, pixels: np.ndarray) -> np.ndarray:
     """Return the source index of each pixel along a side (B, size)."""
-    places = np.abs(np.arange(size) - pixels[:, None])
-    return np.where(places > size - 1, 2 * (size - 1) - places, places)
+    indices = np.abs(np.arange(size) - pixels[:, None])
+    return np.where(indices > size - 1, 2 * (size - 1) - indices, indices)
 
 
 def shift_distances(side: int) -> tuple[int, ...]:
@@ -57,8 +57,8 @@ def ring_shift(distance: int, draw: int = 0) -> Perturbation:
     """Return a perturbation that shifts each image to a random point at Chebyshev distance `distance`."""
 
     def perturb(images: Tensor, numbers: np.ndarray) -> Tensor:
-        place = rng.integers(8 * distance, distance, draw, numbers, stream="lab shift")
-        side, along = np.divmod(place, 2 * distance)
+        index = rng.integers(8 * distance, distance, draw, numbers, stream="lab shift")
+        side, along = np.divmod(index, 2 * distance)
         far, near = np.full_like(along, distance), along - distance
         down = np.select([side == 0, side == 1, side == 2], [-far, near, far], -near)
         right = np.select([side == 0, side == 1, side == 2], [near, far, -near], -far)
@@ -142,7 +142,7 @@ class PerturbedPredictions(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: Mapping[str, str], count: int) -> "PerturbedPredictions":
-        """The inverse of `to_json`."""
+        """Read what `to_json` returned."""
         return cls(*(unpack(fields[name], count).astype(bool) for name in cls._fields))
 
 
@@ -246,8 +246,8 @@ def measure_calibration(probabilities: np.ndarray, right: np.ndarray, draws: int
     count = len(confidences)
     samples = rng.integers(count, np.arange(draws)[:, None], np.arange(count), stream="lab bootstrap")
     errors = [calibration_error(confidences[sample], right[sample]) for sample in samples]
-    luck = rng.uniform(np.arange(draws)[:, None], np.arange(count), stream="lab luck")
-    ideal = [calibration_error(confidences, sample < confidences) for sample in luck]
+    uniform = rng.uniform(np.arange(draws)[:, None], np.arange(count), stream="lab luck")
+    ideal = [calibration_error(confidences, sample < confidences) for sample in uniform]
     error = Estimate(calibration_error(confidences, right), float(np.std(errors, ddof=1)))
     return CalibrationMeasure(error, float(np.mean(ideal)), confidences - right)
 

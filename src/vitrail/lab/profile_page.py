@@ -151,17 +151,17 @@ def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
         if lines:
             up = t(f"{kind}-axis", "tspan")
             figures.append((kind, chart(lines, t("depth-axis", "tspan"), up, dots=kind == "areas")))
-    sure = [
+    reliability = [
         Line(
             profile.name,
-            [100 * sure for count, sure, _ in profile.bins if count],
+            [100 * confidence for count, confidence, _ in profile.bins if count],
             [100 * share for count, _, share in profile.bins if count],
             colour,
         )
         for profile, colour in zip(profiles, colours, strict=True)
     ]
-    sure.append(Line("=", [0, 100], [0, 100], 7))
-    figures.append(("reliability", chart(sure, t("sure-axis", "tspan"), percent, dots=True)))
+    reliability.append(Line("=", [0, 100], [0, 100], 7))
+    figures.append(("reliability", chart(reliability, t("sure-axis", "tspan"), percent, dots=True)))
     for number, profile in enumerate(profiles):
         if profile.similarity is not None:
             layers = [str(layer) for layer in range(len(profile.similarity))]

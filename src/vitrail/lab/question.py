@@ -207,10 +207,10 @@ class Accuracies:
 
     @functools.cached_property
     def _noise_by_group(self) -> dict[Any, SeedNoise]:
-        by_kind: dict[Any, list[list[float]]] = {}
+        by_group: dict[Any, list[list[float]]] = {}
         for name, right in self.right.items():
-            by_kind.setdefault(self._noise_group(name), []).append(right.mean(axis=1).tolist())
-        return {kind: pool(groups) for kind, groups in by_kind.items()}
+            by_group.setdefault(self._noise_group(name), []).append(right.mean(axis=1).tolist())
+        return {group: pool(accuracies) for group, accuracies in by_group.items()}
 
     def noise_of(self, name: Any) -> SeedNoise:
         """Return the seed noise of a variant, pooled over its noise group."""
@@ -221,14 +221,14 @@ class Accuracies:
 
         Each part has its own seed noise, because the parts of one model are correlated.
         """
-        judged = copy.copy(self)
-        judged.__dict__.pop("_noises", None)
-        judged.right = {
+        part_accuracies = copy.copy(self)
+        part_accuracies.__dict__.pop("_noise_by_group", None)
+        part_accuracies.right = {
             (name, part): right[:, is_chosen] for name, right in self.right.items() for part, is_chosen in parts.items()
         }
-        judged._noise_group = lambda name: name[1]
-        judged.cut_off = {key for key in judged.right if key[0] in self.cut_off}
-        return judged
+        part_accuracies._noise_group = lambda name: name[1]
+        part_accuracies.cut_off = {key for key in part_accuracies.right if key[0] in self.cut_off}
+        return part_accuracies
 
     def __contains__(self, name: Any) -> bool:
         return name in self.right

@@ -59,10 +59,10 @@ class Results:
         """Return the trials that choose the learning rate of a training trial: at the smallest size, with one seed."""
         if not needs_rate(trial):
             return []
-        usual: dict[str, Any] = {"count": self._smallest} if "count" in trial.settings else {}
+        overrides: dict[str, Any] = {"count": self._smallest} if "count" in trial.settings else {}
         if trial.settings.get("permutation"):  # all permutations of a level share one rate
-            usual["permutation"] = [*trial.settings["permutation"][:2], 0]
-        return [trial.clone_with(learning_rate=rate, seed=0, **usual) for rate in RATES]
+            overrides["permutation"] = [*trial.settings["permutation"][:2], 0]
+        return [trial.clone_with(learning_rate=rate, seed=0, **overrides) for rate in RATES]
 
     def rate(self, trial: Trial) -> float | None:
         """Return the chosen learning rate. None while a trial of a standard rate is missing."""

@@ -40,7 +40,7 @@ class Trial:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Trial":
-        """The inverse of `to_json`."""
+        """Read what `to_json` returned."""
         return cls(fields["task"], fields["settings"], tuple(cls.from_json(trial) for trial in fields["of"]))
 
     def trial_id(self, fingerprint: str) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 from tests.made_up import Filled, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
-from vitrail.lab.measures import recency_index, removal_effect_by_place, strength_by_place
+from vitrail.lab.measures import recency_index, removal_effect_by_position, strength_by_position
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.order import ORDERS, OrderQuestion, measure, prove
@@ -38,7 +38,7 @@ class Weighted(nn.Module):
 def test_strength_is_the_gradient_norm_in_reading_order():
     images, labels = torch.rand(5, 1, 8, 8), torch.arange(5)
     order = sequence_order("snake", (4, 4))
-    strength = strength_by_place(Weighted(), images, labels, (2, 2), order)
+    strength = strength_by_position(Weighted(), images, labels, (2, 2), order)
     np.testing.assert_allclose(strength, 2 * order.numpy())  # the norm of four equal numbers is twice the number
 
 
@@ -46,7 +46,7 @@ def test_removal_effect_is_the_change_of_the_logit():
     images, labels = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
     images[0] = 2  # both differ by 1 from the mean image
     order = sequence_order("column", (4, 4))
-    effect = removal_effect_by_place(Weighted(), images, labels, (2, 2), order)
+    effect = removal_effect_by_position(Weighted(), images, labels, (2, 2), order)
     np.testing.assert_allclose(effect, 4 * order.numpy(), rtol=1e-4)
 
 
@@ -62,7 +62,7 @@ def test_forgetting_lstm_has_recency_near_one(order):
         model.layers[0].bias_ih_l0[hidden : 2 * hidden] = -2
     keeps = torch.sigmoid(torch.tensor(-2.0)).item()
     images, labels = torch.zeros(2, 1, 8, 8), torch.arange(2)  # constant images: patches differ in time only
-    strength = strength_by_place(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
+    strength = strength_by_position(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
     np.testing.assert_allclose(strength[5:14] / strength[6:15], keeps, rtol=1e-3)
     assert recency_index(strength) > 0.95
 

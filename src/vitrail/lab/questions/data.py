@@ -90,22 +90,22 @@ class DataQuestion(Question):
             available = [result for trial in trials if (result := results.get(trial)) is not None]
             if available:
                 self.gaps[key] = [result["training_accuracy"] - result["accuracy"] for result in available]
-        at_most = {family: self.trials[family, self.lab.sizes[-1]] for family in self.lab.families}
-        machine = _most_used_machine(results, at_most)
+        largest_trials = {family: self.trials[family, self.lab.sizes[-1]] for family in self.lab.families}
+        machine = _most_used_machine(results, largest_trials)
         for family in self.lab.families:
-            available = [trial for trial in at_most[family] if results.get(trial) is not None]
+            available = [trial for trial in largest_trials[family] if results.get(trial) is not None]
             trials = [trial for trial in available if results.machine(trial) == machine]
             seconds = [(results.measured(trial) or {}).get("curve_seconds") for trial in trials]
-            right = [(results.get(trial) or {})["curve"] for trial in trials]
+            accuracies = [(results.get(trial) or {})["curve"] for trial in trials]
             if trials and all(seconds):
                 self.training_curves[family] = tuple(
-                    np.asarray(curve, float).mean(axis=0)[:, 1].tolist() for curve in (seconds, right)
+                    np.asarray(curve, float).mean(axis=0)[:, 1].tolist() for curve in (seconds, accuracies)
                 )
         self.floor_accuracy = {
             key: result["accuracy"] for key, trial in self.floors.items() if (result := results.get(trial)) is not None
         }
 
-    def _known(self, family: str) -> list[int]:
+    def _finished_sizes(self, family: str) -> list[int]:
         return [count for count in self.lab.sizes if (family, count) in self.accuracies]
 
     def _lead(self, family: str, other_family: str, count: int) -> Estimate | None:
@@ -126,7 +126,7 @@ class DataQuestion(Question):
 
     def _shared(self, family: str, other_family: str) -> list[int]:
         """Return the sizes at which both families were run."""
-        return [count for count in self._known(family) if (other_family, count) in self.accuracies]
+        return [count for count in self._finished_sizes(family) if (other_family, count) in self.accuracies]
 
     def _overtakes(self) -> Verdict:
         """Return the verdict on C2 with the size at which the curves cross, extrapolated if necessary."""
@@ -207,7 +207,7 @@ class DataQuestion(Question):
     def figures(self) -> Iterator[tuple[str, str]]:
         lines, gaps = [], []
         for family in self.lab.families:
-            if counts := self._known(family):
+            if counts := self._finished_sizes(family):
                 estimates = [self.accuracies.estimate((family, count)) for count in counts]
                 colour = COLOURS.get(family, 7)
                 lines.append(
@@ -264,7 +264,7 @@ class DataQuestion(Question):
         ]
         rows = []
         for name in self.lab.families:
-            values = {count: self.accuracies.estimate((name, count)).value for count in self._known(name)}
+            values = {count: self.accuracies.estimate((name, count)).value for count in self._finished_sizes(name)}
             if not values:
                 continue
             law = fit_power_law(list(values), [1 - value for value in values.values()])

@@ -284,13 +284,13 @@ def _resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
     model, (height, width) = random_model(config), config.resolution
     grid, large = (height // patch[0], width // patch[1]), (2 * height, 2 * width)
     mirrored, shuffled = copy.deepcopy(model), copy.deepcopy(model)
-    places = torch.arange(grid[0] * grid[1])
-    mirror, shuffle = places.view(grid).flip(1).flatten(), permutation("pixels", grid, (1, 1), 0)
+    indices = torch.arange(grid[0] * grid[1])
+    mirror, shuffle = indices.view(grid).flip(1).flatten(), permutation("pixels", grid, (1, 1), 0)
     permute_input_weights(mirrored, patch_order(mirror, config.resolution, patch))
     permute_input_weights(shuffled, patch_order(shuffle, config.resolution, patch))
     model, mirrored, shuffled = (variant.resize(large) for variant in (model, mirrored, shuffled))
     images = random_images(model)
-    large_mirror = torch.arange(4 * len(places)).view(2 * grid[0], 2 * grid[1]).flip(1).flatten()
+    large_mirror = torch.arange(4 * len(indices)).view(2 * grid[0], 2 * grid[1]).flip(1).flatten()
     with torch.no_grad():
         logits = model(images)
         as_mirror = mirrored(move(images, patch_order(large_mirror, large, patch)))

@@ -12,7 +12,7 @@ from vitrail.bundles.bundle import load
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model, read_test_images
-from vitrail.lab.measures import influence, recency_index, removal_effect_by_place, strength_by_place
+from vitrail.lab.measures import influence, recency_index, removal_effect_by_position, strength_by_position
 from vitrail.lab.permute import move, patch_order
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
 from vitrail.lab.results import Results
@@ -232,15 +232,15 @@ def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _fold
     order = sequence_order(settings["order"], grid)
     result: dict[str, Any] = {}
     for when, model in (("before", untrained), ("after", bundle.model)):
-        strength = strength_by_place(model, pixels, labels, patch, order)
+        strength = strength_by_position(model, pixels, labels, patch, order)
         result[when] = {"strength": strength.tolist(), "recency": recency_index(strength)}
-    result["removal"] = recency_index(removal_effect_by_place(bundle.model, pixels, labels, patch, order))
+    result["removal"] = recency_index(removal_effect_by_position(bundle.model, pixels, labels, patch, order))
     backwards = torch.empty_like(order)
     backwards[order] = order.flip(0)
     with torch.no_grad():
-        answers = [
+        predictions = [
             bundle.model(batch).argmax(1)
             for batch in (pixels, move(pixels, patch_order(backwards, bundle.model.config.resolution, patch)))
         ]
-    result["agreement"] = float((answers[0] == answers[1]).float().mean())
+    result["agreement"] = float((predictions[0] == predictions[1]).float().mean())
     return Outcome(result, {})

@@ -97,7 +97,7 @@ class RangeQuestion(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.t("nothing", "p"))
-        answers = figure(
+        accuracy_figure = figure(
             self.t("figure-title"), self.t("figure-note", seeds=self.accuracies.seeds), figures["range-distance"]
         )
         rows = []
@@ -113,7 +113,7 @@ class RangeQuestion(Question):
         ends = (f"{CELL * distance} px" for distance in DISTANCES)
         heads = ("", self.t("macs"), self.t("field"), *ends)
         listed = table(heads, rows, frozenset(range(1, len(heads))))
-        return f'<div class="panes">{answers}{self._examples()}</div>{listed}'
+        return f'<div class="panes">{accuracy_figure}{self._examples()}</div>{listed}'
 
     def _examples(self) -> str:
         """Return a figure with two images of the task."""
@@ -164,8 +164,8 @@ def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     for index, far in enumerate(distances(count)):
         chosen = pairs[far][generator.integers(len(pairs[far]))]
         for (row, column), kind in zip(chosen, (first[index], first[index] ^ 1 ^ same[index]), strict=True):
-            place = np.s_[index, row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL, 0]
-            pixels[place] += kinds[kind]
+            region = np.s_[index, row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL, 0]
+            pixels[region] += kinds[kind]
     return pixels, same.astype(np.int64)
 
 
@@ -179,5 +179,5 @@ def mark_images() -> Images:
 
 def train_on_marks(settings: dict[str, Any], _images: Images, bundles: list[Path], folder: Path) -> Outcome:
     """Train one model on the generated images by the lab's protocol."""
-    usual = {"count": _TRAINING, "recipe": {}, "augment": False, "permutation": None}
-    return train({**usual, **settings}, mark_images(), bundles, folder)
+    defaults = {"count": _TRAINING, "recipe": {}, "augment": False, "permutation": None}
+    return train({**defaults, **settings}, mark_images(), bundles, folder)

@@ -58,14 +58,14 @@ class RobustnessQuestion(Question):
         }
 
     @property
-    def _known(self) -> list[str]:
+    def _finished_families(self) -> list[str]:
         return [name for name in self.lab.families if name in self.accuracies[""]]
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        for kind in perturbations.CURVES if self._known else ():
+        for kind in perturbations.CURVES if self._finished_families else ():
             points = perturbations.curve_points(kind, self.names)
             lines = []
-            for family in self._known:
+            for family in self._finished_families:
                 estimates = [self.accuracies[name].estimate(family) for _, name in points]
                 values = [100 * estimate.value for estimate in estimates]
                 colour = COLOURS.get(family, 7)
@@ -94,15 +94,17 @@ class RobustnessQuestion(Question):
                 if name
             ]
         rows = [
-            [label, *(interval_text(self.accuracies[name].estimate(family)) for family in self._known)]
+            [label, *(interval_text(self.accuracies[name].estimate(family)) for family in self._finished_families)]
             for label, name in named
         ]
-        listed = table(["", *self._known], rows, frozenset(range(1, len(self._known) + 1)))
+        listed = table(["", *self._finished_families], rows, frozenset(range(1, len(self._finished_families) + 1)))
         return f'<div class="panes">{panes}</div>{listed}'
 
     def numbers(self) -> dict[str, Any]:
         return {
-            name or "unchanged": {family: list(self.accuracies[name].estimate(family)[:2]) for family in self._known}
+            name or "unchanged": {
+                family: list(self.accuracies[name].estimate(family)[:2]) for family in self._finished_families
+            }
             for name in self.names
         }
 

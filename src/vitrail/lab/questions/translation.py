@@ -114,7 +114,7 @@ class TranslationQuestion(Question):
                     }
         self.proof = results.get(self.proof_trial)
 
-    def _known(self, count: int) -> list[str]:
+    def _finished_families(self, count: int) -> list[str]:
         return [family for family in self.lab.families if (family, count) in self.accuracy[0]]
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -142,7 +142,7 @@ class TranslationQuestion(Question):
 
     def scores(self) -> Iterator[Score]:
         largest = self.lab.sizes[-1]
-        for family in self._known(largest):
+        for family in self._finished_families(largest):
             yield Score("shift", family, self.consistency[None].estimate((family, largest)))
         for family in self.lab.families:
             before, after = (self._pooled_error(family, trained) for trained in (False, True))
@@ -162,7 +162,7 @@ class TranslationQuestion(Question):
     def figures(self) -> Iterator[tuple[str, str]]:
         largest = self.lab.sizes[-1]
         accuracy, consistency, errors = [], [], []
-        for family in self._known(largest):
+        for family in self._finished_families(largest):
             colour, key = COLOURS.get(family, 7), (family, largest)
             estimates = [self.accuracy[far].estimate(key) for far in (0, *self.far)]
             accuracy.append(
@@ -225,7 +225,7 @@ class TranslationQuestion(Question):
     def _table(self) -> str:
         rows = []
         for count in dict.fromkeys(count for _, count in self.trials):
-            for family in self._known(count):
+            for family in self._finished_families(count):
                 key = (family, count)
                 texts = [
                     interval_text(self.accuracy[0].estimate(key)),
