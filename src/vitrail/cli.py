@@ -4,6 +4,7 @@ Results go to stdout, messages to stderr.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import io
@@ -306,7 +307,7 @@ def _flags(command: Command | Group | None) -> list[str]:
     parameters = [parameter for parameter in parameters_of(command) if parameter.flag.in_cli]
     names = [one.flag.cli_name or one.name for one in parameters if not one.flag.is_positional]
     names += [name for name in ("json", "open") if getattr(command, name) is not None]
-    settings = Recipe.__dataclass_fields__ if "set" in names else ()
+    settings = [field.name for field in dataclasses.fields(Recipe)] if "set" in names else []
     return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
 
 

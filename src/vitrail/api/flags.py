@@ -3,6 +3,7 @@
 A command is a function whose annotated parameters are its flags, its `--help` and its documentation (`core.flags`).
 """
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -251,7 +252,7 @@ def _documentation(text: str, parameters: Iterable[Parameter]) -> str:
 
 
 def _unknown_keyword(function: str, name: str, value: object, known: list[str]) -> UsageError:
-    elsewhere, settings = same_word(name, known), Recipe.__dataclass_fields__
+    elsewhere, settings = same_word(name, known), {field.name for field in dataclasses.fields(Recipe)}
     setting = same_word(name, settings).get(name, name)
     if "settings" in known and setting in settings and not elsewhere:
         near = f" It is a setting of recipes: settings={{{setting!r}: {value!r}}}."
