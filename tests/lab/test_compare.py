@@ -319,8 +319,8 @@ def test_plan_takes_rounds_of_all_questions_in_turn_within_the_budget(tmp_path):
     partial_plan = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
     assert partial_plan.taken == {"one": 2, "two": 2}
     assert [line.partition(" (")[0] for line in partial_plan.dropped] == [
-        "one: round 3 of 3 and what follows",
-        "two: round 3 of 3 and what follows",
+        "one: round 3 of 3 and later",
+        "two: round 3 of 3 and later",
     ]
     with pytest.raises(UsageError, match="at least"):
         make_plan(questions, results, {"vit": 1.0}, budget=5.0, jobs=1)

@@ -164,7 +164,7 @@ def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], see
     counts = tuple(sorted({count // classes * classes for count in sizes})) if sizes else images.sizes()
     if counts[0] < classes or counts[-1] > images.largest:
         raise UsageError(
-            f"Sizes must be from {classes} (an image of each class) to {images.largest:,} (the rarest class has"
+            f"Sizes must be from {classes} (one image per class) to {images.largest:,} (the rarest class has"
             f" {images.largest // classes:,}), got {', '.join(map(str, sizes))}."
         )
     for family in chosen:

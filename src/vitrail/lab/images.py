@@ -71,7 +71,7 @@ class Images:
         if abs(config.macs / target_macs - 1) > _TOLERANCE:
             config = config.with_macs(target_macs)
         if abs(config.macs / target_macs - 1) > _TOLERANCE:
-            raise UsageError(f"Family must cost what ViT costs at {self.resolution} px within 6 %, got {family!r}.")
+            raise UsageError(f"Family must have the cost of ViT at {self.resolution} px within 6 %, got {family!r}.")
         return config.replace(**changes)
 
     @property

@@ -104,7 +104,7 @@ def make_plan(
                         cost += estimate(step, speeds) / (1 if step.alone else jobs)
                     keys.add(key)
             if budget is not None and spent + cost > budget:
-                dropped.append(f"{name}: round {turn + 1} of {len(question_rounds)} and what follows ({clock(cost)})")
+                dropped.append(f"{name}: round {turn + 1} of {len(question_rounds)} and later ({clock(cost)})")
                 smallest_cost = smallest_cost if runs_something() else min(smallest_cost or cost, cost)
                 continue
             taken[name], spent = turn + 1, spent + cost
