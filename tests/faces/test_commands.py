@@ -355,7 +355,7 @@ def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gal
 
 
 def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):
-    monkeypatch.setattr("vitrail.faces.gallery.PATIENCE", 0.1)
+    monkeypatch.setattr("vitrail.faces.gallery_file.PATIENCE", 0.1)
     reader = sqlite3.connect(gallery, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM person").fetchone()
