@@ -259,6 +259,28 @@ def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
         convert(str(tmp_path), tmp_path / "ours", "vitrail", images=CLOTHES[:4])
 
 
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ({"architecture": "hf-hub:owner/model"}, "timm has no model 'hf-hub:owner/model'"),
+        ({"architecture": "local-dir:/tmp"}, "timm has no model 'local-dir:/tmp'"),
+        ({"model_args": {"checkpoint_path": "weights.pth"}}, "config.json sets checkpoint_path to weights.pth"),
+        ({"model_args": {"depth": 10**9}}, "config.json sets depth to 1000000000"),
+        ({"model_args": {"mlp_ratio": 1e6}}, "config.json sets mlp_ratio"),
+    ],
+)
+def test_config_json_cannot_make_timm_open_or_build_something_else(tmp_path, monkeypatch, document, reason):
+    timm = import_peer("timm")
+    there(tmp_path, small(), "timm", verifies=False)
+    (tmp_path / "timm" / "vitrail.json").unlink()
+    stated = json.loads((tmp_path / "timm" / "config.json").read_text())
+    arguments = {**stated["model_args"], **document.pop("model_args", {})}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps({**stated, "model_args": arguments, **document}))
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm must not be asked"))
+    report = convert(str(tmp_path / "timm"), tmp_path / "read", "vitrail", images=CLOTHES[:4])
+    assert reason in report["proofs"][0]["not_verified"]
+
+
 def test_what_was_changed_since_is_not_believed(tmp_path):
     """Somebody went on training in the folder that we wrote."""
     bundle = small()

@@ -1,8 +1,8 @@
 """Weights of Google: npz files of vision_transformer and big_vision (ViT, hybrids, Mixer) and of big_transfer
 (BiT).
 
-Kernels are stored input first; attention has a dimension for heads. big_vision theirs layers differently, may put
-everything under `params/` and may stack all layers in one array.
+Kernels are stored input first; attention has a dimension for heads. big_vision names layers differently, may
+put everything under `params/` and may stack all layers in one array.
 """
 
 from collections.abc import Collection

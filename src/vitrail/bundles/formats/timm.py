@@ -109,7 +109,11 @@ class Timm(WeightFormat):
 
 def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
     """timm's model without weights: by the function that config.json names, which also verifies our assumptions;
-    otherwise from our configuration."""
+    otherwise from our configuration.
+
+    config.json comes from elsewhere: it may name a model of timm itself, but no repository and no file (timm reads
+    `hf-hub:...`, `local-dir:...` and `checkpoint_path`), and none of its settings may make the model larger.
+    """
     timm = import_peer("timm")
     try:
         arguments = Timm("timm").mapping(config).settings(config)
@@ -117,9 +121,27 @@ def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
     except UsageError:
         raise Unverified(f"timm has no {config.name or config.family}") from None
     if document.get("architecture"):
-        sized = {key: arguments[key] for key in ("img_size", "in_chans") if key in arguments}
-        arguments = {**sized, **(document.get("model_args") or {})}
+        if not timm.is_model(function):
+            raise Unverified(f"timm has no model {function!r}, which config.json names")
+        stated = document.get("model_args") or {}
+        for name, value in stated.items():
+            if name in _FACTORY_ARGUMENTS or _largest(value) > 1.01 * _largest(arguments.get(name)):  # rounded
+                raise Unverified(f"config.json sets {name} to {str(value)[:40]}, which does not fit the tensors")
+        arguments = {**{name: arguments[name] for name in _FROM_TENSORS if name in arguments}, **stated}
     return timm.create_model(function, pretrained=False, **{**arguments, "num_classes": config.classes})
+
+
+# Arguments of `timm.create_model` itself, which load files; all others go to the model.
+_FACTORY_ARGUMENTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+
+# Arguments that the shapes of the tensors tell, so that those of the function need not be verified.
+_FROM_TENSORS = ("img_size", "in_chans", "embed_dim", "depth")
+
+
+def _largest(value: object) -> float:
+    """The largest number in a value of JSON, at least 1."""
+    values = value if isinstance(value, list) else [value]
+    return max([1.0, *(float(number) for number in values if isinstance(number, int | float))])
 
 
 def architecture(config: ModelConfig) -> str:
