@@ -23,6 +23,15 @@ class Window(Settings):
     weights: Annotated[tuple[float, ...], Bounds(-1, 1)] = (0.5,)
     mode: Literal["open", "closed"] = "open"
     is_wide: bool = False
+    rate: Annotated[float, Bounds(0, below=1)] = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WideWindow(Window):
+    """A field declared again keeps its bounds, unless it has others."""
+
+    count: int = 9
+    share: Annotated[float, Bounds(0, 2)] = 2
 
 
 @pytest.mark.parametrize(
@@ -40,6 +49,7 @@ class Window(Settings):
         ({"weights": ()}, "Weights must be a list of numbers, got ()."),
         ({"weights": (2.0,)}, "Weights must be a number from -1 to 1, got 2.0."),
         ({"mode": "close"}, "Mode must be one of open, closed, got 'close'. Did you mean 'closed'?"),
+        ({"rate": 1}, "Rate must be a number of at least 0 and below 1, got 1."),
         ({"is_wide": 1}, "Is wide must be true or false, got 1."),
     ],
     ids=str,
@@ -48,6 +58,12 @@ def test_a_value_outside_of_its_declaration_is_an_error(setting, message):
     with pytest.raises(UsageError) as caught:
         Window(**setting)
     assert str(caught.value).startswith(message)
+
+
+def test_a_field_that_a_subclass_declares_again_keeps_its_bounds_unless_it_has_others():
+    with pytest.raises(UsageError, match="Count must be an integer from 1 to 9, got 10"):
+        WideWindow(count=10)
+    assert WideWindow(share=1.5).share == 1.5
 
 
 def test_values_become_pythons_own():

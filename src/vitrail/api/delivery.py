@@ -10,7 +10,7 @@ from vitrail.bundles.catalogue import list_published
 from vitrail.bundles.formats.registry import FORMATS, written_formats
 from vitrail.core.errors import UsageError
 from vitrail.core.flags import argument, flag
-from vitrail.core.settings import check_share
+from vitrail.core.settings import Bounds
 from vitrail.data.image_files import find_images
 from vitrail.data.sources.registry import open_data
 from vitrail.inference.registry import PRECISIONS, TARGETS
@@ -162,7 +162,7 @@ def export(
     path, folder = str(bundle), Path(output)
     how: dict[str, Any] = {"precision": precision, "batch": str(batch), "force": force}
     check_export(path, folder, to, **how)
-    check_share("tolerance", tolerance, 1)
+    Bounds(0, 1).check("tolerance", tolerance)
     if merge is None:
         if data is not None:
             raise UsageError(f"Data must be given with --merge, got {data!r} without it.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import check_share
+from vitrail.core.settings import Bounds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class Answer(ABC):
     def check_threshold(self, threshold: float | None) -> None:
         """Refuse a threshold where there is none, or that is no probability."""
         if threshold is not None:
-            check_share("threshold", threshold, 1)
+            Bounds(0, 1).check("threshold", threshold)
 
     def check(self, classes: int) -> None:  # noqa: B027 - most kinds have no settings
         """Refuse settings that do not fit a model of so many classes."""
@@ -103,7 +103,7 @@ class SeveralLabels(Answer):
         if not isinstance(self.thresholds, list | tuple):
             raise UsageError(f"Thresholds must be a list of probabilities, got {self.thresholds!r}.")
         for threshold in self.thresholds:
-            check_share("thresholds", threshold, 1)
+            Bounds(0, 1).check("thresholds", threshold)
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
 
     def probabilities(self, logits_BK: "Tensor") -> "Tensor":

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.core.settings import check_integer, check_number
-
 
 class _Unset:
     """The value of what is not stated."""
@@ -37,9 +35,6 @@ class Flag:
     """What the documentation adds: values that only Python has."""
     default: Any = None
     """Default of a key of a `TypedDict`, which cannot state it otherwise."""
-    low: float | None = None
-    below: float | None = None
-    """Bounds of a number: `low <= value < below`."""
     is_positional: bool = False
     """Whether the command line has it without a flag."""
     in_cli: bool = True
@@ -51,15 +46,6 @@ class Flag:
     """Default on the command line, if it is another one."""
     read: Callable[[Any], Any] | None = None
     """Converts the command line's value to Python's."""
-
-    def check(self, name: str, value: Any) -> Any:
-        """Check that a number is within the bounds. Returns it as Python's own."""
-        if self.low is None or self.below is None or (value is None and self.default is None):
-            return value
-        if isinstance(self.low, int):
-            return check_integer(name, value, low=self.low, high=int(self.below) - 1)
-        check_number(name, value, low=self.low, below=self.below)
-        return value
 
 
 def flag(help: str, **about: Any) -> Flag:

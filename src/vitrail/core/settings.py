@@ -5,11 +5,12 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import operator
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.core.errors import UsageError, did_you_mean
@@ -22,26 +23,31 @@ class Bounds(NamedTuple):
     is the range of each number."""
 
     low: float
-    high: float
+    high: float = math.inf
     """The largest allowed number."""
+    below: float = math.inf
+    """The smallest number that is too large, in place of `high`."""
     or_zero: bool = False
     """Whether 0 is allowed, too."""
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise an error if a field holds no number within the bounds."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (self.low <= value <= self.high or (self.or_zero and value == 0)):
-            zero = "0 or " if self.or_zero else ""
-            raise UsageError(
-                f"{spoken(name)} must be {zero}a number from {self.low:g} to {self.high:g}, got {value!r}."
-            )
+    def check(self, name: str, value: object) -> None:
+        """Raise an error if `value` is no number within the bounds."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            is_inside = self.low <= value <= self.high and value < self.below
+            if is_inside or (self.or_zero and value == 0):
+                return
+        if self.below < math.inf:
+            rule = f"a number of at least {self.low:g} and below {self.below:g}"
+        else:
+            rule = f"{'0 or ' if self.or_zero else ''}a number from {self.low:g} to {self.high:g}"
+        raise UsageError(f"{spoken(name)} must be {rule}, got {value!r}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """A frozen group of settings. Subclasses list fields with a docstring each. The type of a field says what it may
-    hold: `Literal[...]`, `bool`, `Annotated[int, Bounds(0, 255)]`, or a tuple or `| None` of these. `__post_init__`
-    checks that; subclasses add the rules about several fields.
+    hold: `Literal[...]`, `bool`, `Annotated[int, Bounds(0, 255)]`, a tuple of numbers with bounds, or any of these with
+    `| None`. `__post_init__` checks that; subclasses add the rules about several fields.
     """
 
     title: ClassVar[str] = "Settings"
@@ -107,29 +113,15 @@ class Settings:
             raise UsageError(f"{cls.title} has unknown fields: {', '.join(unknown)}.")
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
-    def _set_pair(self, name: str, *, low: int, high: int) -> None:
-        """Check that the field holds two integers; a single one stands for both."""
-        object.__setattr__(self, name, check_pair(name, getattr(self, name), low=low, high=high))
-
-    def _set_integer(self, name: str, *, low: int, high: int) -> None:
-        """Check that the field holds an integer, and hold it as Python's own."""
-        object.__setattr__(self, name, check_integer(name, getattr(self, name), low=low, high=high))
-
-    def _check_choices(self, names: Iterable[str]) -> None:
-        """Check that the named fields hold a value of their `Literal` type."""
-        hints = typing.get_type_hints(type(self))
-        for name in names:
-            _check_choice(name, getattr(self, name), _literal_words(hints[name]))
-
-    def _check_flags(self, names: Iterable[str]) -> None:
-        """Check that the named fields are booleans."""
-        for name in names:
-            _check_flag(name, getattr(self, name))
-
 
 @functools.cache
 def _field_types(kind: type[Settings]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
+    """The types of all fields. A field that a subclass declares again keeps its bounds, unless it gets others."""
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__[: kind.__mro__.index(Settings)]):
+        for name, hint in typing.get_type_hints(base, include_extras=True).items():
+            bounds = [part for part in typing.get_args(hints.get(name)) if isinstance(part, Bounds)]
+            hints[name] = Annotated[hint, *bounds] if bounds else hint
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
@@ -141,7 +133,11 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
         return _check(name, value, parts[0], next((part for part in parts[1:] if isinstance(part, Bounds)), bounds))
     if origin in (types.UnionType, typing.Union):
         inner = [part for part in parts if part is not type(None)]
-        return value if value is None or len(inner) > 1 else _check(name, value, inner[0], bounds)
+        if value is None or len(inner) > 1:
+            return value
+        if typing.get_origin(inner[0]) is not Literal:
+            return _check(name, value, inner[0], bounds)
+        origin, parts = Literal, (*typing.get_args(inner[0]), None)
     if origin is Literal:
         _check_choice(name, value, parts)
     elif hint is bool:
@@ -152,7 +148,7 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
         bounds.check(name, value)
     elif hint == Pair and bounds is not None:
         return check_pair(name, value, low=int(bounds.low), high=int(bounds.high))
-    elif origin is tuple:
+    elif origin is tuple and bounds is not None:
         hints = [parts[0]] * len(value) if parts[1:] == (...,) and isinstance(value, list | tuple) else parts
         if not isinstance(value, list | tuple) or len(value) != len(hints) or not value:
             count = "a list of" if parts[1:] == (...,) else f"{len(parts)}"
@@ -197,18 +193,6 @@ def as_integer(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
-
-
-def check_number(name: str, value: object, *, low: float, below: float) -> None:
-    """Check that `value` is a number with `low <= value < below`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < below:
-        raise UsageError(f"{spoken(name)} must be a number of at least {low:g} and below {below:g}, got {value!r}.")
-
-
-def check_share(name: str, value: object, high: float) -> None:
-    """Check that `value` is a number from 0 to `high`, both included."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
-        raise UsageError(f"{spoken(name)} must be a number from 0 to {high:g}, got {value!r}.")
 
 
 def jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:

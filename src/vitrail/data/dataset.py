@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.core import rng
 from vitrail.core.errors import DamagedError, UsageError, did_you_mean
-from vitrail.core.settings import check_number
+from vitrail.core.settings import Bounds
 from vitrail.data.decode import read_file, size_and_time
 
 SPLITS = ("train", "val", "test")
@@ -145,7 +145,7 @@ class Dataset:
     def for_training(self, *, holdout: float, seed: int, per_class: int | None = None) -> tuple[Split, Split | None]:
         """Training images, at most `per_class` of each class, and validation images: `val`, otherwise a share held out
         of every class first."""
-        check_number("holdout", holdout, low=0, below=1)
+        Bounds(0, below=1).check("holdout", holdout)
         training = self.splits.get("train", self.splits.get("all"))
         if training is None:
             raise UsageError(f"Data to train on must have a train split, got only {', '.join(self.splits)}.")

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError
 from vitrail.core.intervals import wilson
-from vitrail.core.settings import check_share
+from vitrail.core.settings import Bounds
 from vitrail.core.terminal import say_nothing
 from vitrail.data.preprocess import ImageLike
 from vitrail.models.activations import evaluating
@@ -125,7 +125,7 @@ def find_merge(
     """The settings of `merge` that the search went through: the first merges nothing, each saves more than the one
     before, and the last is what was found: of those tried, it saves most with a share of changed answers of at most
     `tolerance`. `tell` is told about each."""
-    check_share("tolerance", tolerance, 1)
+    Bounds(0, 1).check("tolerance", tolerance)
     judge = Judge(bundle, images)
     config = judge.model.config
     curve = [Price((0,) * config.depth, spent(config), 0, judge.count, 0.0)]

@@ -9,7 +9,7 @@ import torch
 
 from vitrail.core.errors import UsageError
 from vitrail.core.least_squares import Linear, Ridge, as_float64, check_penalty
-from vitrail.core.settings import check_integer, check_number
+from vitrail.core.settings import Bounds, check_integer
 from vitrail.data.dataset import sample_held_out, sample_per_class
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO's (arXiv 2104.14294)
@@ -38,7 +38,7 @@ def neighbour_votes(
     The weight of a vote is exp(similarity / temperature), as in DINO; at temperature 0 all have the same weight.
     """
     check_integer("neighbours", neighbours, low=1, high=len(features))
-    check_number("temperature", temperature, low=0, below=1e9)
+    Bounds(0, below=1e9).check("temperature", temperature)
     known, asked = _unit(features), _unit(asked)
     shares = np.zeros((len(asked), classes))
     for start in range(0, len(asked), _ROWS):

@@ -8,7 +8,7 @@ import numpy as np
 from vitrail.core import rng
 from vitrail.core.errors import DamagedError, UsageError, did_you_mean
 from vitrail.core.files import read_document
-from vitrail.core.settings import check_share
+from vitrail.core.settings import Bounds
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
@@ -86,8 +86,8 @@ def split_people(
     people is drawn. Of the people for training, a share `validation` is held out: choices are made by them. The labels
     of the data set are those of the people who are trained on; others count on from there.
     """
-    check_share("test", test, 0.9)
-    check_share("validation", validation, 0.9)
+    Bounds(0, 0.9).check("test", test)
+    Bounds(0, 0.9).check("validation", validation)
     dataset, every = merge_spellings(*open_people(data))
     present = [dataset.labels[index] for index in np.unique(every.labels)]
     if people is not None:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -21,13 +20,10 @@ from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.surgery import surgery_of
-from vitrail.training.callback import Callback
 from vitrail.training.finetune import adapt_with, origin_of, training_features
-from vitrail.training.observer import MakeObserver
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
-from vitrail.training.run import Result, run
-from vitrail.training.run_folder import RunFolder
+from vitrail.training.run import Result, RunControls, run
 from vitrail.training.starting_point import Given, Initial, channels_of, make_preprocess, resolve_model
 
 EMBEDDING = 512
@@ -47,12 +43,7 @@ def train_faces(
     test: float = 0.2,
     landmarks: str | Path | None = None,
     resolution: int | None = None,
-    resumes: bool = False,
-    force: bool = False,
-    quiet: bool = False,
-    command: str = "",
-    callback: Callback | None = None,
-    observers: Iterable[MakeObserver] = (),
+    **controls: Unpack[RunControls],
 ) -> Result:
     """Train an embedding on people who are strangers to those it is tested on (see `split_people`): a model of this
     name from its first weights, or the model of the bundle `source`. Faces are aligned if `landmarks` are given."""
@@ -85,18 +76,7 @@ def train_faces(
             return _first_weights(str(model), given.dataset, given, recipe, resolution, kept)
         return _from_bundle(source, given, recipe, resolution, kept, options)
 
-    folder = RunFolder(output, resumes=resumes, force=force)
-    result = run(
-        dataset,
-        folder,
-        recipe,
-        options,
-        initialise,
-        quiet=quiet,
-        command=command,
-        callback=callback,
-        observers=observers,
-    )
+    result = run(dataset, output, recipe, options, initialise, **controls)
     if result.is_first and result.folder is not None:
         known = sorted({*dataset.labels, *held_out})
         write_text(result.folder / PEOPLE, "".join(f"{writable(name)}\n" for name in known))

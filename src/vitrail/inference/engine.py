@@ -23,7 +23,7 @@ from vitrail.bundles.folder import check_folder
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.core.optional import need as import_extra
-from vitrail.core.settings import check_share
+from vitrail.core.settings import Bounds
 from vitrail.core.terminal import say
 from vitrail.inference.registry import ENGINES, PRECISIONS
 from vitrail.models.config import ModelConfig
@@ -66,7 +66,7 @@ class EngineRequest(NamedTuple):
             if name != "auto" and name not in names:
                 near = did_you_mean(name, names)
                 raise UsageError(f"{noun} must be {', '.join(names)} or auto, got {name!r}.{near}")
-        check_share("tolerance", self.tolerance, 1)
+        Bounds(0, 1).check("tolerance", self.tolerance)
         if "auto" not in (self.engine, self.precision):
             ENGINES[self.engine].check(self.precision)
 

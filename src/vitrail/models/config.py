@@ -4,10 +4,10 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import Pair, Settings, jsonable
+from vitrail.core.settings import Bounds, Pair, Settings, jsonable
 from vitrail.models.families import FAMILIES
 
 INFO_KEYS = (
@@ -86,25 +86,22 @@ class ModelConfig(Settings):
 
     name: str = ""
     """Name in `vitrail models`; it is kept when settings change."""
-    classes: int = 1000
+    classes: Annotated[int, Bounds(0, 10_000_000)] = 1000
     """Number of classes. 0: no head, the model returns its features."""
-    embedding: int = 0
+    embedding: Annotated[int, Bounds(0, 65_536)] = 0
     """Width of the embedding that a model without classes returns instead of its features: a linear layer and its own
     BatchNorm, as face recognition has them. 0: none."""
-    channels: int = 3
+    channels: Annotated[int, Bounds(1, 4096)] = 3
     """Input channels: 3 for colour, 1 for grey, any number of bands."""
-    resolution: Pair = (224, 224)
+    resolution: Annotated[Pair, Bounds(1, 65_536)] = (224, 224)
     """Height and width of the input in pixels; one number means a square."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise UsageError(f"Name must be a printable text, got {self.name!r}.")
-        self._set_pair("resolution", low=1, high=65_536)
-        self._set_integer("classes", low=0, high=10_000_000)
-        self._set_integer("embedding", low=0, high=65_536)
+        super().__post_init__()
         if self.embedding and self.classes:
             raise UsageError(f"Embedding must go with classes 0, got {self.embedding} with {self.classes} classes.")
-        self._set_integer("channels", low=1, high=4096)
         height, width = self.resolution
         if height * width * self.channels > _MOST_NUMBERS:
             raise UsageError(

@@ -1,9 +1,10 @@
 """Configurations of models that cut the image into patches."""
 
 import dataclasses
+from typing import Annotated
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import Pair
+from vitrail.core.settings import Bounds, Pair
 from vitrail.models.config import ModelConfig
 
 
@@ -11,21 +12,17 @@ from vitrail.models.config import ModelConfig
 class PatchedConfig(ModelConfig):
     """A model of patches: their size and number, and the cost of embedding them."""
 
-    patch: Pair = (16, 16)
+    patch: Annotated[Pair, Bounds(1, 4096)] = (16, 16)
     """Height and width of a patch in pixels."""
-    stride: Pair | None = None
+    stride: Annotated[Pair | None, Bounds(1, 4096)] = None
     """Step from patch to patch; none means the patch size, so that patches do not overlap."""
-    padding: Pair = (0, 0)
+    padding: Annotated[Pair, Bounds(0, 4096)] = (0, 0)
     """Zeros added on each side before the image is cut into patches."""
-    width: int = 768
+    width: Annotated[int, Bounds(1, 65_536)] = 768
     """Width D of a token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set_pair("patch", low=1, high=4096)
-        self._set_pair("padding", low=0, high=4096)
-        if self.stride is not None:
-            self._set_pair("stride", low=1, high=4096)
         self._check_grid()
 
     @property

@@ -9,7 +9,7 @@ images is kept. All changes to the bundle are printed.
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -29,12 +29,9 @@ from vitrail.evaluation.transfer import ridge_head
 from vitrail.models.base import AnyModel
 from vitrail.models.surgery import surgery_of
 from vitrail.training.adapt_channels import adapt_channels
-from vitrail.training.callback import Callback
-from vitrail.training.observer import MakeObserver
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
-from vitrail.training.run import Result, run
-from vitrail.training.run_folder import RunFolder
+from vitrail.training.run import Result, RunControls, run
 from vitrail.training.starting_point import Given, Initial, channels_of
 
 # Settings that no weight depends on: a recipe may change them in a model that exists.
@@ -52,12 +49,7 @@ def finetune(
     options: Options,
     *,
     resolution: Pair | None = None,
-    resumes: bool = False,
-    force: bool = False,
-    quiet: bool = False,
-    command: str = "",
-    callback: Callback | None = None,
-    observers: Iterable[MakeObserver] = (),
+    **controls: Unpack[RunControls],
 ) -> Result:
     """Fine-tune a bundle, which stays as it is, on DATA. Only notes and progress are printed, unless `quiet`."""
     if not OBJECTIVES[recipe.objective].classifies:
@@ -92,18 +84,7 @@ def finetune(
         origin = origin_of(bundle, loaded, notes)
         return Initial(model, preprocess, key[:12], origin, notes, probe, damaged, body, rate_scale)
 
-    folder = RunFolder(output, resumes=resumes, force=force)
-    return run(
-        data,
-        folder,
-        recipe,
-        options,
-        initialise,
-        quiet=quiet,
-        command=command,
-        callback=callback,
-        observers=observers,
-    )
+    return run(data, output, recipe, options, initialise, **controls)
 
 
 NewHead = Callable[[AnyModel], tuple[AnyModel, str]]

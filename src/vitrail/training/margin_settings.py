@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import Settings, check_number, check_share
+from vitrail.core.settings import Bounds, Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,26 +18,18 @@ class Margin(Settings):
 
     title: ClassVar[str] = "Margin"
 
-    cosine: float = 0.35
+    cosine: Annotated[float, Bounds(0, below=1)] = 0.35
     """Taken from the cosine (CosFace)."""
-    angle: float = 0.0
+    angle: Annotated[float, Bounds(0, below=math.pi / 2)] = 0.0
     """Added to the angle, in radians (ArcFace)."""
-    factor: float = 1.0
+    factor: Annotated[float, Bounds(1, below=5)] = 1.0
     """Multiplies the angle (SphereFace)."""
-    scale: float | None = None
+    scale: Annotated[float | None, Bounds(1e-3, below=1e4)] = None
     """Factor of all logits; 64 where there are tens of thousands of people. None: AdaCos's fixed scale for the number
     of people (arXiv 1905.00292), which suits few."""
-    warmup: float = 0.3
+    warmup: Annotated[float, Bounds(0, 1)] = 0.3
     """Share of all steps in which the margin rises from none, and the scale from AdaCos's: few images do not converge
     without it."""
-
-    def __post_init__(self) -> None:
-        check_number("cosine", self.cosine, low=0, below=1)
-        check_number("angle", self.angle, low=0, below=math.pi / 2)
-        check_number("factor", self.factor, low=1, below=5)
-        if self.scale is not None:
-            check_number("scale", self.scale, low=1e-3, below=1e4)
-        check_share("warmup", self.warmup, 1.0)
 
     def scale_for(self, people: int) -> float:
         """The scale for so many people, after the warm-up."""

@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 from vitrail.core.flags import flag, flag_of
-from vitrail.core.settings import Settings
+from vitrail.core.settings import Bounds, Settings
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -16,17 +16,17 @@ class RunOptions(TypedDict, total=False):
 
     seed: Annotated[
         int,
-        flag("The same seed, machine and threads give the same weights.", metavar="S", default=0, low=0, below=2**63),
+        flag("The same seed, machine and threads give the same weights.", metavar="S", default=0),
+        Bounds(0, 2**63 - 1),
     ]
-    workers: Annotated[int, flag("Threads that prepare images.", metavar="N", default=2, low=0, below=257)]
+    workers: Annotated[int, flag("Threads that prepare images.", metavar="N", default=2), Bounds(0, 256)]
     threads: Annotated[
         int | None,
         flag(
             "Threads that compute; by default torch's choice. A resumed run keeps the number it began with.",
             metavar="N",
-            low=1,
-            below=4097,
         ),
+        Bounds(1, 4096),
     ]
     device: Annotated[
         str,
@@ -51,16 +51,17 @@ class RunOptions(TypedDict, total=False):
     cache: Annotated[
         str | None, flag("Folder for decoded images, so that later epochs decode no JPEG files.", metavar="DIR")
     ]
-    cache_gigabytes: Annotated[float, flag("Maximum size of the cache.", metavar="N", default=10.0, low=0.0, below=1e9)]
+    cache_gigabytes: Annotated[
+        float, flag("Maximum size of the cache.", metavar="N", default=10.0), Bounds(0, below=1e9)
+    ]
     checkpoint_seconds: Annotated[
         float,
         flag(
             "Seconds between checkpoints; one is also written at the end of an epoch, if that comes first.",
             metavar="N",
             default=30.0,
-            low=0.0,
-            below=1e9,
         ),
+        Bounds(0, below=1e9),
     ]
     snapshots: Annotated[
         int,
@@ -68,21 +69,21 @@ class RunOptions(TypedDict, total=False):
             "Keep the model at this many log-spaced steps, and before the first, as bundles in RUN/snapshots.",
             metavar="N",
             default=0,
-            low=0,
-            below=10_001,
         ),
+        Bounds(0, 10_000),
     ]
     gradients: Annotated[bool, flag("Log the norm of each layer's gradient with the loss.", default=False)]
     keep: Annotated[
         int,
-        flag("Number of newest checkpoints to keep, besides the best.", metavar="N", default=2, low=1, below=1_000_001),
+        flag("Number of newest checkpoints to keep, besides the best.", metavar="N", default=2),
+        Bounds(1, 1_000_000),
     ]
 
 
 def _fields_of_options(settings: _Class) -> _Class:
     """Give a class a field for each key of `RunOptions`."""
     for name, annotation in RunOptions.__annotations__.items():
-        settings.__annotations__[name] = annotation.__origin__
+        settings.__annotations__[name] = annotation
         setattr(settings, name, flag_of(annotation).default)
     return settings
 
@@ -101,10 +102,7 @@ class Options(Settings):
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        self._check_choices(("precision",))
-        self._check_flags(("amp",))
+        super().__post_init__()
         # Checkpoints and configurations of runs know it as `amp`.
         object.__setattr__(self, "precision", "bfloat16" if self.amp else self.precision)
         object.__setattr__(self, "amp", self.precision == "bfloat16")
-        for name, annotation in RunOptions.__annotations__.items():
-            object.__setattr__(self, name, flag_of(annotation).check(name, getattr(self, name)))

@@ -11,13 +11,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from vitrail.core.errors import DamagedError, UsageError, did_you_mean
 from vitrail.core.files import read_document, writable
 from vitrail.core.other_tools import same_word
 from vitrail.core.registry import Registry
-from vitrail.core.settings import Settings, as_integer, check_number, spoken
+from vitrail.core.settings import Bounds, Settings, as_integer, check_integer, spoken
 from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.models.config import model_settings
 from vitrail.training.margin_settings import Margin
@@ -56,70 +56,70 @@ class Recipe(Settings):
     objective: str = "classify"
     """Classification into one class or (multilabel) several labels an image, an embedding of faces (margin), the
     paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another package."""
-    epochs: int | None = None
+    epochs: Annotated[int | None, Bounds(1, 10**9)] = None
     """Number of passes over the training images."""
-    least_images: int = 0
+    least_images: Annotated[int, Bounds(0, 10**12)] = 0
     """With epochs: if the training images are few, go on for as many epochs as it takes to see this many. A length that
     is given replaces this."""
     steps: int | None = None
     """Number of updates."""
-    minutes: float | None = None
+    minutes: Annotated[float | None, Bounds(0.01, below=10**6)] = None
     """Time limit: the speed is measured at the start, which fixes the number of steps."""
-    batch: int = 128
+    batch: Annotated[int, Bounds(1, 1_000_000)] = 128
     """The global batch: images of one update, over all ranks."""
-    accumulate: int = 1
+    accumulate: Annotated[int, Bounds(1, 100_000)] = 1
     """Number of parts into which each rank splits its batch, computed one after the other to save memory."""
     optimiser: str = "adamw"
     """Muon updates the matrices of the blocks with orthogonalised momentum, and AdamW the other parameters."""
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, Bounds(0, below=1e9)] = 1e-3
     """Peak learning rate."""
     rate_by_residual: bool = False
     """In fine-tuning, multiply the learning rate by the head's residual: the mean probability that the head gives to
     wrong labels on training images (see `head`). The better the frozen features already are, the less they are changed.
     A learning rate given by a flag is used as it is."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Bounds(0, below=1)] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Bounds(0, below=1)] = 0.9
     """Momentum of SGD, and of Muon (Nesterov)."""
-    weight_decay: float = 0.05
+    weight_decay: Annotated[float, Bounds(0, below=1e9)] = 0.05
     """Decay of weight matrices, multiplied by the learning rate; biases, norms, tokens and position embeddings have
     none."""
     schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
-    warmup: float = 0.05
+    warmup: Annotated[float, Bounds(0, below=1e9)] = 0.05
     """Steps in which the learning rate rises from 0; a value below 1 is a share of all steps."""
-    cooldown: float = 0.1
+    cooldown: Annotated[float, Bounds(0, below=1.0001)] = 0.1
     """Share of all steps in which an rsqrt schedule falls linearly to its end."""
-    final: float = 0.0
+    final: Annotated[float, Bounds(0, below=1.0001)] = 0.0
     """The last learning rate as a share of the peak."""
-    clip: float = 0.0
+    clip: Annotated[float, Bounds(0, below=1e9)] = 0.0
     """Maximum norm of the gradient over all parameters; 0 is off."""
-    average: float = 0.0
+    average: Annotated[float, Bounds(0, below=1)] = 0.0
     """Decay of an exponential moving average of the weights, which is then evaluated and saved; 0 is off."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """Cross-entropy over classes, or binary cross-entropy for each class (arXiv 2006.07159, AugReg)."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the label that is spread over all classes."""
-    head_bias: float = 0.0
+    head_bias: Annotated[float, Bounds(-1e3, below=1e3)] = 0.0
     """Initial bias of the head; about -log(classes) suits the sigmoid loss."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Bounds(0.01, below=1.0001)] = 1.0
     """Factor of the learning rate from each block to the previous one."""
     freeze: bool = False
     """Train only the head."""
     head: Literal["zero", "probe"] = "zero"
     """In fine-tuning, a head for new classes starts at zero, or (probe) from least squares on the frozen model's
     features; an embedding of faces at random, or (probe) as their whitening within people."""
-    least_steps: int = 0
+    least_steps: Annotated[int, Bounds(0, 10**9)] = 0
     """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of storing its activations: less memory, more time."""
-    per_class: int | None = None
+    per_class: Annotated[int | None, Bounds(1, 10**9)] = None
     """Train on at most this many images of each class, chosen by the seed; more contain fewer. None: on all."""
-    holdout: float = 0.1
+    holdout: Annotated[float, Bounds(0, below=1)] = 0.1
     """Share of the training images held out for validation, if DATA has no val split; 0 is off."""
-    evaluate_every: int = 1
+    evaluate_every: Annotated[int, Bounds(1, 10**6)] = 1
     """Epochs between evaluations on the held-out images; the last epoch is always evaluated."""
-    patience: int | None = None
+    patience: Annotated[int | None, Bounds(1, 10**9)] = None
     """End the run after this many evaluations on the held-out images without a better score, and keep the weights of
     the best one. The learning rate follows the schedule of the whole length. None: train to the end, keep the last."""
     on_damage: Literal["error", "skip", "substitute"] = "error"
@@ -138,39 +138,13 @@ class Recipe(Settings):
     def __post_init__(self) -> None:
         OBJECTIVES.check(self.objective)
         OPTIMISERS.check(self.optimiser)
-        self._check_choices(("schedule", "loss", "head", "on_damage", "on_nonfinite"))
-        self._check_flags(("freeze", "activation_checkpointing", "rate_by_residual"))
+        super().__post_init__()
         for name, kind in (("augment", Augment), ("margin", Margin)):
             if not isinstance(getattr(self, name), kind):
                 object.__setattr__(self, name, kind.from_json(getattr(self, name)))
-        if self.epochs is not None:
-            self._set_integer("epochs", low=1, high=10**9)
         if self.steps is not None:
-            self._set_integer("steps", low=0 if self.head == "probe" else 1, high=10**9)
-        if self.minutes is not None:
-            check_number("minutes", self.minutes, low=0.01, below=10**6)
-        self._set_integer("batch", low=1, high=1_000_000)
-        if self.per_class is not None:
-            self._set_integer("per_class", low=1, high=10**9)
-        if self.patience is not None:
-            self._set_integer("patience", low=1, high=10**9)
-        self._set_integer("accumulate", low=1, high=100_000)
-        self._set_integer("least_images", low=0, high=10**12)
-        self._set_integer("least_steps", low=0, high=10**9)
-        self._set_integer("evaluate_every", low=1, high=10**6)
-        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
-            raise UsageError(f"Betas must be two numbers, got {self.betas!r}.")
-        object.__setattr__(self, "betas", tuple(self.betas))
-        for beta in self.betas:
-            check_number("betas", beta, low=0, below=1)
-        for name in ("momentum", "average", "label_smoothing", "holdout"):
-            check_number(name, getattr(self, name), low=0, below=1)
-        for name in ("learning_rate", "weight_decay", "clip", "warmup"):
-            check_number(name, getattr(self, name), low=0, below=1e9)
-        for name in ("cooldown", "final"):
-            check_number(name, getattr(self, name), low=0, below=1.0001)
-        check_number("layer_decay", self.layer_decay, low=0.01, below=1.0001)
-        check_number("head_bias", self.head_bias, low=-1e3, below=1e3)
+            steps = check_integer("steps", self.steps, low=0 if self.head == "probe" else 1, high=10**9)
+            object.__setattr__(self, "steps", steps)
         if self.learning_rate == 0:
             raise UsageError("Learning rate must be above 0, got 0.")
         for name in ("preprocess", "model"):

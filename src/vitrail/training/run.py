@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -46,6 +46,23 @@ from vitrail.training.run_state import Ending
 from vitrail.training.snapshots import Snapshots
 from vitrail.training.starting_point import Given, Initial, make_preprocess, resolve_model, some_images
 from vitrail.training.stop import Stop
+
+
+class RunControls(TypedDict, total=False):
+    """Keywords of `run`, which the functions that train pass on."""
+
+    resumes: bool
+    """Whether to continue from the newest checkpoint in the folder."""
+    force: bool
+    """Whether to overwrite another run."""
+    quiet: bool
+    """Print no notes and no progress."""
+    command: str
+    """How the run was started, for the record."""
+    callback: Callback | None
+    """Called after every step."""
+    observers: Iterable[MakeObserver]
+    """Made on the first rank."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -102,13 +119,7 @@ def train(
     output: str | Path,
     recipe: Recipe,
     options: Options,
-    *,
-    resumes: bool = False,
-    force: bool = False,
-    quiet: bool = False,
-    command: str = "",
-    callback: Callback | None = None,
-    observers: Iterable[MakeObserver] = (),
+    **controls: Unpack[RunControls],
 ) -> Result:
     """Train a model of this name from scratch. Only notes and progress are printed, to stderr, unless `quiet`."""
     if recipe.head == "probe":
@@ -124,35 +135,26 @@ def train(
         made.prepare(lambda count: some_images(given.training, preprocess, count, options.seed), options.seed)
         return Initial(made, preprocess, notes=zoo.alias_notes(model))
 
-    folder = RunFolder(output, resumes=resumes, force=force)
-    return run(
-        data,
-        folder,
-        recipe,
-        options,
-        initialise,
-        quiet=quiet,
-        command=command,
-        callback=callback,
-        observers=observers,
-    )
+    return run(data, output, recipe, options, initialise, **controls)
 
 
 def run(
     data: AnyData,
-    folder: RunFolder,
+    output: str | Path,
     recipe: Recipe,
     options: Options,
     initialise: Callable[[Given], Initial],
     *,
-    quiet: bool,
-    command: str,
+    resumes: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    command: str = "",
     callback: Callback | None = None,
     observers: Iterable[MakeObserver] = (),
 ) -> Result:
-    """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle. `observers`
-    are made on the first rank."""
+    """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle."""
     began = time.monotonic()
+    folder = RunFolder(output, resumes=resumes, force=force)
     recipe.check_length()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))

@@ -1,9 +1,9 @@
 """A family in numbers: fully connected layers on the means of a few large cells. No torch here."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from vitrail.core.settings import Pair
+from vitrail.core.settings import Bounds, Pair
 from vitrail.models.config import ModelConfig
 
 
@@ -18,15 +18,10 @@ class CoarseConfig(ModelConfig):
     classes: int = 10
     channels: int = 1
     resolution: Pair = (8, 8)
-    cells: int = 4
+    cells: Annotated[int, Bounds(1, 64)] = 4
     """Rows and columns of cells."""
-    width: int = 32
+    width: Annotated[int, Bounds(1, 4096)] = 32
     """Width of the input of the head."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set_integer("cells", low=1, high=64)
-        self._set_integer("width", low=1, high=4096)
 
     @property
     def parameters(self) -> int:

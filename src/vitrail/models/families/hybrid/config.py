@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import check_integer
+from vitrail.core.settings import Bounds, check_integer
 from vitrail.models.convolution_cost import Tally
 from vitrail.models.families.vit.config import ViTConfig
 
@@ -27,12 +27,8 @@ class HybridConfig(ViTConfig):
     """ResNet: units in each stage. Light: output channels of each convolution."""
     stem_strides: tuple[int, ...] = ()
     """Light: the stride of each convolution."""
-    stem_base: int = 64
+    stem_base: Annotated[int, Bounds(1, 4096)] = 64
     """ResNet: channels after its first convolution."""
-
-    def __post_init__(self) -> None:
-        self._check_stem()
-        super().__post_init__()
 
     def wider(self, factor: float) -> dict[str, Any]:
         """The stem's channels, too."""
@@ -69,9 +65,11 @@ class HybridConfig(ViTConfig):
                 tally.norm()
         return tally
 
+    def _check_grid(self) -> None:
+        self._check_stem()
+        super()._check_grid()
+
     def _check_stem(self) -> None:
-        self._check_choices(("stem",))
-        self._set_pair("resolution", low=1, high=65_536)
         for name in ("stem_layers", "stem_strides"):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or len(numbers) > 8:
@@ -80,7 +78,6 @@ class HybridConfig(ViTConfig):
             high = 200 if name == "stem_layers" and self.stem == "resnet" else 4096
             whole = tuple(check_integer(name, number, low=1, high=high) for number in numbers)
             object.__setattr__(self, name, whole)
-        self._set_integer("stem_base", low=1, high=4096)
         if self.stem == "resnet" and self.stem_base % 32:
             raise UsageError(f"Stem base must be a multiple of the 32 groups of GroupNorm, got {self.stem_base}.")
         if self.stem == "resnet" and self.stem_strides:

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import Pair, check_number
+from vitrail.core.settings import Bounds, Pair
 from vitrail.models.config import ModelConfig, Output, Table
 
 
@@ -20,15 +20,15 @@ class IGPTConfig(ModelConfig):
     surgery: ClassVar[str] = "vitrail.models.families.igpt.surgery:IGPTSurgery"
     scaled_by: ClassVar[str] = "mlp"
 
-    palette: int = 512
+    palette: Annotated[int, Bounds(2, 1_048_576)] = 512
     """Number of colours; the colours themselves are a tensor of the model."""
-    width: int = 512
+    width: Annotated[int, Bounds(1, 65_536)] = 512
     """Width D of a token."""
-    depth: int = 24
+    depth: Annotated[int, Bounds(1, 1000)] = 24
     """Number L of blocks."""
-    heads: int = 8
+    heads: Annotated[int, Bounds(1, 4096)] = 8
     """Number of attention heads."""
-    mlp: int = 2048
+    mlp: Annotated[int, Bounds(1, 1_048_576)] = 2048
     """Width of the hidden layer of the MLP in each block."""
     causal: bool = True
     """Whether a pixel attends only to itself and earlier ones."""
@@ -36,22 +36,13 @@ class IGPTConfig(ModelConfig):
     """What the head predicts: each pixel's colour from the earlier ones, or the class from the mean of all tokens."""
     bias: bool = False
     """Whether linear layers have a bias; Hugging Face's port has them, the published code does not."""
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Annotated[float, Bounds(0, below=1)] = 1e-5
     """Added to the mean square in the norm."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of zeroing a feature after embedding, attention and the MLP, in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(("output",))
-        self._check_flags(("causal", "bias"))
-        self._set_integer("palette", low=2, high=1_048_576)
-        self._set_integer("width", low=1, high=65_536)
-        self._set_integer("depth", low=1, high=1000)
-        self._set_integer("heads", low=1, high=4096)
-        self._set_integer("mlp", low=1, high=1_048_576)
-        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
-        check_number("dropout", self.dropout, low=0, below=1)
         if self.width % self.heads:
             raise UsageError(
                 f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."

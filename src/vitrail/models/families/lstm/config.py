@@ -1,9 +1,9 @@
 """Configuration of an LSTM over patches, whose sequential bias contrasts with attention."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from vitrail.core.settings import check_number
+from vitrail.core.settings import Bounds
 from vitrail.models.config import Table
 from vitrail.models.patch_config import PatchedConfig
 
@@ -19,28 +19,21 @@ class LSTMConfig(PatchedConfig):
     surgery: ClassVar[str] = "vitrail.models.families.lstm.surgery:LSTMSurgery"
     scaled_by: ClassVar[str] = "hidden"
 
-    hidden: int = 512
+    hidden: Annotated[int, Bounds(1, 65_536)] = 512
     """Width of the recurrent state."""
-    depth: int = 2
+    depth: Annotated[int, Bounds(1, 100)] = 2
     """Recurrent layers, one on top of the other."""
     bidirectional: bool = False
     """Whether a second network reads the sequence from its end."""
     order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
     """Order in which the patches are read."""
-    order_seed: int = 0
+    order_seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     """Seed of the random order."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of zeroing a feature between recurrent layers, in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(("order",))
-        self._check_flags(("bidirectional",))
-        self._set_integer("width", low=1, high=65_536)
-        self._set_integer("hidden", low=1, high=65_536)
-        self._set_integer("depth", low=1, high=100)
-        self._set_integer("order_seed", low=0, high=2**63 - 1)
-        check_number("dropout", self.dropout, low=0, below=1)
         self._check_tables()
 
     @property

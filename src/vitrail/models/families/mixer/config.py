@@ -1,9 +1,9 @@
 """Configuration of MLP-Mixer (arXiv 2105.01601)."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from vitrail.core.settings import check_number
+from vitrail.core.settings import Bounds
 from vitrail.models.patch_config import PatchedConfig
 
 
@@ -19,31 +19,20 @@ class MixerConfig(PatchedConfig):
     surgery: ClassVar[str] = "vitrail.models.families.mixer.surgery:MixerSurgery"
     scaled_by: ClassVar[str] = "channel_mlp"
 
-    depth: int = 12
+    depth: Annotated[int, Bounds(1, 1000)] = 12
     """Number of blocks."""
-    token_mlp: int = 384
+    token_mlp: Annotated[int, Bounds(1, 1_048_576)] = 384
     """Hidden width D_S of the MLP over patches."""
-    channel_mlp: int = 3072
+    channel_mlp: Annotated[int, Bounds(1, 1_048_576)] = 3072
     """Hidden width D_C of the MLP over features."""
-    norm_epsilon: float = 1e-6
+    norm_epsilon: Annotated[float, Bounds(0, below=1)] = 1e-6
     """Added to the variance in LayerNorm."""
     activation: Literal["gelu", "gelu-tanh"] = "gelu"
     """Non-linearity between the two layers of each MLP: exact GELU, or the tanh form of Google's code."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of zeroing a feature after each MLP layer, in training."""
-    drop_path: float = 0.0
+    drop_path: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choices(("activation",))
-        self._set_integer("width", low=1, high=65_536)
-        self._set_integer("depth", low=1, high=1000)
-        self._set_integer("token_mlp", low=1, high=1_048_576)
-        self._set_integer("channel_mlp", low=1, high=1_048_576)
-        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
-        check_number("dropout", self.dropout, low=0, below=1)
-        check_number("drop_path", self.drop_path, low=0, below=1)
 
     @property
     def tokens(self) -> int:

@@ -1,9 +1,9 @@
 """Configuration of an MLP on pixels: no inductive bias for images."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from vitrail.core.settings import check_number
+from vitrail.core.settings import Bounds
 from vitrail.models.config import ModelConfig
 
 
@@ -17,21 +17,14 @@ class MLPConfig(ModelConfig):
     walkthrough: ClassVar[str] = "vitrail.models.families.mlp.walkthrough:MLPWalkthrough"
     surgery: ClassVar[str] = "vitrail.models.families.mlp.surgery:MLPSurgery"
 
-    width: int = 1024
+    width: Annotated[int, Bounds(1, 1_048_576)] = 1024
     """Width of each hidden layer."""
-    depth: int = 2
+    depth: Annotated[int, Bounds(1, 1000)] = 2
     """Number of hidden layers."""
     activation: Literal["gelu", "gelu-tanh", "relu", "tanh"] = "gelu"
     """Non-linearity after each hidden layer."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of zeroing a feature after each hidden layer, in training."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_choices(("activation",))
-        self._set_integer("width", low=1, high=1_048_576)
-        self._set_integer("depth", low=1, high=1000)
-        check_number("dropout", self.dropout, low=0, below=1)
 
     @property
     def parameters(self) -> int:

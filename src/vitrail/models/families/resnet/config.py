@@ -1,10 +1,10 @@
 """Configuration of residual networks: BiT (arXiv 1912.11370), and a plain one for small images."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import Pair, check_integer
+from vitrail.core.settings import Bounds, Pair, check_integer
 from vitrail.models.config import ModelConfig
 from vitrail.models.convolution_cost import Tally
 
@@ -25,7 +25,7 @@ class ResNetConfig(ModelConfig):
     BatchNorm, full resolution in the first stage."""
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Units in each stage; each stage after the first has twice the channels."""
-    base: int = 64
+    base: Annotated[int, Bounds(1, 4096)] = 64
     """Channels after the first convolution."""
     strides: tuple[int, ...] | None = None
     """Stride of each stage of a plain network; none means 1, then 2 for each later stage."""
@@ -34,8 +34,6 @@ class ResNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(("kind", "edges"))
-        self._set_integer("base", low=1, high=4096)
         for name in ("layers", "strides"):
             numbers = getattr(self, name)
             if name == "strides" and numbers is None:

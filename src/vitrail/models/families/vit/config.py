@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import as_integer, check_integer, check_number
+from vitrail.core.settings import Bounds, as_integer, check_integer
 from vitrail.models.config import Table
 from vitrail.models.patch_config import PatchedConfig
 from vitrail.models.positions import POSITIONS
@@ -30,13 +30,13 @@ class ViTConfig(PatchedConfig):
     surgery: ClassVar[str] = "vitrail.models.families.vit.surgery:ViTSurgery"
     scaled_by: ClassVar[str] = "mlp"
 
-    depth: int = 12
+    depth: Annotated[int, Bounds(1, 1000)] = 12
     """Number L of encoder blocks."""
-    heads: int = 12
+    heads: Annotated[int, Bounds(1, 4096)] = 12
     """Number k of attention heads; each is D / k wide."""
-    mlp: int = 3072
+    mlp: Annotated[int, Bounds(1, 1_048_576)] = 3072
     """Width of the hidden layer of the MLP in each block."""
-    registers: int = 0
+    registers: Annotated[int, Bounds(0, 4096)] = 0
     """Extra learned tokens without a position that attention may use as scratch space (arXiv 2309.16588)."""
     pool: Literal["cls", "gap", "map"] = "cls"
     """Input of the head: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
@@ -56,9 +56,9 @@ class ViTConfig(PatchedConfig):
     """Library whose interpolation resizes learned position embeddings; published checkpoints differ."""
     attention: Literal["global", "local", "strided"] = "global"
     """Patches that a patch attends to: all, a square window, or the strided pattern of Sparse Transformers."""
-    attention_span: int | None = None
+    attention_span: Annotated[int | None, Bounds(1, 65_536)] = None
     """Radius of the local window in patches (default 1: 3x3), or the stride (default: one row of the grid)."""
-    attention_scale: float | None = None
+    attention_scale: Annotated[float | None, Bounds(0, below=1e6)] = None
     """Factor of the logits of the encoder's attention: none is 1 / sqrt(D / k); 1 leaves the logits as they are."""
     residual: bool = True
     """Whether each sub-layer adds to what entered it (eqs. 2-3); false replaces it."""
@@ -66,19 +66,19 @@ class ViTConfig(PatchedConfig):
     """LayerNorm per token over D, or BatchNorm per feature over images and tokens."""
     norm_order: Literal["pre", "post"] = "pre"
     """Normalise before each sub-layer and once at the end (ViT), or after each residual sum (the original encoder)."""
-    norm_epsilon: float = 1e-6
+    norm_epsilon: Annotated[float, Bounds(0, below=1)] = 1e-6
     """Added to the variance; published checkpoints differ (1e-6 Google and timm, 1e-12 Hugging Face)."""
     activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
     """Non-linearity between the two layers of the MLP: exact GELU, its tanh approximation, or ReLU."""
     qkv_bias: bool = True
     """Whether queries, keys and values have a bias."""
-    layer_scale: float | None = None
+    layer_scale: Annotated[float | None, Bounds(0, below=1e6)] = None
     """Initial value of a learned scale per feature on each residual branch (CaiT); none leaves it out."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of zeroing a feature after embedding, attention and each MLP layer, in training."""
-    token_drop: float = 0.0
+    token_drop: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of patch tokens dropped at random in training (PatchDropout); needs position_at = once."""
-    drop_path: float = 0.0
+    drop_path: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
     merge: tuple[int, ...] = ()
     """Patch tokens that join a similar one in front of each layer (token merging, arXiv 2210.09461), at most half of
@@ -86,40 +86,13 @@ class ViTConfig(PatchedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(
-            (
-                "pool",
-                "representation",
-                "position_at",
-                "resize_rule",
-                "attention",
-                "norm",
-                "norm_order",
-                "activation",
-            )
-        )
-        self._check_flags(("class_position", "wrap", "qkv_bias", "residual"))
-        self._set_integer("width", low=1, high=65_536)
-        self._set_integer("depth", low=1, high=1000)
-        self._set_integer("heads", low=1, high=4096)
-        self._set_integer("mlp", low=1, high=1_048_576)
-        self._set_integer("registers", low=0, high=4096)
-        check_number("norm_epsilon", self.norm_epsilon, low=0, below=1)
-        check_number("dropout", self.dropout, low=0, below=1)
-        check_number("drop_path", self.drop_path, low=0, below=1)
-        check_number("token_drop", self.token_drop, low=0, below=1)
         if self.token_drop and (self.placement != "once" or self.attention != "global"):
             raise UsageError("Token drop must be 0 unless position_at is once and attention is global.")
-        if self.layer_scale is not None:
-            check_number("layer_scale", self.layer_scale, low=0, below=1e6)
-            object.__setattr__(self, "layer_scale", float(self.layer_scale))  # a 0 would make a table of integers
-        if self.attention_scale is not None:
-            check_number("attention_scale", self.attention_scale, low=0, below=1e6)
-            object.__setattr__(self, "attention_scale", float(self.attention_scale))
+        for name in ("layer_scale", "attention_scale"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))  # a 0 would make a table of integers
         if self.drop_path and not self.residual:
             raise UsageError(f"Drop path must be 0 without residual connections, got {self.drop_path}.")
-        if self.attention_span is not None:
-            self._set_integer("attention_span", low=1, high=65_536)
         self._check_width()
         self._check_position()
         self._check_merge()
