@@ -194,6 +194,16 @@ WRONG = [
     ([*TRAIN, "--set", "clip=1", "--set", "batch=8"], 2, "--set must be given once, with all of its values"),
     ([*TRAIN, "--set", "clip=1", "clip=2"], 2, "Setting 'clip' must be given once, got it twice."),
     ([*TRAIN, "--lr", "0.1", "--set", "learning_rate=0.1"], 2, "given once, got lr and the setting learning_rate."),
+    (
+        [*TRAIN, "--objective", "masked", "--set", "objective=classify"],
+        2,
+        "Objective must be given once, got objective",
+    ),
+    (
+        [*TRAIN, "--resolution", "16", "--set", "model.resolution=8"],
+        2,
+        "Resolution must be given once, got resolution and the setting model.resolution.",
+    ),
     ([*TRAIN, "--batch", "8", "--set", "batch=8"], 2, "Batch must be given once, got batch and the setting batch."),
     (
         ["finetune", FIXTURE, "digits", "--output", "x", "--batch", "8", "--set", "batch=8"],

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
@@ -69,23 +69,22 @@ def train(
         >>> result.steps, result.scores["count"], result.bundle.labels[:3]
         (2, 360, ('0', '1', '2'))
     """
-    start = prepare_run(find_any_recipe(recipe), options)
-    chosen = start.recipe if objective is None else start.recipe.replace(objective=objective)
+    sides = None
     if resolution is not None:
         height, width = as_pair(resolution)
         sides = height if height == width else [height, width]
-        chosen = chosen.replace(model={**chosen.model, "resolution": sides})
+    start = prepare_run(find_any_recipe(recipe), options, {"objective": objective, "model.resolution": sides})
     if not isinstance(model, str):
         raise UsageError(
             f"Model must be a name that `vitrail models` lists, got {type(model).__name__}. A model that exists is"
             " trained by vitrail.finetune(vitrail.Bundle(model=model, preprocess=...), data)."
         )
-    zoo.find(model)
+    zoo.find(model)  # refuse an unknown name before the folder is made
     with start.folder() as folder:
         from vitrail.reports.run_report import RunReport
         from vitrail.training.run import train as run
 
-        result = run(data, model, folder, chosen, start.options, observers=(RunReport,), **start.keywords)
+        result = run(data, model, folder, start.recipe, start.options, observers=(RunReport,), **start.keywords)
         return start.finish(result)
 
 
@@ -168,19 +167,23 @@ class Start(NamedTuple):
         return dataclasses.replace(result, folder=None) if self.output is None else result
 
 
+_RECIPE_KEYWORDS = ("batch", "per_class", "patience")  # named like the settings that they change
+
+
 def find_any_recipe(recipe: str | Path | Recipe) -> Recipe:
     """The recipe of a name or a file, or itself."""
     return recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
 
 
-def prepare_run(recipe: Recipe, keywords: RunKeywords) -> Start:
-    """Check the keywords of a run, and change its recipe by them."""
+def prepare_run(recipe: Recipe, keywords: RunKeywords, settings: Mapping[str, Any] | None = None) -> Start:
+    """Check the keywords of a run, and change its recipe by them. `settings` are those of the command's own flags, by
+    their keys in the recipe; None leaves a setting as it is."""
     given: dict[str, Any] = dict(keywords)
     options = Options(**{name: given[name] for name in RunOptions.__annotations__ if name in given})
     _check_callback(given.get("callback"))
-    changes = {name: given.get(name) for name in ("batch", "per_class", "patience")}
+    changes = {"learning_rate": given.get("lr"), **{name: given.get(name) for name in _RECIPE_KEYWORDS}}
     lengths = {name: given.get(name) for name in ("epochs", "steps", "minutes")}
-    changed = adjust_recipe(recipe, {"learning_rate": given.get("lr"), **changes}, given.get("settings", ()), **lengths)
+    changed = adjust_recipe(recipe, {**changes, **(settings or {})}, given.get("settings", ()), **lengths)
     passed = {
         "resumes": given.get("resume", False),
         "force": given.get("force", False),

@@ -263,8 +263,9 @@ def adjust_recipe(
     changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
     for key, _ in changes:
         if key in given or lengths.get(key) is not None:
-            word = "lr" if key == "learning_rate" else key
-            raise UsageError(f"{spoken(key)} must be given once, got {word} and the setting {key}.")
+            name = key.rpartition(".")[2]
+            word = "lr" if name == "learning_rate" else name
+            raise UsageError(f"{spoken(name)} must be given once, got {word} and the setting {key}.")
     return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
 
 
