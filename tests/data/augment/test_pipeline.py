@@ -18,6 +18,7 @@ from vitrail.data.augment import operations
 from vitrail.data.augment.config import Augment
 from vitrail.data.augment.crop import Crop
 from vitrail.data.augment.jitter import JITTERS
+from vitrail.data.augment.mixing import Mixing
 from vitrail.data.augment.pipeline import augment, mix
 from vitrail.data.augment.randaugment import GOOGLE, TABLES, TORCHVISION, Operation, RandAugment
 from vitrail.data.preprocess import Preprocess
@@ -438,3 +439,11 @@ def test_jitter_asks_for_the_channels_of_its_rows():
             UsageError, match=f"by {name} must have images of 1 or 3 channels, got 5. Set augment.{name}"
         ):
             Augment(**{name: 0.1}).check_channels(5)
+
+
+def test_an_augmentation_that_is_not_active_does_not_mix():
+    settings = Augment()
+    assert [part.mixes for part in settings.augmentations if isinstance(part, Mixing)] == [True]
+    assert not settings.mixes
+    assert settings.mixture(Stream(0, 0, np.arange(4)), (8, 8)) is None
+    assert Augment(mixup=0.2).mixture(Stream(0, 0, np.arange(4)), (8, 8)) is not None

@@ -33,7 +33,7 @@ class Augmentation(Settings):
 
     @property
     def mixes(self) -> bool:
-        """Whether it mixes images in pairs (see `mixture`)."""
+        """Whether it mixes images in pairs when it is active (see `mixture`)."""
         return False
 
     def check_channels(self, channels: int) -> None:

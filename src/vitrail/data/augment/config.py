@@ -79,11 +79,11 @@ class Augment:
     @property
     def mixes(self) -> bool:
         """Whether images are mixed in pairs."""
-        return any(augmentation.mixes for augmentation in self.augmentations)
+        return any(augmentation.mixes for augmentation in self.active)
 
     def mixture(self, stream: "Stream", size: tuple[int, int], alone: "np.ndarray | None" = None) -> "Mixture | None":
         """How the images of a batch are mixed in pairs: by the first augmentation that mixes."""
-        mixing = next((augmentation for augmentation in self.augmentations if augmentation.mixes), None)
+        mixing = next((augmentation for augmentation in self.active if augmentation.mixes), None)
         return None if mixing is None else mixing.mixture(stream, size, alone)
 
     def check_channels(self, channels: int) -> None:

@@ -37,7 +37,7 @@ class Mixing(Augmentation):
 
     @property
     def mixes(self) -> bool:
-        return self.is_active
+        return True
 
     def mixture(self, stream: Stream, size: Pair, alone: np.ndarray | None) -> Mixture:
         """The mixture of a batch of samples in order. Neighbours in a shuffled order are random partners, and a rank's
