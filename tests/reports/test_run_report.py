@@ -339,3 +339,16 @@ def test_a_final_evaluation_of_another_package_is_shown_by_its_type():
     assert (summary(plain), sections(plain)) == ([("doubts", "3 <")], "")
     sections.register(Doubt, lambda judgement: f"<h2>{judgement.summary[0][0]}</h2>")
     assert sections(plain) == "<h2>doubts</h2>"
+
+
+@pytest.mark.parametrize(
+    ("command", "resumed"),
+    [
+        ("vitrail train digits --force", "vitrail train digits --resume auto"),
+        ("vitrail train digits --resume auto", "vitrail train digits --resume auto"),
+        ("vitrail train digits --resume=auto", "vitrail train digits --resume=auto"),
+        ("vitrail.train('digits')", "resume=True"),
+    ],
+)
+def test_the_command_that_resumes_a_run_has_the_flag_once(command, resumed):
+    assert run_report._resumed(command) == resumed

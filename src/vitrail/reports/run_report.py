@@ -121,11 +121,12 @@ def _now() -> str:
 
 
 def _resumed(command: str) -> str:
-    """The command that goes on with an interrupted run; in Python, the argument."""
+    """The command that resumes an interrupted run; in Python, the argument."""
     if not command.startswith("vitrail "):  # nothing, or a call that no shell could take apart
         return "resume=True"
-    words = [one for one in shlex.split(command) if one != "--force"]  # it would begin anew
-    return shlex.join(words if "--resume" in words else [*words, "--resume", "auto"])
+    words = [word for word in shlex.split(command) if word != "--force"]  # it would start from scratch
+    resumes = any(word.partition("=")[0] == "--resume" for word in words)
+    return shlex.join(words if resumes else [*words, "--resume", "auto"])
 
 
 # The parts of the page
