@@ -40,7 +40,7 @@ def conclude(
         log.write("final", step=trainer.step, **scores)
     bundle = Bundle(
         model=trainer.kept.eval(),
-        answer=trainer.kept_objective.answer(trainer.watch, trainer.ranks),
+        answer=trainer.kept_objective.answer(trainer.held_out_loader, trainer.ranks),
         preprocess=trainer.preprocess,
         labels=dataset.labels if trainer.objective.classifies else None,
         provenance=_provenance(trainer, initial, dataset, fingerprint, choice, scores, command, is_best=is_best),
@@ -62,7 +62,7 @@ def _fitted(trainer: Trainer) -> dict[str, Any]:
     """How well the kept model does on images that it was trained on, beside which its scores tell overfitting."""
     if not trainer.objective.classifies:
         return {}
-    found = trainer.examine_on(trainer.load_to_evaluate(trainer.loader.split.spread(_FITTED)))
+    found = trainer.score_on(trainer.load_to_evaluate(trainer.loader.split.spread(_FITTED)))
     return {f"training_{trainer.objective.watched}": found[trainer.objective.watched]}
 
 

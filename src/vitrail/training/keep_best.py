@@ -23,7 +23,7 @@ def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
     initial_scores = trainer.initial_scores
     if initial_scores is None or initial.body is None or not trainer.total:
         return None
-    tuned = trainer.latest or trainer.examine()  # a run that had ended already evaluates once more
+    tuned = trainer.latest or trainer.score_held_out()  # a run that had ended already evaluates once more
     choice, scores = _compare(trainer, initial_scores, tuned), {}
     if tuned is not None and initial_scores["count"]:
         scores = {"start": initial_scores["score"], "tuned": tuned["score"], "count": initial_scores["count"]}
@@ -55,5 +55,5 @@ def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, 
 
 def _origin_of_held_out(trainer: Trainer) -> str:
     """Where the images that choose come from."""
-    split = "held-out" if trainer.watch is None else trainer.watch.split.name
+    split = "held-out" if trainer.held_out_loader is None else trainer.held_out_loader.split.name
     return "held out of the training images" if split == "held-out" else f"of the split {split}"

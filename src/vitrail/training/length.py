@@ -37,9 +37,9 @@ def measure(trainer: "Trainer", seconds: float) -> int:
     if trainer.average:
         trainer.average = Average(trainer.objective, trainer.recipe.average)
     between = 0.0
-    if trainer.watch is not None:
+    if trainer.held_out_loader is not None:
         # A forward pass is about a third of a step.
-        images = len(trainer.watch.split) / trainer.recipe.batch
+        images = len(trainer.held_out_loader.split) / trainer.recipe.batch
         between = images * usual / 3 / (trainer.loader.steps * trainer.recipe.evaluate_every)
     slowest, spent = trainer.ranks.largest(usual + between, last - began)
     return max(int(0.95 * max(seconds - spent, 0) / slowest), 1)

@@ -234,7 +234,7 @@ class Trainer(TrainerState):
 
     def evaluate(self, epoch: int, log: RunLog) -> None:
         """Evaluate the kept model; record the step if it is the best so far, and end the run if patience is over."""
-        found = self.ranks.from_first(self.examine())  # all ranks must come to the same end
+        found = self.ranks.from_first(self.score_held_out())  # all ranks must come to the same end
         if found is None:
             return
         self.write_evaluation(epoch, found, log)
@@ -291,27 +291,27 @@ class Trainer(TrainerState):
         log.write("evaluate", step=self.step, epoch=epoch, seconds=seconds, **numbers, weights=weights)
 
     @torch.inference_mode()
-    def examine(self) -> dict[str, Any] | None:
-        """Loss, share of right answers and score on the held-out images, each counted once over all ranks."""
-        return None if self.watch is None else self.examine_on(self.watch)
+    def score_held_out(self) -> dict[str, Any] | None:
+        """Metrics and score of the kept model on the held-out images, each counted once over all ranks."""
+        return None if self.held_out_loader is None else self.score_on(self.held_out_loader)
 
     def remember_initial(self) -> None:
         """Evaluate the initial model with its head from least squares, and keep that head in every checkpoint."""
-        found = self.examine()
-        is_known = found is not None and found["count"] and math.isfinite(found["loss"])
-        self.initial_scores = found if is_known else {"count": 0}
+        scores = self.score_held_out()
+        is_usable = scores is not None and scores["count"] and math.isfinite(scores["loss"])
+        self.initial_scores = scores if is_usable else {"count": 0}
         self._initial_head = self._clone_head()
 
-    def examine_on(self, loader: Loader) -> dict[str, Any]:
-        """The same on the images of a loader."""
+    def score_on(self, loader: Loader) -> dict[str, Any]:
+        """Metrics and score of the kept model on the images of a loader."""
         objective = self.kept_objective
         was_training = objective.training
         objective.eval()
-        found = objective.evaluate(self._held_out(loader), self.ranks)
+        metrics = objective.evaluate(self._batches_of(loader), self.ranks)
         objective.train(was_training)
-        return {"score": objective.goodness(found), **found}
+        return {"score": objective.goodness(metrics), **metrics}
 
-    def _held_out(self, loader: Loader) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _batches_of(self, loader: Loader) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's batches of images, labels and weights."""
         device = self.ranks.device
         for batch in loader.epoch():
@@ -334,7 +334,7 @@ class Trainer(TrainerState):
     def collect_damage(self, log: RunLog, *others: Loader) -> None:
         """Report each unreadable image once, whichever rank found it."""
         mine = {}
-        for loader in (self.loader, self.watch, *others):
+        for loader in (self.loader, self.held_out_loader, *others):
             mine |= loader.damaged if loader is not None else {}
         for theirs in self.ranks.gather(mine):
             for path, reason in theirs.items():

@@ -67,25 +67,26 @@ class Observer:
     """Follows a run. Each method does nothing by default."""
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
-        """An event of the run, as a line of `metrics.jsonl` has it. Numbers that are not finite are None."""
+        """Called for each line of `metrics.jsonl`. Numbers that are not finite are None."""
 
     def step(self, number: int) -> None:
-        """Before the first step (its number is then 0, or that of the resumed run) and after each."""
+        """Called after each step, and once before the first one, with the number of steps done."""
 
     def progress(self, step: int, numbers: Mapping[str, float], held_out: str) -> None:
-        """Every few steps: `loss`, `learning_rate` and `images_per_second`, and the latest evaluation in words."""
+        """Called every few steps with `loss`, `learning_rate` and `images_per_second`, and the latest evaluation in
+        words."""
 
     def update(self, position: Position) -> None:
-        """After evaluations and checkpoints."""
+        """Called after evaluations and checkpoints."""
 
     def fail(self, position: Position, error: BaseException) -> None:
-        """An error, or a signal, ends the run."""
+        """Called when an error or a signal ends the run."""
 
     def finish(self, outcome: Outcome) -> None:
-        """The bundle is written."""
+        """Called when the bundle is written."""
 
     def close(self) -> None:
-        """At the end of the run, however it ended."""
+        """Called at the end of the run, however it ended."""
 
 
 MakeObserver = Callable[[RunInfo], Observer]

@@ -63,7 +63,7 @@ class TrainerState:
         self.loader = self._load(
             training, batch=recipe.batch, settings=recipe.augment, shuffle=True, on_damage=recipe.on_damage
         )
-        self.watch = self.load_to_evaluate(held_out) if held_out is not None else None
+        self.held_out_loader = self.load_to_evaluate(held_out) if held_out is not None else None
         self.step, self.total, self.seconds = 0, self.planned or 0, 0.0
         self.rate_scale = 1.0
         self.best: dict[str, Any] | None = None
@@ -177,6 +177,7 @@ class TrainerState:
         return tensors | {f"memory/{name}/{entry}": tensor for name, entry, tensor in self._memory()}
 
     def _memory(self) -> Iterator[tuple[str, str, Tensor]]:
+        """The optimisers' state: the name of a parameter, that of the entry, and its tensor."""
         names = {id(parameter): name for name, parameter in self.objective.named_parameters()}
         for optimiser in self.optimisers:
             for parameter, entries in optimiser.state.items():
@@ -245,7 +246,7 @@ class TrainerState:
             return
         tidy(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
 
-    # The choice between the model as it began and what training made of it
+    # The model to keep: the initial one, the best one or the last one
 
     def return_to_initial(self, body: AnyModel) -> None:
         """Replace the kept model by the initial one: `body` with the initial head."""
@@ -269,12 +270,12 @@ class TrainerState:
 
 
 def _with_null(found: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation for JSON, which has no word for numbers that are not finite."""
+    """An evaluation for JSON, with None for numbers that are not finite."""
     return {name: number if math.isfinite(number) else None for name, number in found.items()}
 
 
 def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
-    """The same, back from JSON."""
+    """The inverse of `_with_null`."""
     return {name: math.nan if number is None else number for name, number in found.items()}
 
 
