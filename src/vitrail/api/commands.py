@@ -21,7 +21,7 @@ class Command(NamedTuple):
     open: str | None = None
     """Help of the flag --open, if there is one."""
     receiver: Callable[[Given], Callable[..., Any]] | None = None
-    """Makes what the function passes its results to as soon as they are known."""
+    """Makes the function's `receiver`, which gets each result as soon as it is computed."""
 
 
 class Group(NamedTuple):

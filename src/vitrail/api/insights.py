@@ -182,7 +182,7 @@ def explain(
 def compare(
     data: DataOnDisk,
     *,
-    output: Annotated[str | Path, folder_flag("Folder to write; one that compare wrote is gone on with.")],
+    output: Annotated[str | Path, folder_flag("Output folder. An existing lab is resumed.")],
     questions: Annotated[
         Sequence[str],
         flag(f"What to ask: {', '.join(QUESTIONS)}; else all of it.", metavar="NAME", cli_type=tuple[str, ...]),
@@ -213,7 +213,7 @@ def compare(
 ) -> Report:
     """The bias lab: measure what each architecture assumes of images, on yours, and judge the claims about it.
 
-    Kill it whenever you like: the same command goes on. More questions, sizes or seeds extend it.
+    Safe to interrupt: run the same command again to resume. More questions, sizes or seeds extend the lab.
 
         >>> found = vitrail.compare("digits", output="lab", bundles=["fashion"])
         >>> found["images"], found["bundles"][0]["name"]

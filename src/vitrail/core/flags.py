@@ -12,13 +12,14 @@ from typing import Any
 
 
 class _Unset:
-    """The value of what is not stated."""
+    """The type of `UNSET`."""
 
     def __repr__(self) -> str:
         return "unset"
 
 
 UNSET: Any = _Unset()
+"""Command-line default of a parameter that has the same default as in Python."""
 REQUIRED: Any = dataclasses.MISSING
 """Command-line default of a parameter that has one in Python only."""
 
@@ -30,20 +31,21 @@ class Flag:
     help: str
     """Text of `--help` and of the documentation."""
     metavar: str | None = None
-    """How `--help` calls the value."""
+    """Placeholder of the value in `--help`."""
     python: str = ""
-    """What the documentation adds: values that only Python has."""
+    """Values that only Python accepts, which the documentation adds to `help`."""
     default: Any = None
     """Default of a key of a `TypedDict`, which cannot state it otherwise."""
     is_positional: bool = False
-    """Whether the command line has it without a flag."""
+    """Whether the command line takes it as an argument without a flag."""
     in_cli: bool = True
+    """Whether the command line has it."""
     cli_name: str | None = None
-    """Name of the flag, if it is another one."""
+    """Name of the flag; None means the parameter's."""
     cli_type: Any = None
-    """Type on the command line, if it is another one."""
+    """Type on the command line; None means the annotation's."""
     cli_default: Any = UNSET
-    """Default on the command line, if it is another one."""
+    """Default on the command line, if it differs from Python's."""
     read: Callable[[Any], Any] | None = None
     """Converts the command line's value to Python's."""
 

@@ -168,15 +168,18 @@ class Model(nn.Module, Generic[Config]):
         self.zero_head()
 
     def _count_classes(self) -> None:
-        """Let the configuration follow an assigned head. What is not a linear layer of the right width changes nothing
-        and is refused when the model is saved; colours of a model that predicts pixels are no classes."""
-        known = {nn.Identity: 0}
+        """Set the number of classes in the configuration to that of an assigned head.
+
+        A head that is not a linear layer of the right width leaves it as it is; saving such a model is an error. So
+        does the head of a model that predicts pixels, whose outputs are colours.
+        """
+        classes_by_type = {nn.Identity: 0}
         if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
-            known[nn.Linear] = int(self.head.out_features)
-        classes = known.get(type(self.head), self.config.classes)
+            classes_by_type[nn.Linear] = int(self.head.out_features)
+        classes = classes_by_type.get(type(self.head), self.config.classes)
         embedding = self.config.embedding if type(self.head) is EmbeddingHead else 0
-        is_as_stated = (classes, embedding) == (self.config.classes, self.config.embedding)
-        if not is_as_stated and self.config.predicts != "pixels":
+        has_changed = (classes, embedding) != (self.config.classes, self.config.embedding)
+        if has_changed and self.config.predicts != "pixels":
             self.config = self.config.replace(classes=classes, embedding=embedding)
 
     # Activations and features
@@ -194,16 +197,18 @@ class Model(nn.Module, Generic[Config]):
         from the last); None means all."""
         opened = frozenset(self._pick(inside))
         if opened and not self.opens_blocks:
-            raise UsageError(f"Inside must be of a Transformer's layers, got family {self.config.family}.")
-        if opened and self.training:  # computed once more, it would draw another dropout
-            raise UsageError("Inside must be of a model in evaluation mode, got one in training mode.")
+            raise UsageError(f"Inside must be layers of a Transformer, got family {self.config.family}.")
+        if opened and self.training:  # the layer is computed a second time, with another dropout
+            raise UsageError(
+                "Inside must be of a model in evaluation mode, got one in training mode. Call model.eval()."
+            )
         activations = Activations(frozenset(self._pick(layers)), with_attention=attention, inside=opened)
         self(images, activations)
         return activations
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head reads of each image (B, D): the pooled output of the last layer, without a hidden layer of the
-        head. In the present mode, and with gradients.
+        """The input of the head for each image (B, D): the pooled output of the last layer, before any hidden layer of
+        the head. In the present mode, and with gradients.
 
             >>> model = vitrail.create("ViT-Nano/7")
             >>> model.features(torch.zeros(2, 1, 28, 28)).shape
@@ -262,10 +267,10 @@ class Model(nn.Module, Generic[Config]):
             )
         chosen = self._pick(layers)
         steps = self.record(images_BCHW, chosen).steps
-        found = {layer: steps[f"blocks.{layer}"] for layer in set(chosen)}
+        outputs = {layer: steps[f"blocks.{layer}"] for layer in set(chosen)}
         if normalise:
-            found = {layer: self.normalise_layer(output) for layer, output in found.items()}
-        return [found[layer] for layer in chosen]
+            outputs = {layer: self.normalise_layer(output) for layer, output in outputs.items()}
+        return [outputs[layer] for layer in chosen]
 
     def _as_map(self, output: Tensor) -> Tensor:
         if output.ndim == 4:
@@ -300,26 +305,26 @@ class Model(nn.Module, Generic[Config]):
 
     def roles(self) -> dict[str, Role]:
         """The role of every parameter, by name."""
-        found = {}
+        roles = {}
         for name, parameter in self.named_parameters():
             block = re.match(r"blocks\.(\d+)\.", name)
             layer = int(block[1]) + 1 if block else self.config.depth + 1 if name.startswith(self.after_blocks) else 0
             is_matrix = decays(name, parameter) and parameter.ndim == 2 and "blocks." in name
-            found[name] = Role(decays(name, parameter), is_matrix, layer, 3 if name.endswith(".qkv.weight") else 1)
-        return found
+            roles[name] = Role(decays(name, parameter), is_matrix, layer, 3 if name.endswith(".qkv.weight") else 1)
+        return roles
 
     # Copies with changes
 
     def clone_with(
         self, tensors: dict[str, Tensor] | None = None, *, drop: tuple[str, ...] = (), **settings: Any
     ) -> Self:
-        """A copy with some settings changed. It takes over `tensors` (default: its own), except those whose names begin
-        with `drop`, which are initialised."""
-        made = type(self)(self.config.replace(**settings))
-        given = self.state_dict() if tensors is None else tensors
-        kept = {name: tensor for name, tensor in given.items() if not drop or not name.startswith(drop)}
-        made.load_state_dict({**made.state_dict(), **kept})
-        return made
+        """A copy with some settings changed, on torch's default device and in training mode. It gets the values of
+        `tensors` (default: its own), except those whose names begin with `drop`, which are initialised."""
+        copy = type(self)(self.config.replace(**settings))
+        source = self.state_dict() if tensors is None else tensors
+        kept = {name: tensor for name, tensor in source.items() if not drop or not name.startswith(drop)}
+        copy.load_state_dict({**copy.state_dict(), **kept})
+        return copy
 
     # Tables and sizes
 

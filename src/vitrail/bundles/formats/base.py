@@ -173,8 +173,8 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
                 joined = entry.join([tensors[name].float() for name in entry.theirs])
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DamagedError(f"{', '.join(entry.theirs)} do not fit the model ({first_line(error)}).") from None
-            # The only copy, into memory of its own: kernels choose their path by alignment, and a view into a file
-            # would answer with other last bits.
+            # The only copy, into memory of its own: kernels choose their path by alignment, so logits computed from a
+            # view into a file would differ in the last bits.
             ours[entry.ours] = joined.clone(memory_format=torch.contiguous_format)
     unknown = sorted(tensors.keys() - used)
     if missing or unknown:
@@ -190,12 +190,12 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
 def split_tensors(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors from ours, all of them."""
     theirs: dict[str, Tensor] = {}
-    spoken_of = set()
+    covered = set()
     for entry in entries:
-        spoken_of.add(entry.ours)
+        covered.add(entry.ours)
         theirs |= zip(entry.theirs, (part.contiguous() for part in entry.split(ours[entry.ours])), strict=True)
-    if unspoken := sorted(ours.keys() - spoken_of):
-        raise UsageError(f"Model must have only tensors that the format knows, got {_some(unspoken)}, too.")
+    if uncovered := sorted(ours.keys() - covered):
+        raise UsageError(f"Model must have only tensors that the format knows, got {_some(uncovered)}, too.")
     return theirs
 
 
