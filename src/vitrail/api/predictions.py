@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from vitrail.api.flags import (
     BundlePath,
@@ -193,29 +193,29 @@ def evaluate(
         "seed": seed,
         "cache": cache,
     }
-    outputs: dict[str, Any] = {
-        "output": output and Path(output),
-        "page": page and Path(page),
-        "against": against and str(against),
-    }
-    from vitrail.evaluation.protocols import check_settings
+    outputs = None
+    paths = {"output": output and Path(output), "page": page and Path(page), "against": against and str(against)}
+    if asked := [name for name, path in paths.items() if path is not None]:
+        if protocol != "classify":
+            raise UsageError(f"--{asked[0]} must come with --protocol classify, got {protocol}.")
+        from vitrail.reports.evaluation_outputs import Outputs
+
+        outputs = Outputs.open(**cast(dict[str, Any], paths), force=force, device=device)
     from vitrail.evaluation.protocols import evaluate as judge
     from vitrail.inference.engine import EngineRequest
 
-    running: dict[str, Any] = {
-        "workers": workers,
-        "device": device,
-        "request": EngineRequest(engine, precision, tolerance),
-    }
-    if asked := [name for name, value in outputs.items() if value is not None]:
-        if protocol != "classify":
-            raise UsageError(f"--{asked[0]} must come with --protocol classify, got {protocol}.")
-        from vitrail.reports.evaluation_outputs import evaluate_each
-
-        check_settings(protocol, settings)
-        scores = evaluate_each(bundle, data, split, **outputs, force=force, **running)
-    else:
-        scores = judge(bundle, data, split, protocol=protocol, **settings, **running)
+    request = EngineRequest(engine, precision, tolerance)
+    scores = judge(
+        bundle,
+        data,
+        split,
+        protocol=protocol,
+        workers=workers,
+        device=device,
+        request=request,
+        outputs=outputs,
+        **settings,
+    )
     low, high = scores["accuracy_interval"]
     names = ("accuracy", "count", "top5", "ece", "split", "map", "trained_on")
     kept: dict[str, Any] = {name: scores.get(name) for name in names}

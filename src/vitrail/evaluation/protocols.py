@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, open_to_compute
 from vitrail.bundles.decision import SeveralLabels
-from vitrail.bundles.metadata import OVERFLOWS, read_parts
+from vitrail.bundles.metadata import OVERFLOWS, Parts
 from vitrail.core.errors import DamagedError, UsageError, did_you_mean
 from vitrail.core.settings import check_integer, spoken
 from vitrail.core.terminal import Meter
-from vitrail.core.watchdog import Step
+from vitrail.core.watchdog import step
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
+from vitrail.data.preprocess import ImageLike, Preprocess
 from vitrail.data.sources.registry import AnyData, open_data
 from vitrail.evaluation.classify import Answers, collect
 from vitrail.evaluation.features import FeatureStore, pooling
@@ -64,18 +66,27 @@ def evaluate(
     workers: int = 2,
     device: str | None = None,
     request: EngineRequest = DEFAULT_REQUEST,
+    outputs: "PredictionOutputs | None" = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
 
-    `request` is how to run the model under the protocol classify. `settings` are those of `read_examples` (layer, seed,
-    cache) and of the protocol's own function; None stands for the default, and a setting that the protocol does not
-    have is refused.
+    `request` is how to run the model under the protocol classify, and `outputs` takes its predictions. `settings` are
+    those of `read_examples` (layer, seed, cache) and of the protocol's own function; None stands for the default, and a
+    setting that the protocol does not have is refused.
     """
     given = check_settings(protocol, settings)
     own = _SETTINGS[protocol]
     if protocol == "classify":
-        return answer_split(open_engine(bundle, data, split, request, device), data, split, workers=workers).scores()
+        engine = open_engine(bundle, data, split, request, device)
+        if outputs is not None:
+            outputs.check(engine.parts)
+        answered = answer_split(engine, data, split, workers=workers)
+        scores = answered.scores()
+        if outputs is not None:
+            model = engine.parts.config.name if isinstance(bundle, Bundle) else str(bundle)
+            outputs.take(answered, scores, model=model, preprocess=engine.parts.preprocess, workers=workers)
+        return scores
     if request != DEFAULT_REQUEST:
         raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
     reading = {name: given[name] for name in _READING if name in given}
@@ -130,14 +141,28 @@ class Answered(NamedTuple):
 def open_engine(
     bundle: Bundle | str | Path, data: AnyData, split: str | None, request: EngineRequest, device: str | None
 ) -> Engine:
-    """The engine for a bundle and a split, as it is wished for."""
-    request.check()
-    images = ()
-    if "auto" in request[:2]:
-        parts = bundle.parts if isinstance(bundle, Bundle) else read_parts(bundle, weights=False)
-        images = choose_split(open_data(data), split, parts.provenance).split.images
-    choice = choose_engine(request, bundle, images=images, load=Workload(_BATCH, 1, cores()), device=device)
+    """The engine for a bundle and a split, as requested."""
+
+    def choose_images(parts: Parts) -> Sequence[ImageLike] | np.ndarray:
+        return choose_split(open_data(data), split, parts.provenance).split.images
+
+    load = Workload(_BATCH, 1, cores())
+    choice = choose_engine(request, bundle, load=load, choose_images=choose_images, device=device)
     return ENGINES[choice.engine].open(bundle, device, choice.precision)
+
+
+class PredictionOutputs(typing.Protocol):
+    """What is made of the predictions of protocol classify besides the scores: files, pages, comparisons."""
+
+    def check(self, parts: Parts) -> None:
+        """Refuse a bundle whose predictions cannot be taken, before it predicts."""
+        ...
+
+    def take(
+        self, answered: Answered, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
+    ) -> None:
+        """Write the predictions of a model, and add to their scores what is learned from them."""
+        ...
 
 
 def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None, *, workers: int = 2) -> Answered:
@@ -163,7 +188,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
         def compute(pixels: Tensor) -> Tensor:
             first = next(count)
             names = f"{chosen.name_of(first)!r} to {chosen.name_of(first + len(pixels) - 1)!r}"
-            with Step(lambda: f"computing {names} with engine {engine.name}"):
+            with step(lambda: f"computing {names} with engine {engine.name}"):
                 return torch.from_numpy(run(pixels.numpy()).logits)
 
         answers = collect(

@@ -1,7 +1,7 @@
 """The engine and precision for a bundle: as asked for, or the fastest on this machine, measured once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,13 +33,14 @@ def choose_engine(
     bundle: "Bundle | str | Path",
     *,
     images: "Sequence[ImageLike] | np.ndarray" = (),
+    choose_images: "Callable[[Parts], Sequence[ImageLike] | np.ndarray] | None" = None,
     threads: int | None = None,
     load: Workload | None = None,
     device: str | None = None,
 ) -> EngineChoice:
     """The engine and precision of a request; for `auto` the fastest for these images (without images: for very many),
-    under the load of a `Classifier` unless another is given. A bundle in memory has engine torch only, and nothing is
-    measured."""
+    under the load of a `Classifier` unless another is given. For `auto`, `choose_images` returns the images for a
+    bundle. A bundle in memory has engine torch only, and nothing is measured."""
     request.check()
     if not isinstance(bundle, str | Path) or device not in (None, "auto", "cpu"):
         return EngineChoice(
@@ -50,6 +51,8 @@ def choose_engine(
         return EngineChoice(request.engine, _EXACT)
     parts = read_parts(bundle, weights=False)
     parts.check_computable()
+    if choose_images is not None and "auto" in request[:2]:
+        images = choose_images(parts)
     load = load or Workload(batch_for(parts.config), limit_threads(threads) if threads else cores(), 1)
     load = load._replace(device=device or load.device)
     measured = Measured.read(bundle)

@@ -1,30 +1,30 @@
 """What `vitrail evaluate` leaves of each image: a table of answers, a page of mistakes, a comparison with another
 model."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import numpy as np
 
-from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.folder import check_folder
+from vitrail.bundles.metadata import Parts
 from vitrail.core.errors import DamagedError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.html import Html
 from vitrail.core.intervals import wilson
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.registry import AnyData
 from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.metrics import doubtful_labels
 from vitrail.evaluation.paired import Paired
 from vitrail.evaluation.predictions.saved import SavedPredictions
 from vitrail.evaluation.predictions.tables import Row, check_table, open_table
-from vitrail.evaluation.protocols import Answered, answer_split, open_engine
+from vitrail.evaluation.protocols import Answered, answer_split
 from vitrail.evaluation.splits import check_other
-from vitrail.inference.engine import DEFAULT_REQUEST, Engine, EngineRequest
+from vitrail.inference.engine import Engine
 from vitrail.inference.registry import ENGINES
 from vitrail.reports.contact_sheet import ON_PAGE, Judged, word, write_mistakes
 from vitrail.reports.page import numbers, table
@@ -33,56 +33,64 @@ _BEST = 5  # answers of an image in a table
 _CONFUSIONS = 20
 
 
-def evaluate_each(
-    bundle: Bundle | str | Path,
-    data: AnyData,
-    split: str | None = None,
-    *,
-    output: Path | None = None,
-    page: Path | None = None,
-    against: str | None = None,
-    force: bool = False,
-    workers: int = 2,
-    device: str | None = None,
-    request: EngineRequest = DEFAULT_REQUEST,
-) -> dict[str, Any]:
-    """The scores of a bundle, and what is asked for of each image: a table or file of answers, a page of mistakes, the
-    comparison with another bundle or with the answers that one left. What cannot be read or written is refused before
-    any image is."""
-    check_outputs(output, page, force=force)
-    other = None if against is None else _open_other(against, device)
-    engine = open_engine(bundle, data, split, request, device)
-    engine.parts.check_one_class("--output, --page and --against")
-    name = engine.parts.config.name if isinstance(bundle, Bundle) else str(bundle)
-    answered = answer_split(engine, data, split, workers=workers)
-    scores = answered.scores()
-    if isinstance(other, Engine):
-        scores["notes"] += check_other(answered.dataset, answered.split, other.parts.provenance, str(against))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is made of the predictions of `evaluate` besides the scores: a table or file of predictions, a page of
+    mistakes, and the comparison with another bundle or with saved predictions."""
+
+    output: Path | None = None
+    """A table of one of the `FORMATS`, or an .npz file of saved predictions."""
+    page: Path | None = None
+    """A folder for pages of mistakes."""
+    against: str | None = None
+    """Name of the other bundle, or of the file of its saved predictions."""
+    other: Engine | SavedPredictions | None = None
+    """The same, opened."""
+    force: bool = False
+    """Whether existing outputs are overwritten."""
+
+    @classmethod
+    def open(
+        cls, *, output: Path | None, page: Path | None, against: str | None, force: bool, device: str | None
+    ) -> Self:
+        """Refuse what cannot be written, and open what is compared with, before any work is done."""
+        if output is not None:
+            check_table(output, force=force, others=[".npz"])
+        if page is not None:
+            check_output(page, force=force)
+        other: Engine | SavedPredictions | None = None
+        if against is not None and against.lower().endswith(".npz"):
+            other = SavedPredictions.read(Path(against))
+        elif against is not None:
+            other = ENGINES["torch"].open(check_folder(against), device)
+        return cls(output=output, page=page, against=against, other=other, force=force)
+
+    def check(self, parts: Parts) -> None:
+        """Refuse a bundle that does not predict one class."""
+        parts.check_one_class("--output, --page and --against")
+
+    def take(
+        self, answered: Answered, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
+    ) -> None:
+        """Write the predictions of a model, and add the comparison to its scores."""
+        if self.against is not None:
+            other = self._predictions_of_other(answered, scores, workers)
+            scores["against"] = describe(keep(answered).against(other), model, self.against)
+        if self.output is not None:
+            write_output(answered, self.output, force=self.force)
+        if self.page is not None:
+            write_page(answered, scores, preprocess, self.page, model=model, workers=workers, force=self.force)
+
+    def _predictions_of_other(self, answered: Answered, scores: dict[str, Any], workers: int) -> SavedPredictions:
+        """The other model's predictions of the same images. A note says if it was trained on them."""
+        if not isinstance(self.other, Engine):
+            return cast(SavedPredictions, self.other)
+        provenance = self.other.parts.provenance
+        scores["notes"] += check_other(answered.dataset, answered.split, provenance, str(self.against))
         try:
-            other = keep(answer_split(other, answered.dataset, answered.chosen, workers=workers))
+            return keep(answer_split(self.other, answered.dataset, answered.chosen, workers=workers))
         except UsageError as error:
-            raise UsageError(f"--against {against}: {error}") from None
-    if against is not None and other is not None:
-        scores["against"] = describe(keep(answered).against(other), name, against)
-    if output is not None:
-        write_output(answered, output, force=force)
-    if page is not None:
-        write_page(answered, scores, engine.parts.preprocess, page, model=name, workers=workers, force=force)
-    return scores
-
-
-def _open_other(against: str, device: str | None) -> Engine | SavedPredictions:
-    if against.lower().endswith(".npz"):
-        return SavedPredictions.read(Path(against))
-    return ENGINES["torch"].open(check_folder(against), device)
-
-
-def check_outputs(output: Path | None, page: Path | None, *, force: bool) -> None:
-    """Refuse what could not be written, before any work is done."""
-    if output is not None:
-        check_table(output, force=force, others=[".npz"])
-    if page is not None:
-        check_output(page, force=force)
+            raise UsageError(f"--against {self.against}: {error}") from None
 
 
 def keep(answered: Answered) -> SavedPredictions:
