@@ -224,8 +224,10 @@ def _check_flags(program: str, words: list[str], command: Command | Group | None
     all_flags = _flags(command)
     flags = {form for flag in all_flags for form in (flag, f"--no-{flag[2:]}")} | {"--help", "-h"}
     flags |= {former for name, former in _FORMER_FLAGS if name == words[0]}
-    positional = itertools.takewhile(lambda word: not word.startswith("-"), words)
-    pairs = [word for word in positional if re.match(r"[A-Za-z]\w+=[^*?\[]*$", word) and not os.path.lexists(word)]
+    first_flag = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    pairs = [
+        word for word in words[:first_flag] if re.match(r"[A-Za-z]\w+=[^*?\[]*$", word) and not os.path.lexists(word)
+    ]
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if word not in pairs and (flag in flags or not re.match(r"--|-(?!inf$|nan$)[A-Za-z]", flag)):

@@ -14,8 +14,8 @@ from torch import Tensor
 from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
-from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
+from vitrail.models.device import evaluating
 
 _BATCH = 32
 _SIDE, _MOST = 14, 24  # cells a side: usually, and at most

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from vitrail.analysis.heads import reading
 from vitrail.core.errors import UsageError
-from vitrail.models.activations import Activations, evaluating, look
+from vitrail.models.activations import Activations, look
 from vitrail.models.base import AnyModel, Layout
+from vitrail.models.device import evaluating
 from vitrail.models.layers import Attention, AttentionPool, attention_weights
 
 

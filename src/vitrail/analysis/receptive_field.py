@@ -13,9 +13,10 @@ from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import check_integer
-from vitrail.models.activations import Activations, evaluating
+from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
+from vitrail.models.device import evaluating
 
 
 def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.ndarray:

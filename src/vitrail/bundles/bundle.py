@@ -243,7 +243,8 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     weights = folder / "model.safetensors"
     try:
         with named_in_utf8(weights) as known, safe_open(known, framework="pt") as file:
-            header = _read_header(file)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            header = {name: Header(part.get_shape(), _DTYPES.get(part.get_dtype())) for name, part in slices.items()}
             if not parts.config.classes:  # older versions wrote a head of zeros for one class
                 ours = model.state_dict()
                 header = {name: one for name, one in header.items() if name in ours or not name.startswith("head.")}
@@ -252,7 +253,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
                 raise DamagedError(path=weights, cause=f"does not fit {name}: {problems}")
             # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer
             # with other last bits than the model that was saved.
-            tensors = {name: file.get_tensor(name).clone() for name in header}
+            tensors = {name: file.get_tensor(name).to(place, copy=True) for name in header}
     except (SafetensorError, OSError) as error:
         raise DamagedError(path=weights, cause=f"cannot be read ({error})") from None
     if broken := not_finite(tensors):
@@ -261,7 +262,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         )
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
-    model = model.to(place).eval()
+    model.eval()
     # What was verified above is the file that the manifest names.
     recorded = read_json(folder / MANIFEST)["files"][weights.name]
     return Bundle(
@@ -276,19 +277,18 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     )
 
 
-def open_bundle(bundle: Bundle | str | Path, *, device: str | None = None) -> Bundle:
-    """The bundle at a path or of a name, on the device or the CPU; a `Bundle` as it is, moved if a device is given."""
-    place = None if device is None else choose_device(device)
-    if not isinstance(bundle, Bundle):
-        return load(bundle, device=str(place or "cpu"))
-    if place is not None:
-        bundle.model.to(place)
-    return bundle
+def open_bundle(bundle: Bundle | str | Path) -> Bundle:
+    """The bundle at a path or of a name, on the CPU; a `Bundle` as it is."""
+    return bundle if isinstance(bundle, Bundle) else load(bundle)
 
 
 def open_to_compute(bundle: Bundle | str | Path, *, device: str | None = None) -> Bundle:
-    """`open_bundle` on the device `auto` unless one is given; a `Bundle` stays where it is."""
-    return open_bundle(bundle, device="auto" if device is None and not isinstance(bundle, Bundle) else device)
+    """The bundle on a device, by default on `auto`; a `Bundle` stays where it is, unless a device is given."""
+    if not isinstance(bundle, Bundle):
+        return load(bundle, device=str(choose_device("auto" if device is None else device)))
+    if device is not None:
+        bundle.model.to(choose_device(device))
+    return bundle
 
 
 def bundle_key(bundle: Bundle | str | Path) -> str:
@@ -320,11 +320,6 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "I64": torch.int64,
 }
-
-
-def _read_header(file: safe_open) -> dict[str, Header]:
-    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    return {name: Header(part.get_shape(), _DTYPES.get(part.get_dtype())) for name, part in slices.items()}
 
 
 def _mismatch(model: AnyModel, found: Mapping[str, Header]) -> str:

@@ -105,7 +105,8 @@ def read_config(folder: Path) -> ModelConfig:
     if version == 1 and (folder / ANSWER).exists():  # an older version would read its logits as one class
         raise DamagedError(path=folder / ANSWER, cause="must not be in a bundle of format 1")
     verify(folder, ("config.json",))
-    _check_extensions(folder, fields.pop("extensions", {}))
+    if "extensions" in fields:
+        _check_extensions(folder, fields.pop("extensions"))
     try:
         return read_model(fields)
     except UsageError as error:

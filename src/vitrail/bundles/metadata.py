@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,6 @@ class Parts:
         )
 
 
-def read_answer(folder: Path) -> Answer:
-    """What the logits of a bundle answer: as `answer.json` says, or one class without it (format 1)."""
-    if ANSWER not in read_json(folder / MANIFEST)["files"] and not (folder / ANSWER).exists():
-        return ONE_CLASS
-    verify(folder, [ANSWER])
-    return answer_from_json(read_json(folder / ANSWER))
-
-
 def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
     """Everything but the weights of the bundle at `path`. Every file is checked against the manifest, the weights only
     if `weights`."""
@@ -101,25 +94,25 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
     config = read_config(folder)
     verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
     labels, provenance = read_json(folder / "labels.json"), read_json(folder / "provenance.json")
-    if _had_placeholder_head(config, provenance):
+    objective = provenance.get("objective") if isinstance(provenance, dict) else None
+    if objective == "features" and config.classes == 1:
+        # Version 0.1.0.dev0 gave a model without a head one class and a head of zeros.
         config = config.replace(classes=0)
     try:
+        answer: Answer = ONE_CLASS  # format 1
+        if ANSWER in read_json(folder / MANIFEST)["files"] or (folder / ANSWER).exists():
+            verify(folder, [ANSWER])
+            answer = answer_from_json(read_json(folder / ANSWER))
         return Parts(
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
             labels=labels,
             provenance=provenance,
-            answer=read_answer(folder),
+            answer=answer,
         )
     except (KeyError, TypeError, ValueError) as error:  # a UsageError is a ValueError
         reason = error if isinstance(error, UsageError) else f"a document has another form ({first_line(error)})"
         raise DamagedError(path=folder, cause=f"is not a valid bundle: {reason}") from None
-
-
-def _had_placeholder_head(config: ModelConfig, provenance: object) -> bool:
-    """Version 0.1.0.dev0 gave a model without a head one class and a head of zeros, and said so in its provenance."""
-    objective = provenance.get("objective") if isinstance(provenance, dict) else None
-    return config.classes == 1 and objective == "features"
 
 
 def check_provenance(provenance: object) -> None:
@@ -133,6 +126,10 @@ def check_provenance(provenance: object) -> None:
         raise UsageError(f"Provenance must be a dictionary that JSON can hold, got {provenance!r}.")
 
 
+# A byte of a file name that is not UTF-8, as Python keeps it in a text.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
     if isinstance(labels, str):
         raise UsageError(f"Labels must be a list of texts, got one text {labels!r}.")
@@ -141,14 +138,9 @@ def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
         raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
     seen: set[str] = set()
     for label in labels:
-        if not isinstance(label, str) or not label or not _is_unicode(label):
+        if not isinstance(label, str) or not label or _SURROGATE.search(label):
             raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
         if label in seen:
             raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
         seen.add(label)
     return labels
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether text is valid Unicode; file names may contain other bytes."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -16,9 +16,9 @@ from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError, VitrailError, first_line
 from vitrail.core.optional import import_quietly
 from vitrail.data.preprocess import ImageLike, Preprocess
-from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
+from vitrail.models.device import evaluating
 
 TOLERANCE = 1e-4
 """Largest allowed difference of two logits up to 10; for larger logits, in proportion."""

@@ -281,11 +281,13 @@ def writable(text: str) -> str:
 @contextlib.contextmanager
 def named_in_utf8(path: Path) -> Generator[Path]:
     """A path of the file that is valid UTF-8 within the block, for libraries that need it (safetensors)."""
-    if writable(str(path)) == str(path):
-        yield path
-    else:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
         with path.open("rb") as file:
             yield Path(f"/dev/fd/{file.fileno()}")
+    else:
+        yield path
 
 
 def verify(folder: Path, names: Iterable[str]) -> None:

@@ -41,9 +41,9 @@ class Registry(Generic[Kind]):
 
     def __getitem__(self, name: str) -> Kind:
         """The object registered under a name. Only this one is imported."""
-        self.check(name)
-        if name in self._own:
+        if isinstance(name, str) and name in self._own:
             return cast(Kind, load_object(self._own[name]))
+        self.check(name)
         point, *others = _added(self.sort)[name]
         if others:
             raise VitrailError(

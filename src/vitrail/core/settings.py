@@ -138,13 +138,14 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
         if typing.get_origin(inner[0]) is not Literal:
             return _check(name, value, inner[0], bounds)
         origin, parts = Literal, (*typing.get_args(inner[0]), None)
-    if origin is Literal:
-        _check_choice(name, value, parts)
-    elif hint is bool:
-        _check_flag(name, value)
-    elif hint is int and bounds is not None:
+    if origin is Literal and value not in parts:
+        suggestion = did_you_mean(value, filter(None, parts)) if isinstance(value, str) else ""
+        raise UsageError(f"{spoken(name)} must be one of {', '.join(map(str, parts))}, got {value!r}.{suggestion}")
+    if hint is bool and not isinstance(value, bool):
+        raise UsageError(f"{spoken(name)} must be true or false, got {value!r}.")
+    if hint is int and bounds is not None:
         return check_integer(name, value, low=int(bounds.low), high=int(bounds.high))
-    elif hint is float and bounds is not None:
+    if hint is float and bounds is not None:
         bounds.check(name, value)
     elif hint == Pair and bounds is not None:
         return check_pair(name, value, low=int(bounds.low), high=int(bounds.high))
@@ -155,18 +156,6 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
             raise UsageError(f"{spoken(name)} must be {count} numbers, got {value!r}.")
         return tuple(_check(name, number, part, bounds) for number, part in zip(value, hints, strict=True))
     return value
-
-
-def _check_choice(name: str, value: Any, words: tuple[Any, ...]) -> None:
-    if value not in words:
-        suggestion = did_you_mean(value, filter(None, words)) if isinstance(value, str) else ""
-        listed = ", ".join(map(str, words))
-        raise UsageError(f"{spoken(name)} must be one of {listed}, got {value!r}.{suggestion}")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise UsageError(f"{spoken(name)} must be true or false, got {value!r}.")
 
 
 def check_pair(name: str, value: Any, *, low: int, high: int) -> Pair:

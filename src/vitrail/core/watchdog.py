@@ -1,44 +1,50 @@
 """A line on stderr that names the step a command is stuck in, after a minute without progress.
 
-Threads state their step with `Step`. One thread for all of them sleeps until the oldest step would be a minute old. It
+Threads state their step with `step`. One thread for all of them sleeps until the oldest step would be a minute old. It
 ends nothing: a step may only be slow. It needs Python's lock like any other thread, so a library that keeps it for ever
 silences this one, too.
 """
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 from vitrail.core.terminal import say
 
 _PATIENCE = 60.0  # seconds
 
 
-class Step:
+class _Step(NamedTuple):
+    """What a thread is doing."""
+
+    describe: Callable[[], str]
+    began: float
+    """When it began, in seconds of the monotonic clock."""
+
+
+@contextlib.contextmanager
+def step(describe: Callable[[], str]) -> Generator[None]:
     """A block that takes a moment, such as decoding an image. `describe` names it, if it takes longer than a minute."""
-
-    def __init__(self, describe: Callable[[], str]) -> None:
-        self.describe, self.began = describe, 0.0
-
-    def __enter__(self) -> Self:
-        self.began = time.monotonic()
-        _watch.steps[id(self)] = self
-        _watch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _watch.steps.pop(id(self), None)  # reported already, or of the process that this one was forked from
+    current = _Step(describe, time.monotonic())
+    _watch.steps[id(current)] = current
+    _watch.start()
+    try:
+        yield
+    finally:
+        _watch.steps.pop(id(current), None)  # reported already, or of the process that this one was forked from
 
 
 class _Watch:
     """The thread that looks after steps. It begins with the first one and ends with the process."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, _Step] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._patience = _patience()
 
     def start(self) -> None:
         """Begin to watch, unless that is done already."""
@@ -50,7 +56,7 @@ class _Watch:
                 self._thread.start()
 
     def _run(self) -> None:
-        patience = _patience()
+        patience = self._patience
         while True:
             now = time.monotonic()
             for key, late in self.steps.copy().items():

@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
 from vitrail.core.settings import Pair
+from vitrail.data.image_files import is_file
 
 # What cameras, scanners and the web make (JPEG with several frames is MPO). Pillow reads more, and most of its security
 # history lies in the rest.
@@ -92,7 +93,7 @@ def size_and_time(path: str) -> tuple[int, int]:
 
 def read_file(path: str | Path) -> bytes:
     """The bytes of a regular file; pipes and folders are refused."""
-    if not isinstance(path, StoredImage) and not _is_file(path):
+    if not isinstance(path, StoredImage) and not is_file(path):
         raise UsageError(f"Image must be a file that exists, got {str(path)!r}.")
     try:
         content = path.store.read(path.member) if isinstance(path, StoredImage) else Path(path).read_bytes()
@@ -101,10 +102,6 @@ def read_file(path: str | Path) -> bytes:
     if not content:
         raise DamagedError(path=path, cause=_EMPTY)
     return content
-
-
-def _is_file(path: str | Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for names that no file can have
 
 
 def open_image(
@@ -156,7 +153,7 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
         name, source = str(source), read_file(source)
     if not isinstance(source, bytes):
         name = str(source)
-        if not _is_file(source):
+        if not is_file(source):
             raise UsageError(f"Image must be a file that exists, got {name!r}.")
     try:
         # By its path, Pillow would map some files into memory: their pixels would change, or be gone, with the file.

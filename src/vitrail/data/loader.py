@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.core import rng
+from vitrail.core import rng, watchdog
 from vitrail.core.errors import DamagedError, DamagedImageError, UsageError, VitrailError
 from vitrail.core.rng import Stream
 from vitrail.core.settings import check_integer
-from vitrail.core.watchdog import Step
 from vitrail.data.augment.config import Augment
 from vitrail.data.augment.mixing import Mixture
 from vitrail.data.augment.pipeline import augment
@@ -164,7 +163,7 @@ class Loader:
         for place in range(index, index + count):
             path = self.split.images[place % count]
             try:
-                with Step(lambda path=path: f"decoding {str(path)!r}"):
+                with watchdog.step(lambda path=path: f"decoding {str(path)!r}"):
                     if self.cache is None:
                         return self.preprocess.read(path), place % count
                     return self.cache.read(path, self.preprocess), place % count

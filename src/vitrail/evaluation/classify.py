@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitrail.bundles.decision import ONE_CLASS
 from vitrail.data.loader import Loader
-from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
+from vitrail.models.device import evaluating
 
 
 class Answers(NamedTuple):

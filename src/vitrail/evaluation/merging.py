@@ -19,10 +19,10 @@ from vitrail.core.intervals import wilson
 from vitrail.core.settings import Bounds
 from vitrail.core.terminal import say_nothing
 from vitrail.data.preprocess import ImageLike
-from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
+from vitrail.models.device import evaluating
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.surgery import share_weights
 

@@ -14,7 +14,7 @@ from PIL import Image
 from vitrail.bundles.metadata import OVERFLOWS
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.core.settings import check_integer
-from vitrail.core.watchdog import Step
+from vitrail.core.watchdog import step
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import thumbnail
@@ -165,12 +165,14 @@ class Classifier:
         crops: list[np.ndarray | VitrailError] = []
         for number, image in numbered:
             try:
-                with Step(partial(_describe_decoding, number, image)):
-                    crops.append(self._crop(number, image))
+                # A Pillow image is decoded when it is first used, and two threads may be given the same one.
+                alone = self._decoding if isinstance(image, Image.Image) else contextlib.nullcontext()
+                with step(partial(_describe_decoding, number, image)), alone:
+                    crops.append(self.preprocess.crop(image, name=f"image {number}"))
             except VitrailError as error:
                 crops.append(error)
         good = [crop for crop in crops if isinstance(crop, np.ndarray)]
-        with Step(partial(self._describe_computing, numbered)):
+        with step(partial(self._describe_computing, numbered)):
             outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
         return [
             crop
@@ -183,11 +185,6 @@ class Classifier:
         first, last = (_name_image(*numbered[place]) for place in (0, -1))
         names = first if len(numbered) == 1 else f"{first} to {last}"
         return f"computing {names} with engine {self._engine.name}"
-
-    def _crop(self, number: int, image: ImageLike) -> np.ndarray:
-        # A Pillow image is decoded when it is first used, and two threads may be given the same one.
-        with self._decoding if isinstance(image, Image.Image) else contextlib.nullcontext():
-            return self.preprocess.crop(image, name=f"image {number}")
 
     def _name(self, logits_K: np.ndarray, row: np.ndarray, small: str, wanted: Wanted) -> Answer:
         if not np.isfinite(logits_K).all():

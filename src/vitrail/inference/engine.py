@@ -253,14 +253,15 @@ def cores() -> int:
     """Number of computing threads: $OMP_NUM_THREADS, at most the cores that this process may use; otherwise all of
     these."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdecimal() and int(wanted) > 0:
-        return limit_threads(int(wanted))
-    return _available_cores()
+    return limit_threads(int(wanted) if wanted.isdecimal() and int(wanted) > 0 else None)
 
 
-def limit_threads(threads: int) -> int:
-    """At most as many threads as this process may use cores: with hundreds, engines seem to hang. A note says so."""
-    most = _available_cores()
+def limit_threads(threads: int | None) -> int:
+    """At most as many threads as this process may use cores, by default all of these: with hundreds, engines seem to
+    hang. A note says so."""
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads is None:
+        return most
     if threads > most:
         _note_limit(threads, most)
     return min(threads, most)
@@ -269,10 +270,6 @@ def limit_threads(threads: int) -> int:
 @functools.cache  # once a process
 def _note_limit(threads: int, most: int) -> None:
     say(f"note: {threads:,} threads are lowered to {most}, the number of cores")
-
-
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def version_of(package: str) -> str:

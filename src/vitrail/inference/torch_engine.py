@@ -35,7 +35,8 @@ class TorchEngine(Engine):
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
         import torch
 
-        from vitrail.models.activations import Activations, evaluating
+        from vitrail.models.activations import Activations
+        from vitrail.models.device import evaluating
 
         before = torch.get_num_threads()
         computing = limit_threads(threads or before)

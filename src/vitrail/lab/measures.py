@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from vitrail.core.settings import Pair
-from vitrail.models.activations import evaluating, look
+from vitrail.models.activations import look
 from vitrail.models.base import AnyModel
+from vitrail.models.device import evaluating
 
 _BATCH = 250
 

@@ -18,8 +18,8 @@ from vitrail.evaluation.metrics import calibration_error
 from vitrail.inference.engine import batch_for
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import pack, unpack
-from vitrail.models.activations import evaluating
 from vitrail.models.base import AnyModel
+from vitrail.models.device import evaluating
 
 Perturbation = Callable[[Tensor, np.ndarray], Tensor]
 """Function of images (B, C, H, W) and their indices (B). Random choices depend on the indices only."""

@@ -1,16 +1,17 @@
 """Recorded activations: the intermediate results of a forward pass, which runs as usual, with fused kernels."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.core.notebook import rows_of
 from vitrail.core.settings import as_integer
+from vitrail.models.device import evaluating
 
 if TYPE_CHECKING:
     from vitrail.models.base import AnyModel
@@ -38,7 +39,7 @@ class Activations:
     """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
     pooling: Tensor | None = None
     """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
-    logits: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+    logits: Tensor = dataclasses.field(default_factory=functools.partial(torch.empty, 0))
     """Output of the model, bit for bit the same as without recording."""
 
     def _repr_html_(self) -> str:
@@ -46,10 +47,6 @@ class Activations:
         rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
         rows.append(("logits", " x ".join(map(str, self.logits.shape))))
         return rows_of(("step", "shape"), rows)
-
-    def wants(self, layer: int) -> bool:
-        """Whether anything of a layer is recorded."""
-        return layer in self.layers or layer in self.inside
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
@@ -64,11 +61,6 @@ class Activations:
         """Record the output of a layer, if that layer is recorded."""
         if layer in self.layers:
             self.steps[f"blocks.{layer}"] = output
-
-    def finish(self, pooled: Tensor, logits: Tensor) -> None:
-        """Record the input and the output of the head."""
-        self.steps["pooled"] = pooled
-        self.logits = logits
 
 
 def look(
@@ -99,18 +91,6 @@ def look(
     """
     with torch.set_grad_enabled(gradients), evaluating(model):
         return model.record(images, layers, attention=attention, inside=inside)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """Context in which the model is in evaluation mode; afterwards every module has its previous mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training
 
 
 def count_from(what: str, number: int, count: int) -> int:

@@ -98,8 +98,8 @@ class Model(nn.Module, Generic[Config]):
         return {}
 
     def fill_tables(self) -> None:
-        """Set the fixed tables. On the meta device they are not computed, so that building a model there allocates
-        nothing."""
+        """Set the fixed tables, on the device and in the dtype of the weights, outside of the state dict. On the meta
+        device they are not computed, so that building a model there allocates nothing."""
         if next(self.parameters()).device.type != "meta":
             tables = self.make_tables()
         else:
@@ -107,8 +107,13 @@ class Model(nn.Module, Generic[Config]):
                 name: None if table is None else torch.empty(table.shape, dtype=_DTYPES[table.dtype], device="meta")
                 for name, table in self.config.tables.items()
             }
+        weight = next(self.parameters())
         for name, table in tables.items():
-            self._set_table(name, table)
+            if table is None:  # a plain attribute: torch.export counts empty buffers wrongly
+                setattr(self, name, None)
+                continue
+            dtype = weight.dtype if table.is_floating_point() else table.dtype
+            self.register_buffer(name, table.to(weight.device, dtype), persistent=False)
 
     def run_block(self, block: nn.Module, *arguments: Any) -> Any:
         """Call a block, with activation checkpointing if that is on."""
@@ -138,7 +143,7 @@ class Model(nn.Module, Generic[Config]):
         """Apply the head to its input, and record both."""
         logits = self.head(pooled)
         if activations is not None:
-            activations.finish(pooled, logits)
+            activations.steps["pooled"], activations.logits = pooled, logits
         return logits
 
     # The head
@@ -327,16 +332,6 @@ class Model(nn.Module, Generic[Config]):
         return copy
 
     # Tables and sizes
-
-    def _set_table(self, name: str, table: Tensor | None) -> None:
-        """Keep a fixed table on the device and in the dtype of the weights, outside of the state dict. (None is a plain
-        attribute: torch.export counts empty buffers wrongly.)"""
-        if table is None:
-            setattr(self, name, None)
-            return
-        weight = next(self.parameters())
-        table = table.to(weight.device, weight.dtype if table.is_floating_point() else table.dtype)
-        self.register_buffer(name, table, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """After a move to another device or dtype, compute the tables again, so that they are never rounded twice."""

@@ -1,6 +1,8 @@
-"""Choice of the device."""
+"""Where and how a model runs: its device, the memory format of its kernels, and evaluation mode."""
 
+import contextlib
 import functools
+from collections.abc import Generator
 
 import torch
 from torch import nn
@@ -53,3 +55,15 @@ def use_channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Context in which the model is in evaluation mode; afterwards every module has its previous mode."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes.items():
+            module.training = was_training

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.activations import evaluating
+from vitrail.models.device import evaluating
 
 
 class EmbeddingHead(nn.Sequential):

@@ -3,6 +3,7 @@
 Shapes: h x w grid of patches, N = h*w, T = prefix + N tokens, D width, H heads, K head width.
 """
 
+import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitrail.core.errors import UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Placement = Literal["once", "every", "shared"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Position:
     """A position embedding of a ViT: its rules and costs, and what it adds to tokens, how it rotates queries and keys
     or biases attention, and how it is resized to another grid.
@@ -41,8 +43,7 @@ class Position:
     learned: ClassVar[tuple[str, ...]] = ()
     """Name endings of the parameters whose shape depends on the grid."""
 
-    def __init__(self, config: "ViTConfig") -> None:
-        self.config = config
+    config: "ViTConfig"
 
     def check(self) -> None:
         """Refuse a configuration that this position embedding does not support."""

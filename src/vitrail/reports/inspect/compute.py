@@ -11,7 +11,8 @@ from vitrail.core.errors import DamagedError, UsageError, VitrailError
 from vitrail.core.settings import Pair
 from vitrail.core.terminal import Meter
 from vitrail.data.preprocess import ImageLike
-from vitrail.models.activations import evaluating, look
+from vitrail.models.activations import look
+from vitrail.models.device import evaluating
 from vitrail.reports.inspect.panel import Context, Panel
 from vitrail.reports.inspect.registry import PANELS
 from vitrail.reports.messages import Words

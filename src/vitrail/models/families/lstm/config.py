@@ -4,8 +4,7 @@ import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 from vitrail.core.settings import Bounds
-from vitrail.models.config import Table
-from vitrail.models.patch_config import PatchedConfig
+from vitrail.models.config import PatchedConfig, Table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 from vitrail.core.settings import Bounds
-from vitrail.models.patch_config import PatchedConfig
+from vitrail.models.config import PatchedConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

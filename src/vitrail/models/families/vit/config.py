@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Bounds, as_integer, check_integer
-from vitrail.models.config import Table
-from vitrail.models.patch_config import PatchedConfig
+from vitrail.models.config import PatchedConfig, Table
 from vitrail.models.positions import POSITIONS
 from vitrail.models.positions.base import Placement, Position
 
@@ -93,7 +92,11 @@ class ViTConfig(PatchedConfig):
                 object.__setattr__(self, name, float(getattr(self, name)))  # a 0 would make a table of integers
         if self.drop_path and not self.residual:
             raise UsageError(f"Drop path must be 0 without residual connections, got {self.drop_path}.")
-        self._check_width()
+        if self.width % self.heads:
+            raise UsageError(
+                f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
+                " Change one of the two."
+            )
         self._check_position()
         self._check_merge()
         self._check_tables()
@@ -267,13 +270,6 @@ class ViTConfig(PatchedConfig):
         if self.merge and not self.can_merge:
             raise UsageError(
                 "Merge must be empty unless positions are only added, once, attention is global and norm is layer."
-            )
-
-    def _check_width(self) -> None:
-        if self.width % self.heads:
-            raise UsageError(
-                f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
-                " Change one of the two."
             )
 
     def _check_position(self) -> None:

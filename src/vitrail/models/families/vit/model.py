@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.settings import Pair
-from vitrail.models.activations import Activations, evaluating
+from vitrail.models.activations import Activations
 from vitrail.models.base import Layout, Model, Reads
+from vitrail.models.device import evaluating
 from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ResizeRule, ViTConfig
 from vitrail.models.families.vit.merging import Groups, chessboard, match, merge, spread
@@ -59,14 +60,13 @@ class Block(nn.Module):
     ) -> Tensor:
         """With `queries`, only the first `queries` tokens are computed: (B, queries, D)."""
         asking_BQD = z_BTD if queries is None else z_BTD[:, :queries]
+        msa_BQD = self.attn(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias, queries)
+        msa_BQD = drop(msa_BQD, self.dropout, self.training)
+        z_BQD = self.add(asking_BQD, msa_BQD, self.ls1)  # eq. 2
         if self.pre_norm:
-            z_BQD = self.add(asking_BQD, self._attend(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
             return self.add(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
-        z_BQD = self.norm1(self.add(asking_BQD, self._attend(z_BTD, rope, bias, queries), self.ls1))
+        z_BQD = self.norm1(z_BQD)
         return self.norm2(self.add(z_BQD, self.mlp(z_BQD), self.ls2))
-
-    def _attend(self, x_BTD: Tensor, rope: Tensor | None, bias: Tensor | None, queries: int | None) -> Tensor:
-        return drop(self.attn(x_BTD, rope, bias, queries), self.dropout, self.training)
 
     def add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
         """The residual connection."""
@@ -163,12 +163,12 @@ class ViT(Model[ViTConfig]):
         for layer, block in enumerate(self.blocks):
             if self.config.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
                 z_BTD = z_BTD + added_TD
-            if count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix):
+            if self.config.merge and (count := self.config.merged(layer, z_BTD.shape[1] - self.config.prefix)):
                 read_BT = block.cls_attention(z_BTD) if self.config.pool == "cls" else None
                 pairs = match(z_BTD, self.config.prefix, count, self.board, groups, read_BT)
                 z_BTD, groups = merge(z_BTD, groups, pairs)
             rope, bias = self.position.rotation(self), self.bias(layer)
-            if activations is not None and activations.wants(layer):
+            if activations is not None and (layer in activations.layers or layer in activations.inside):
                 tokens_BTD, merges = spread(z_BTD, groups), bool(self.config.merge)
                 record_layer(activations, layer, block, tokens_BTD, rope, bias, merges=merges)
             input_BTD = z_BTD
@@ -195,7 +195,7 @@ class ViT(Model[ViTConfig]):
             y_BD = self.pre_logits(y_BD)
         logits_BK = self.head(y_BD)
         if activations is not None:
-            activations.finish(pooled_BD, logits_BK)
+            activations.steps["pooled"], activations.logits = pooled_BD, logits_BK
         return logits_BK
 
     def bias(self, layer: int) -> Tensor | None:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vitrail.analysis.layers import cka_table, layer_grams, outliers, token_norms
 from vitrail.core.html import Html, escape
-from vitrail.models.activations import Activations, evaluating
+from vitrail.models.activations import Activations
+from vitrail.models.device import evaluating
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare, rounded
 from vitrail.reports.messages import words_beside

@@ -15,8 +15,9 @@ from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
 from vitrail.core.settings import Pair
 from vitrail.data.thumbnail import data_image
-from vitrail.models.activations import Activations, evaluating
+from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
+from vitrail.models.device import evaluating
 from vitrail.models.walkthrough import WalkthroughStep, walkthrough_of
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
