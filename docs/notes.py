@@ -30,10 +30,9 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify
 from vitrail.models.zoo import find
-from vitrail.reports.colours import heat, sequential, signed
+from vitrail.reports.colours import heat, reach_colours, sequential, signed
 from vitrail.reports.families import COLOURS
 from vitrail.reports.inspect.panels.walk import class_path, colours_of
-from vitrail.reports.receptive_field_figure import reach_colours
 
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "notes"

@@ -5,11 +5,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 from vitrail.analysis.receptive_field import reach
 from vitrail.bundles.pretrained import create
-from vitrail.reports.receptive_field_figure import reach_figure
+from vitrail.reports.colours import DECADES, INK, LEAD, PAPER, reach_colours
 
 MODELS = {
     "ViT-Nano/7": {},
@@ -20,6 +22,26 @@ MODELS = {
     "iGPT-Micro": {"causal": True},
     "MLP-Nano": {},
 }
+
+
+def reach_figure(name: str, maps: dict[int, np.ndarray]) -> Image.Image:
+    """Maps side by side, one per layer, on a logarithmic scale; pixels without influence are white."""
+    tile, gap, top = 168, 14, 52
+    figure = Image.new("RGB", (gap + len(maps) * (tile + gap), top + tile + 46), PAPER)
+    draw = ImageDraw.Draw(figure)
+    font, small = ImageFont.load_default(14), ImageFont.load_default(11)
+    draw.text((gap, 8), f"{name}: which pixels reach the centre?", INK, font)
+    for column, (layer, influence) in enumerate(maps.items()):
+        left = gap + column * (tile + gap)
+        figure.paste(
+            Image.fromarray(reach_colours(influence)).resize((tile, tile), Image.Resampling.NEAREST), (left, top)
+        )
+        draw.rectangle((left - 1, top - 1, left + tile, top + tile), outline=LEAD)
+        draw.text((left, top - 18), f"after layer {layer}", INK, small)
+        draw.text((left, top + tile + 4), f"{(influence > 0).mean():.0%} of pixels reach it", INK, small)
+    draw.text((gap, top + tile + 24), f"bright 1, dark 1e-{DECADES} of the strongest; white: exactly 0", INK, small)
+    return figure
+
 
 for name, changes in MODELS.items():
     torch.manual_seed(0)

@@ -5,16 +5,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from vitrail.core.messages import Messages
 from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel
-from vitrail.reports.messages import Words
 from vitrail.reports.page import Line, chart, figure
 
 
 class Brightness(Panel):
     """The mean grey of the shown images, from 0 to 255."""
 
-    words: ClassVar[Words] = {
+    words: ClassVar[Messages] = {
         "title": {"en": "Brightness", "ko": "밝기"},
         "grey": {"en": "mean grey", "ko": "평균 밝기"},
         "colour": {"en": "Images of family {family} are coloured.", "ko": "{family} 계열의 이미지에는 색이 있습니다."},

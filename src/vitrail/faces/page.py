@@ -8,17 +8,16 @@ import numpy as np
 
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.verification import BINS, DRAWS, Curve
 from vitrail.faces.embed import Face
 from vitrail.faces.operations import Evaluated
-from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.reports.page import Line, Range, chart, figure, numbers, page, ranges, table
+from vitrail.reports.messages import bilingual_page, speak_from
+from vitrail.reports.page import Line, Range, chart, figure, numbers, ranges, table
 
-WORDS = words_beside(__file__)
-
-word = speak_from(WORDS)
+word = speak_from(messages_beside(__file__))
 """A sentence of the page, in both languages."""
 
 _POINTS = 300  # of a curve
@@ -44,10 +43,9 @@ def write_page(
         _worst(evaluated, shows_images=shows_images),
         f"<h2>{word('again')}</h2><pre>{escape(command or 'Python')}</pre>",
     ]
-    body = f"<nav>{LANGUAGE_BUTTON}</nav>{''.join(sections)}"
     title, subtitle = word("title", bundle=report["bundle"]), word("subtitle", data=report["data"], **counts)
     with atomic_folder(output, force=force) as folder:
-        write_text(folder / "index.html", page(title, subtitle, body, language_script(), style=_STYLE))
+        write_text(folder / "index.html", bilingual_page(title, subtitle, "".join(sections), style=_STYLE))
         write_json(folder / "faces.json", report)
 
 

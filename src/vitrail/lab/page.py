@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 from vitrail.core.files import write_json, write_text
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.evaluation.paired import holm
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, percent_interval, points_text
 from vitrail.lab.statistics import Estimate
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.reports.page import Range, figure, numbers, page, ranges, stand_alone, table
+from vitrail.reports.messages import bilingual_page, speak_from
+from vitrail.reports.page import Range, figure, numbers, ranges, stand_alone, table
 
-MESSAGES = words_beside(__file__)
+MESSAGES = messages_beside(__file__)
 _SUMS = {
     "holds": ("true", "supported"),
     "fails": ("false", "contradicted"),
@@ -73,13 +74,13 @@ def write_report(
     claims = f'<section id="claims"><h2>{t("claims")}</h2>{listed}</section>'
     all_commands = escape("\n".join(commands))
     body = (
-        f"<nav>{LANGUAGE_BUTTON}</nav>{claims}{scores}{''.join(sections)}"
+        f"{claims}{scores}{''.join(sections)}"
         f'<section id="protocol"><h2>{t("protocol")}</h2>{_protocol(lab, machines)}'
         f"<pre>{all_commands}</pre></section>"
     )
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     title = t("title", data=lab.images.name)
-    write_text(output / "index.html", page(title, t("subtitle"), body, language_script(), style=style))
+    write_text(output / "index.html", bilingual_page(title, t("subtitle"), body, style=style))
     document = {
         "dataset": lab.images.name,
         "claims": entries,

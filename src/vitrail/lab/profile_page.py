@@ -7,6 +7,7 @@ from typing import Any
 from vitrail.core.errors import UsageError
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.data.dataset import Split
 from vitrail.lab import perturbations
 from vitrail.lab.hardware import describe_machine
@@ -15,13 +16,12 @@ from vitrail.lab.page import write_figures
 from vitrail.lab.profile import BundleContrast, Measurement, Profile, profile_document
 from vitrail.reports.colours import sequential
 from vitrail.reports.families import colours_of
-from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.reports.page import Line, chart, figure, matrix, page, table
+from vitrail.reports.messages import bilingual_page, speak_from
+from vitrail.reports.page import Line, chart, figure, matrix, table
 
-MESSAGES = words_beside(__file__)
 _SHARES = frozenset({"accuracy", "shift", "shuffle", "drop", "low", "high", "nearest", "first", "last", "area"})
 
-t = speak_from(MESSAGES)
+t = speak_from(messages_beside(__file__))
 """Return a message of the page in both languages."""
 
 
@@ -36,10 +36,7 @@ def write_profile(
 ) -> dict[str, Any]:
     """Write `index.html` and `profile.json` and return the content of the latter."""
     figures = dict(_figures(profiles))
-    body = (
-        f"<nav>{LANGUAGE_BUTTON}</nav>"
-        f'<section id="numbers"><h2>{t("numbers")}</h2>{t("about-numbers", "p")}{_number_table(profiles)}</section>'
-    )
+    body = f'<section id="numbers"><h2>{t("numbers")}</h2>{t("about-numbers", "p")}{_number_table(profiles)}</section>'
     if pairs:
         body += f'<section id="pairs"><h2>{t("pairs")}</h2>{t("about-pairs", "p")}{_pair_table(pairs)}</section>'
     panes = "".join(
@@ -60,7 +57,7 @@ def write_profile(
     )
     numbers = profile_document(profiles, pairs, data, split)
     with atomic_folder(output, force=True) as temporary:
-        write_text(temporary / "index.html", page(t("title", data=data), t("subtitle"), body, language_script()))
+        write_text(temporary / "index.html", bilingual_page(t("title", data=data), t("subtitle"), body))
         write_json(temporary / "profile.json", numbers)
         write_figures(temporary / "figures", figures)
     return numbers

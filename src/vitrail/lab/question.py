@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from vitrail.core.html import Html
+from vitrail.core.messages import Messages
 from vitrail.lab.images import Images
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
@@ -29,7 +30,7 @@ from vitrail.lab.statistics import (
 from vitrail.lab.training import training_trial
 from vitrail.lab.trial import Trial
 from vitrail.reports.families import COLOURS as COLOURS
-from vitrail.reports.messages import Words, word
+from vitrail.reports.messages import word
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 
@@ -146,7 +147,7 @@ class Score(NamedTuple):
 class Question:
     """Base class of questions. Every method has an empty default."""
 
-    messages: ClassVar[Words] = {}
+    messages: ClassVar[Messages] = {}
     """Messages: `title`, `about`, and for each claim `C1` (its statement) and `C1-rule` (how it is decided)."""
     claims: ClassVar[tuple[str, ...]] = ()
 

@@ -4,29 +4,20 @@ The walkthrough of a family is a subclass in `families/<name>/walkthrough.py`, w
 that only this family shows are in `walkthrough.toml` beside it, those of several families in the one beside this file.
 """
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from vitrail.core.messages import Messages, messages_beside
 from vitrail.core.registry import load_object
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 
-Messages = dict[str, dict[str, str]]
-"""Sentences by name and language (en, ko); {fields} in them are filled in."""
-
 ACTIVATION_SYMBOLS = {"gelu": "GELU", "gelu-tanh": "GELU", "quick-gelu": "GELU", "relu": "ReLU", "tanh": "tanh"}
 """The activation functions of `layers.activate` in equations."""
-
-
-def messages_beside(file: str) -> Messages:
-    """The messages in the TOML file with the name of a Python file."""
-    return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 class WalkthroughStep(NamedTuple):

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+DECADES = 4
+"""Powers of ten on the colour scale of `reach_colours`."""
 PAPER, LEAD, INK = (250, 250, 248), (120, 124, 130), (40, 42, 46)
 
 # From blue over white to orange: a map that keeps its sign for colour-blind readers.
@@ -31,3 +33,11 @@ def _between(shares: np.ndarray, stops: np.ndarray) -> np.ndarray:
 def heat(values: np.ndarray) -> np.ndarray:
     """A map (h, w) in colours, scaled from 0 to its maximum."""
     return sequential(values / max(float(values.max()), 1e-12))
+
+
+def reach_colours(influence: np.ndarray) -> np.ndarray:
+    """Colours on a logarithmic scale relative to the maximum; exact zeros are white."""
+    with np.errstate(divide="ignore"):
+        colours = sequential(1 + np.log10(influence) / DECADES)
+    colours[influence == 0] = 255
+    return colours

@@ -16,18 +16,17 @@ import numpy as np
 from vitrail.core.errors import VitrailError
 from vitrail.core.files import atomic_folder, write_text
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.evaluation.predictions.sort import Order, Spool
 from vitrail.evaluation.predictions.tables import Row
-from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.reports.page import numbers, page
+from vitrail.reports.messages import bilingual_page, speak_from
+from vitrail.reports.page import numbers
 
 ON_PAGE = 200
 """Images on a page: about a megabyte."""
 _PREVIEWED, _PREVIEWS = 600, 12  # images of the overview altogether, and of one answer
 
-WORDS = words_beside(__file__)
-
-word = speak_from(WORDS)
+word = speak_from(messages_beside(__file__))
 """A sentence of these pages, in both languages."""
 
 
@@ -75,11 +74,9 @@ class Gallery:
             opening = opening or some
             first = number * ON_PAGE
             place = word("place", first=f"{first + 1:,}", last=f"{first + len(some):,}", count=f"{self.count:,}")
-            body = (
-                f"<nav>{LANGUAGE_BUTTON} {self._links(number)}</nav>"
-                f'<p class="quiet">{place}</p>{tiles(some)}<nav>{self._links(number)}</nav>'
-            )
-            write_text(folder / file, page(self.title, self.about, body, language_script()))
+            links = self._links(number)
+            body = f'<p class="quiet">{place}</p>{tiles(some)}<nav>{links}</nav>'
+            write_text(folder / file, bilingual_page(self.title, self.about, body, links=links))
         return opening
 
     def _links(self, number: int) -> Html:
@@ -136,8 +133,7 @@ class ContactSheet:
             if some:  # not of each of a thousand answers
                 more = link(one.files[0], word("all", count=f"{one.count:,}")) if one.count > len(some) else ""
                 sections.append(Html(f"<h2>{escape(one.title)} <small>{more}</small></h2>{tiles(some)}"))
-        body = f"<nav>{LANGUAGE_BUTTON}</nav>{''.join(sections)}"
-        return page(word("contact-sheet"), word("by-model", model=model), body, language_script())
+        return bilingual_page(word("contact-sheet"), word("by-model", model=model), "".join(sections))
 
     def _tile(self, index: int) -> Html:
         row = self._spool[index]
@@ -209,9 +205,8 @@ def write_mistakes(
         if right:
             sections.append(Html(f"<h2>{link(sure.files[0], escape(sure.title))}</h2>"))
         sections.append(confusions)
-        body = f"<nav>{LANGUAGE_BUTTON}</nav>{''.join(sections)}"
         title = word("evaluation", model=model)
-        write_text(folder / "index.html", page(title, about, body, language_script()))
+        write_text(folder / "index.html", bilingual_page(title, about, "".join(sections)))
 
 
 def judged_tile(one: Judged, image: str) -> Html:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vitrail.core.html import Html
+from vitrail.core.messages import messages_beside
 from vitrail.evaluation.history import Events, is_number, of_kind
-from vitrail.reports.messages import speak_from, words_beside
+from vitrail.reports.messages import speak_from
 from vitrail.reports.page import Line, chart
 
-WORDS = words_beside(__file__)
 _UNITS = (("seconds", 1, 600), ("minutes", 60, 3 * 3600), ("hours", 3600, float("inf")))
 
-word = speak_from(WORDS)
+word = speak_from(messages_beside(__file__))
 """A sentence of these figures, in both languages."""
 
 

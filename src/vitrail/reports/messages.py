@@ -1,33 +1,27 @@
 """Sentences of a page in English and Korean, from TOML files beside the modules that say them, and the button that
 changes the language."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitrail.core.html import Html, escape
-from vitrail.reports.page import in_language
-
-Words = Mapping[str, Mapping[str, str]]
-"""Sentences by name and language; {fields} in them are filled in."""
+from vitrail.core.messages import Messages
+from vitrail.reports.page import in_language, page
 
 LANGUAGES = ("en", "ko")
 LANGUAGE_BUTTON = Html('<button id="language" type="button">English / 한국어</button>')
 
 
-def language_script() -> str:
-    """The script of the button, for a page that has no other."""
-    return Path(__file__).with_name("language.js").read_text(encoding="utf-8")
+def bilingual_page(title: str, subtitle: str, body: str, *, links: str = "", style: str = "", refresh: int = 0) -> str:
+    """A complete document with the button that changes the language, and links beside it."""
+    script = Path(__file__).with_name("language.js").read_text(encoding="utf-8")
+    nav = f"<nav>{LANGUAGE_BUTTON}{f' {links}' if links else ''}</nav>"
+    return page(title, subtitle, nav + body, script, style=style, refresh=refresh)
 
 
-def words_beside(file: str) -> Words:
-    """The sentences in the TOML file that has the name of a Python file."""
-    return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
-def word(name: str, tag: str = "span", *, words: Words, **fields: Any) -> Html:
+def word(name: str, tag: str = "span", *, words: Messages, **fields: Any) -> Html:
     """A sentence in both languages, of which the page shows one; English where there is no other. A field may be such a
     sentence itself."""
 
@@ -41,7 +35,7 @@ def word(name: str, tag: str = "span", *, words: Words, **fields: Any) -> Html:
     return Html("".join(map(speak, LANGUAGES)))
 
 
-def speak_from(words: Words) -> Callable[..., Html]:
+def speak_from(words: Messages) -> Callable[..., Html]:
     """`word` for these sentences: of a name, a tag and fields."""
     return partial(word, words=words)
 

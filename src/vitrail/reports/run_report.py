@@ -20,19 +20,20 @@ from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.files import replace_text
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.core.settings import counted
 from vitrail.core.terminal import clock, setting_cell
 from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.history import Events, is_number, keeps_linear_head, of_kind, read_events
 from vitrail.reports.curves import axes, curve_of, draw_curves
-from vitrail.reports.messages import LANGUAGE_BUTTON, both, language_script, speak_from, words_beside
+from vitrail.reports.messages import bilingual_page, both, speak_from
 from vitrail.reports.objectives import registry
-from vitrail.reports.page import figure, image, numbers, page, table
+from vitrail.reports.page import figure, image, numbers, table
 from vitrail.training.objectives.illustration import IllustrationArrays
 from vitrail.training.observer import Observer, Outcome, Position, RunInfo
 from vitrail.training.stop import Interrupted
 
-WORDS = words_beside(__file__)
+WORDS = messages_beside(__file__)
 _REFRESH = 10  # seconds after which a browser loads the report of a run that trains again
 _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
 _DOTTED = 40  # evaluations that are drawn with dots
@@ -111,8 +112,7 @@ class RunReport(Observer):
         config = self._info.model
         title = word("title", model=config.name or config.family, data=self._info.dataset.name)
         subtitle = Html(f"{word('size', parameters=config.parameters, macs=config.macs)} · {state}")
-        body = f"<nav>{LANGUAGE_BUTTON}</nav>{body}"
-        document = page(title, subtitle, body, language_script(), refresh=refresh)
+        document = bilingual_page(title, subtitle, body, refresh=refresh)
         replace_text(self._info.folder / "report.html", document)
 
 

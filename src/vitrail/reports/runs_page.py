@@ -5,16 +5,15 @@ from pathlib import Path
 
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.core.terminal import clock, setting_cell
 from vitrail.evaluation.compare_runs import Pair, SideBySide
 from vitrail.reports.curves import axes, curve_of, draw_curves
 from vitrail.reports.families import colours_of
-from vitrail.reports.messages import LANGUAGE_BUTTON, language_script, speak_from, words_beside
-from vitrail.reports.page import Range, figure, page, ranges, table
+from vitrail.reports.messages import bilingual_page, speak_from
+from vitrail.reports.page import Range, figure, ranges, table
 
-WORDS = words_beside(__file__)
-
-word = speak_from(WORDS)
+word = speak_from(messages_beside(__file__))
 """A sentence of the page, in both languages."""
 
 
@@ -27,9 +26,8 @@ def write_page(found: SideBySide, output: Path, *, command: str = "", force: boo
         _differences(found),
         f"<h2>{word('again')}</h2><pre>{escape(command or 'Python')}</pre>",
     ]
-    body = f"<nav>{LANGUAGE_BUTTON}</nav>{''.join(sections)}"
     data = sorted({run.data for run in found.runs})
-    text = page(word("title", count=len(found.runs)), ", ".join(data), body, language_script())
+    text = bilingual_page(word("title", count=len(found.runs)), ", ".join(data), "".join(sections))
     with atomic_folder(output, force=force) as folder:
         write_text(folder / "index.html", text)
         write_json(folder / "runs.json", found.to_json())

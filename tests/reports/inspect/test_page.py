@@ -13,13 +13,14 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.reports.inspect.pages import write_page
 from vitrail.core.errors import UsageError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.reports.inspect.compute import examine
 from vitrail.reports.inspect.messages import SHARED
-from vitrail.reports.inspect.page import make_page, render_figures, write_page
+from vitrail.reports.inspect.page import make_page, render_figures
 from vitrail.reports.inspect.panels.walk import colours_of, walk
 from vitrail.reports.inspect.registry import PANELS
 

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 import vitrail
+from tests.reports.inspect.pages import write_page
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.page import make_page, render_figures, write_page
+from vitrail.reports.inspect.page import make_page, render_figures
 
 EVIL = '<img src=x onerror="document.title=1">'
 CLOTHES = open_data("fashion-40").splits["test"].images

@@ -11,13 +11,13 @@ from PIL import Image
 
 import vitrail
 from tests.paths import TESTS
+from tests.reports.inspect.pages import write_page
 from vitrail.core import registry
 from vitrail.core.errors import VitrailError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.page import write_page
 from vitrail.reports.inspect.panel import Context, Panel
 from vitrail.reports.inspect.registry import PANELS
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.reports.inspect.pages import unpack
 from vitrail.analysis.heads import measure_heads
 from vitrail.analysis.position_structure import position_table, structure
 from vitrail.core.errors import UsageError
@@ -22,7 +23,7 @@ from vitrail.models.walkthrough import walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.compute import examine
 from vitrail.reports.inspect.messages import SYMBOLS
-from vitrail.reports.inspect.packing import pack, unpack
+from vitrail.reports.inspect.packing import pack
 from vitrail.reports.inspect.panel import place_in
 from vitrail.reports.inspect.panels.walk import class_path, walk
 

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vitrail.core.messages import messages_beside
 from vitrail.lab.question import (
     COLOURS,
     Accuracies,
@@ -17,7 +18,6 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import shift_augmentation
 from vitrail.lab.trial import Trial
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Range, figure, ranges, table
 
 FAMILIES = ("vit", "resnet")
@@ -30,7 +30,7 @@ Key = tuple[str, str, int]
 class AugmentationQuestion(Question):
     """Two families, two numbers of images, three training variants."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C4",)
 
     @functools.cached_property

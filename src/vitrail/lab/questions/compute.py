@@ -4,13 +4,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from vitrail.core.messages import messages_beside
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import Trial
 from vitrail.models.config import ModelConfig
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "hybrid", "resnet")
@@ -34,7 +34,7 @@ class ComputePoint(NamedTuple):
 class ComputeQuestion(Question):
     """ViT and hybrid at equal cost. The CNN is reported for comparison."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C29",)
 
     def changes(self, family: str, factor: float) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vitrail.core.messages import messages_beside
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
 from vitrail.lab.results import Results
@@ -31,7 +32,6 @@ from vitrail.models.create import build
 from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 TOKENS = (256, 512, 1024, 2048, 4096)
@@ -48,7 +48,7 @@ _TASK = "vitrail.lab.questions.cost:"
 class CostQuestion(Question):
     """Times are reported as medians. Deciding exponents have an interval over repeated measurements."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C30", "C31", "C32a", "C34c")
 
     @functools.cached_property

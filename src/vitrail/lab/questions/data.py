@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.core.messages import messages_beside
 from vitrail.core.optional import need
 from vitrail.lab.images import Images
 from vitrail.lab.question import (
@@ -36,7 +37,6 @@ from vitrail.lab.statistics import (
 from vitrail.lab.training import TRAINING_SAMPLE
 from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
@@ -47,7 +47,7 @@ _FLOOR_IMAGES = 3000  # above, trees and neighbours on raw pixels are slower tha
 class DataQuestion(Question):
     """Nested, class-balanced subsets. All families have equal cost and see the same number of images."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C1", "C2", "C3", "C7", "C8", "C34b")
 
     @functools.cached_property

@@ -11,6 +11,7 @@ import torch
 
 import vitrail
 from vitrail.analysis.heads import measure_heads
+from vitrail.core.messages import messages_beside
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.results import Results
@@ -21,7 +22,6 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.initialise import lecun_normal_
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 _DEEP = 12
@@ -80,7 +80,7 @@ _ROUNDS = (
 class EncoderQuestion(Question):
     """All variants at the same number of images, each with its own learning rate."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C22", "C23", "C24", "C25", "C26a", "C26b", "C27")
 
     @functools.cached_property

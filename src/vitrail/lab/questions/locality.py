@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.bundles.pretrained import create
+from vitrail.core.messages import messages_beside
 from vitrail.lab import internals
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
@@ -22,7 +23,6 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 _TASK = "vitrail.lab.questions.locality"
@@ -34,7 +34,7 @@ _ATTENTION_IMAGES, _GRADIENT_IMAGES = 64, 24  # numbers of test images
 class LocalityQuestion(Question):
     """Receptive areas and attention distances on a grid of 7 x 7 patches or more."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C10", "C12a", "C15")
 
     @property

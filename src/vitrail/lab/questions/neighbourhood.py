@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.core.messages import messages_beside
 from vitrail.core.settings import Pair
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
@@ -25,7 +26,6 @@ from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Range, figure, ranges, table
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,7 +45,7 @@ _RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
 class NeighbourhoodQuestion(Question):
     """Loss of each family under permutations of pixels."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C13", "C14", "C34a", "C36", "P2")
 
     @functools.cached_property

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vitrail.bundles.bundle import load
+from vitrail.core.messages import messages_beside
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model, read_test_images
@@ -21,7 +22,6 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.config import read_model
 from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.initialise import lecun_normal_
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 ORDERS = ("raster", "reversed", "random", "column", "snake")
@@ -31,7 +31,7 @@ _SAMPLE = 256  # test images for gradients
 class OrderQuestion(Question):
     """The same LSTM with five reading orders."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C32b", "C33")
 
     @functools.cached_property

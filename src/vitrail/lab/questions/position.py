@@ -11,6 +11,7 @@ import torch
 
 from vitrail.analysis.position_structure import position_table
 from vitrail.bundles.bundle import load
+from vitrail.core.messages import messages_beside
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model
@@ -22,7 +23,6 @@ from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.config import read_model
 from vitrail.models.positions.grid import grid_coordinates, sinusoids
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, Range, chart, figure, ranges, table
 
 KINDS = ("none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")
@@ -35,7 +35,7 @@ MARGIN = 0.01
 class PositionQuestion(Question):
     """The same ViT with each position encoding."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C17", "C18", "C19", "C20", "C21", "P1")
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.core.messages import messages_beside
 from vitrail.data.dataset import Split
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval
@@ -21,7 +22,6 @@ from vitrail.lab.training import train
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, image, table
 
 CELL, GRID = 4, 7  # side of a cell in pixels; cells per row
@@ -38,7 +38,7 @@ MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
 class RangeQuestion(Question):
     """Models of equal cost on generated images. The images of the lab are not used."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C16a", "C16b")
 
     @functools.cached_property

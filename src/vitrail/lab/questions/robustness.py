@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.html import Html
+from vitrail.core.messages import messages_beside
 from vitrail.lab import perturbations
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
@@ -15,7 +16,6 @@ from vitrail.lab.question import COLOURS, Question, interval_text, percent_inter
 from vitrail.lab.results import Results
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 _MAX_IMAGES = 2000  # test images
@@ -24,7 +24,7 @@ _MAX_IMAGES = 2000  # test images
 class RobustnessQuestion(Question):
     """Accuracy on perturbed test images of models trained on unperturbed images. It has no claims."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
 
     @functools.cached_property
     def trials(self) -> dict[str, list[Trial]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.core.messages import messages_beside
 from vitrail.data.dataset import Split
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
@@ -20,7 +21,6 @@ from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import table
 
 _SEEN = {"igpt": 0.1, "vit": 1.0}  # share of the lab's images seen: one token per pixel is expensive
@@ -36,7 +36,7 @@ VARIANTS = {
 class SelfSupervisionQuestion(Question):
     """Linear probes on two sizes of iGPT and a ViT, each trained without labels and untrained, and on raw pixels."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C35",)
 
     @functools.cached_property

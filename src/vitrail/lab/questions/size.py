@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vitrail.core.messages import messages_beside
 from vitrail.lab.question import (
     COLOURS,
     Accuracies,
@@ -18,7 +19,6 @@ from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Trial
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "resnet")
@@ -31,7 +31,7 @@ Key = tuple[str, str, int]
 class SizeQuestion(Question):
     """ViT decides. The CNN is reported for comparison."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C5", "C9")
 
     @functools.cached_property

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vitrail.core import rng
+from vitrail.core.messages import messages_beside
 from vitrail.data.dataset import Split, sample_per_class
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
@@ -31,7 +32,6 @@ from vitrail.lab.training import correct_predictions, fit, protocol, read_config
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.models.create import build
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 FAMILIES = ("vit", "resnet")
@@ -45,7 +45,7 @@ Key = tuple[str, str, int]
 class TransferQuestion(Question):
     """ViT and CNN. ViT is pre-trained with a linear head and with a hidden layer, which is dropped afterwards."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C6", "C28")
 
     @functools.cached_property

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vitrail.bundles.pretrained import create
+from vitrail.core.messages import messages_beside
 from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, redraw, relative_difference
 from vitrail.lab.images import Images
@@ -23,7 +24,6 @@ from vitrail.models.activations import look
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 _TASK = "vitrail.lab.questions.translation"
@@ -33,7 +33,7 @@ _MAX_IMAGES, _FEATURE_IMAGES = 2000, 64  # numbers of test images for prediction
 class TranslationQuestion(Question):
     """Shift consistency of correct predictions, accuracy against shift, and equivariance errors of features."""
 
-    messages = words_beside(__file__)
+    messages = messages_beside(__file__)
     claims = ("C11", "C12b")
 
     @functools.cached_property

@@ -16,6 +16,7 @@ from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError
 from vitrail.core.files import atomic_folder
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.sources.registry import open_data
@@ -23,7 +24,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
 from vitrail.models.walkthrough import ExplainStep, Explanation, Messages, walkthrough_of
 from vitrail.reports.equations import typeset
-from vitrail.reports.messages import LANGUAGE_BUTTON, LANGUAGES, speak_from, words_beside
+from vitrail.reports.messages import LANGUAGE_BUTTON, LANGUAGES, speak_from
 from vitrail.reports.messages import word as message
 from vitrail.reports.page import in_language, page
 
@@ -36,7 +37,7 @@ _SCRIPTS = (
     _HERE.parents[1] / "forward.js",
     *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk", "stations")),
 )
-WORDS = words_beside(str(_HERE.with_name("words.py")))
+WORDS = messages_beside(str(_HERE.with_name("words.py")))
 word = speak_from(WORDS)
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.metadata import OVERFLOWS
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.messages import Messages
 from vitrail.core.settings import Pair
 from vitrail.core.terminal import Meter
 from vitrail.data.preprocess import ImageLike
@@ -15,7 +16,6 @@ from vitrail.models.activations import look
 from vitrail.models.device import evaluating
 from vitrail.reports.inspect.panel import Context, Panel
 from vitrail.reports.inspect.registry import PANELS
-from vitrail.reports.messages import Words
 
 MOST = 32
 """Largest number of images on one page."""
@@ -140,7 +140,7 @@ def examine(
 class _Unusable(Panel):
     """In place of a panel of another package that cannot be loaded: absent, with the error as the reason."""
 
-    words: ClassVar[Words] = {"title": {"en": "{panel}"}, "unusable": {"en": "{error}"}}
+    words: ClassVar[Messages] = {"title": {"en": "{panel}"}, "unusable": {"en": "{error}"}}
 
     def __init__(self, name: str, context: Context, error: str) -> None:
         super().__init__(name, context)

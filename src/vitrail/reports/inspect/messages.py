@@ -3,7 +3,7 @@ equations mean: `symbols.toml`."""
 
 from pathlib import Path
 
-from vitrail.reports.messages import words_beside
+from vitrail.core.messages import messages_beside
 
-SHARED = words_beside(__file__)
-SYMBOLS = words_beside(str(Path(__file__).with_name("symbols.toml")))
+SHARED = messages_beside(__file__)
+SYMBOLS = messages_beside(str(Path(__file__).with_name("symbols.toml")))

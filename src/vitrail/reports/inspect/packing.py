@@ -1,7 +1,6 @@
 """Numbers that a page carries for its scripts, in few bytes."""
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,6 @@ def pack(values: np.ndarray, *, bits: int = 8, scale: float | None = None) -> di
     most = 2 ** (bits - 1) - 1
     whole = np.round(np.clip(values / largest, -1, 1) * most).astype(f"<i{bits // 8}")
     return {"bits": bits, "step": float(f"{largest / most:.6g}"), "bytes": base64.b64encode(whole.tobytes()).decode()}
-
-
-def unpack(packed: Mapping[str, Any]) -> np.ndarray:
-    """What `pack` packed, as the page's script reads it."""
-    whole = np.frombuffer(base64.b64decode(packed["bytes"]), f"<i{packed['bits'] // 8}")
-    return whole.astype(np.float64) * packed["step"]
 
 
 def rounded_to(values: np.ndarray, digits: int = 4) -> list[Any]:

@@ -86,11 +86,6 @@ class Inspection:
         return in_frame(self.page, f"vitrail inspect {self.found.context.name}")
 
 
-def write_page(found: Examination, output: Path, *, full: bool = False, force: bool = False) -> dict[str, Any]:
-    """Write the folder atomically; returns the content of `inspect.json`."""
-    return Inspection(found, full).save(output, force=force).numbers
-
-
 def render_figures(found: Examination) -> dict[str, Figure]:
     """All figures of all panels, by file name."""
     return join(dict(panel.figures()) for panel in found.panels.values())

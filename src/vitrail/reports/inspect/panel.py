@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import Messages
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import data_image
@@ -26,7 +27,7 @@ from vitrail.models.base import AnyModel, Layout
 from vitrail.models.walkthrough import Walkthrough, walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.messages import SHARED, SYMBOLS
-from vitrail.reports.messages import Words, word
+from vitrail.reports.messages import word
 
 Figure = np.ndarray | str
 """Pixels, uint8 (h, w, 3), written as PNG; or an SVG element, written as SVG."""
@@ -158,7 +159,7 @@ class Panel:
     """One section of the page, with its numbers, figures and sentences. Methods that a subclass does not define return
     nothing."""
 
-    words: ClassVar[Words] = {}
+    words: ClassVar[Messages] = {}
     """Its sentences; `title` is its heading. Those it lacks are looked up in `words.toml`."""
     script: ClassVar[str] = ""
     """JavaScript that the page runs for it; `data` there is what `data()` returns here."""

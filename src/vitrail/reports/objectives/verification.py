@@ -1,9 +1,10 @@
 """The final evaluation of an embedding of faces in the report."""
 
-from vitrail.reports.messages import speak_from, words_beside
+from vitrail.core.messages import messages_beside
+from vitrail.reports.messages import speak_from
 from vitrail.training.objectives.judgement import PairVerification
 
-word = speak_from(words_beside(__file__))
+word = speak_from(messages_beside(__file__))
 """A sentence of the final evaluation, in both languages."""
 
 

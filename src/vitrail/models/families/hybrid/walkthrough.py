@@ -1,8 +1,9 @@
 """The walkthrough of the hybrid: that of the ViT, on patches of a feature map."""
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.vit.walkthrough import ViTWalkthrough
-from vitrail.models.walkthrough import WalkthroughStep, messages_beside
+from vitrail.models.walkthrough import WalkthroughStep
 
 
 class HybridWalkthrough(ViTWalkthrough):

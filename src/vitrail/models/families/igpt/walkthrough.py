@@ -4,9 +4,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.igpt.model import IGPT
-from vitrail.models.walkthrough import Walkthrough, WalkthroughStep, messages_beside
+from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 
 
 class IGPTWalkthrough(Walkthrough[IGPT]):

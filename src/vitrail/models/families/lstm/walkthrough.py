@@ -1,8 +1,9 @@
 """The walkthrough of the LSTM over patches."""
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.lstm.model import LSTM
-from vitrail.models.walkthrough import Walkthrough, WalkthroughStep, messages_beside
+from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 
 
 class LSTMWalkthrough(Walkthrough[LSTM]):

@@ -2,9 +2,10 @@
 
 import torch
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.mixer.model import Mixer
-from vitrail.models.walkthrough import Walkthrough, WalkthroughStep, messages_beside
+from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 
 
 class MixerWalkthrough(Walkthrough[Mixer]):

@@ -1,8 +1,9 @@
 """The walkthrough of the MLP on pixels."""
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.mlp.model import PixelMLP
-from vitrail.models.walkthrough import ACTIVATION_SYMBOLS, Walkthrough, WalkthroughStep, messages_beside
+from vitrail.models.walkthrough import ACTIVATION_SYMBOLS, Walkthrough, WalkthroughStep
 
 
 class MLPWalkthrough(Walkthrough[PixelMLP]):

@@ -1,8 +1,9 @@
 """The walkthrough of residual convolutional networks."""
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.resnet.model import ResNet
-from vitrail.models.walkthrough import Walkthrough, WalkthroughStep, messages_beside
+from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 
 
 class ResNetWalkthrough(Walkthrough[ResNet]):

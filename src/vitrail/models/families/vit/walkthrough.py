@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.walkthrough import (
@@ -17,7 +18,6 @@ from vitrail.models.walkthrough import (
     Explanation,
     Walkthrough,
     WalkthroughStep,
-    messages_beside,
 )
 
 _NORMS = {"layer": "LN", "batch": "BN"}

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rgb
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import figure, table
 
 _TOP = 5  # classes that are listed
@@ -18,7 +18,7 @@ _TOP = 5  # classes that are listed
 class Answers(Panel):
     """Each shown image with its most probable classes, or with the reason why the model predicts none."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vitrail.analysis.evidence import evidence_grid, faith, occlusion, patch_drop, to_cells
 from vitrail.analysis.maps import maps
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import signed
 from vitrail.reports.inspect.panel import Context, Figure, Panel, interval, rounded
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure, table
 
 DROPPED = (0.2, 0.5, 0.8)
@@ -27,7 +27,7 @@ class Evidence(Panel):
     """Occlusion, deletion and insertion of every map, and random cells removed; hundreds of forward passes per
     image."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -8,11 +8,11 @@ import numpy as np
 from vitrail.analysis.heads import measure_heads
 from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
 from vitrail.bundles.bundle import Bundle, load
+from vitrail.core.messages import messages_beside
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import look
 from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare
 from vitrail.reports.inspect.panels.positions import similarity_tiles
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import Line, chart, figure
 
 _IMAGES = 16  # at most, for attention distances
@@ -34,7 +34,7 @@ class Moment(NamedTuple):
 class Growth(Panel):
     """What grows over training: row and column in the positions, near and far heads."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from vitrail.analysis.layers import cka_table, layer_grams, outliers, token_norms
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.models.device import evaluating
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare, rounded
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import figure, matrix, table
 
 FEW = 16
@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
 class Layers(Panel):
     """CKA between layers (or with another bundle's), and norms of patch tokens with their outliers."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -9,17 +9,17 @@ from torch import Tensor
 from vitrail.analysis.heads import entropy
 from vitrail.analysis.maps import maps
 from vitrail.core.html import Html
+from vitrail.core.messages import messages_beside
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import heat
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rounded
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import figure
 
 
 class Maps(Panel):
     """Rollout, the last layer's attention and relevance, each over the image with its entropy."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
+from vitrail.core.messages import messages_beside
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import figure, numbers
 
 
 class Positions(Panel):
     """Cosine similarities of the position embeddings of all patches."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -7,10 +7,10 @@ import numpy as np
 
 from vitrail.analysis.receptive_field import Reach, reaches
 from vitrail.core.html import Html
+from vitrail.core.messages import messages_beside
+from vitrail.reports.colours import reach_colours
 from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
-from vitrail.reports.messages import words_beside
 from vitrail.reports.page import figure
-from vitrail.reports.receptive_field_figure import reach_colours
 
 HELD = (0.2, 0.5, 0.8)
 """Shares of the gradient; the smallest square that contains each share is reported."""
@@ -20,7 +20,7 @@ _IMAGES = 4  # at most, for gradients
 class ReceptiveField(Panel):
     """Gradients of the first, the middle and the last layer."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
+from vitrail.core.messages import messages_beside
 from vitrail.core.settings import Pair
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import Activations
@@ -24,7 +25,7 @@ from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.messages import SHARED
 from vitrail.reports.inspect.packing import pack, rounded_to
 from vitrail.reports.inspect.panel import Context, Figure, Panel, place_in
-from vitrail.reports.messages import LANGUAGES, words_beside
+from vitrail.reports.messages import LANGUAGES
 from vitrail.reports.page import Line, chart, figure
 
 _NUMBERS = 6  # of each step are printed
@@ -80,7 +81,7 @@ class ShownStep(NamedTuple):
 class Walk(Panel):
     """The steps of each shown image, and the prediction if each layer were the last."""
 
-    words = words_beside(__file__)
+    words = messages_beside(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: Context) -> None:
