@@ -167,7 +167,7 @@ def export(
         if data is not None:
             raise UsageError(f"Data must be given with --merge, got {data!r} without it.")
         return Report(run(path, folder, to, **how))
-    from vitrail.evaluation.merged import merged_bundle
+    from vitrail.evaluation.merging import merged_bundle
 
     with merged_bundle(path, str(merge), data, tolerance) as (merged, about):
         return Report(run(merged, folder, to, **how, about={"merging": about}))

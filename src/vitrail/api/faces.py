@@ -18,6 +18,7 @@ from vitrail.api.results import Report, Rows
 from vitrail.api.training import find_any_recipe, prepare_run
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import UsageError
+from vitrail.core.files import check_output
 from vitrail.core.flags import argument, flag, python_only
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import say
@@ -147,8 +148,6 @@ def evaluate(
     if show_images and output is None:
         raise UsageError("--show-images must come with --output DIR: images are shown on the report page alone.")
     if output is not None:
-        from vitrail.core.files import check_output
-
         check_output(Path(output), force=force)
     check_folder(bundle)
     from vitrail.faces.operations import evaluate as judge

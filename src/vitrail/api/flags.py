@@ -50,34 +50,23 @@ resolution_flag = functools.partial(flag, metavar="R", cli_type=str, read=parse_
 folder_flag = functools.partial(flag, metavar="DIR", cli_type=Path)
 file_flag = functools.partial(flag, metavar="FILE", cli_type=Path)
 
-BundlePath = Annotated[
-    "str | Path | Bundle",
-    argument(
-        "A folder written by train, finetune or convert, or the embedded bundle fashion.",
-        metavar="BUNDLE",
-        cli_type=str,
-        python="Or a `vitrail.Bundle`.",
-    ),
-]
-BundleOnDisk = Annotated[
-    str | Path,
-    argument(
-        "A folder written by train, finetune or convert, or the embedded bundle fashion.",
-        metavar="BUNDLE",
-        cli_type=str,
-    ),
-]
+_bundle = functools.partial(
+    argument,
+    "A folder written by train, finetune or convert, or the embedded bundle fashion.",
+    metavar="BUNDLE",
+    cli_type=str,
+)
+BundlePath = Annotated["str | Path | Bundle", _bundle(python="Or a `vitrail.Bundle`.")]
+BundleOnDisk = Annotated[str | Path, _bundle()]
+_data = functools.partial(argument, f"Images with labels: {describe_sources()}.", metavar="DATA", cli_type=str)
 Data = Annotated[
     "AnyData",
-    argument(
-        f"Images with labels: {describe_sources()}.",
-        metavar="DATA",
-        cli_type=str,
+    _data(
         python="Or arrays (images, labels), (paths, labels), a mapping of `train_images` ... `test_labels`, or a"
-        " `vitrail.data.dataset.Dataset`.",
+        " `vitrail.data.dataset.Dataset`."
     ),
 ]
-DataOnDisk = Annotated[str | Path, argument(f"Images with labels: {describe_sources()}.", metavar="DATA", cli_type=str)]
+DataOnDisk = Annotated[str | Path, _data()]
 Device = Annotated[
     str | None,
     flag(

@@ -8,6 +8,7 @@ from vitrail.api.flags import BundlePath, DataOnDisk, Device, RecordedCommand, c
 from vitrail.api.results import Report
 from vitrail.bundles.folder import check_folder, read_config
 from vitrail.core.errors import UsageError
+from vitrail.core.files import check_output
 from vitrail.core.flags import REQUIRED, argument, flag
 from vitrail.core.settings import as_integer
 from vitrail.core.terminal import say
@@ -108,8 +109,6 @@ def inspect(
     ({'row': 2, 'column': 3}, 3)
     """
     if output is not None:
-        from vitrail.core.files import check_output
-
         check_output(Path(output), force=force)
     shown, names = name_images(images)
     if patch is not None:
@@ -164,8 +163,6 @@ def explain(
         >>> vitrail.explain("fashion", output="explained").name
         'index.html'
     """
-    from vitrail.core.files import check_output
-
     check_output(Path(output), force=force)
     if isinstance(bundle, str | Path):
         read_config(check_folder(bundle)).check_in_page()

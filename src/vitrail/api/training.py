@@ -23,6 +23,7 @@ from vitrail.api.flags import (
 )
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import DamagedImageError, UsageError
+from vitrail.core.files import check_output
 from vitrail.core.flags import argument, flag
 from vitrail.core.settings import spoken
 from vitrail.core.terminal import in_notebook
@@ -305,8 +306,6 @@ def runs(
     if not folders:
         raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
     if page is not None:
-        from vitrail.core.files import check_output
-
         check_output(Path(page), force=force)
     from vitrail.evaluation.compare_runs import side_by_side
 

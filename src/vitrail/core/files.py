@@ -240,6 +240,17 @@ def read_document(path: Path) -> bytes:
     return content
 
 
+def read_text(path: str | Path, noun: str, what: str = "a file") -> str:
+    """The text of a file that the user named; errors call it by the noun."""
+    try:
+        return read_document(Path(path)).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{noun} must be {what} that exists, got {str(path)!r}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+
+
 def read_json(path: Path) -> Any:
     """The JSON document in a file that should hold one."""
     if not path.is_file():  # nor a pipe, which would wait for ever

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.core.errors import DamagedError, UsageError
-from vitrail.core.files import read_document
+from vitrail.core.files import read_text
 
 TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
@@ -73,13 +73,7 @@ def align(image: Image.Image, points_52: np.ndarray) -> Image.Image:
 def read_landmarks(path: str | Path) -> dict[str, np.ndarray]:
     """Five points (5, 2) for each image, by its path below DATA as `path_key` spells it: from a CSV file with the
     columns file, x1, y1, ... x5, y5, or from a JSON object of five pairs for each file."""
-    try:
-        text = read_document(Path(path)).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"Landmarks must be a .csv or .json file that exists, got {str(path)!r}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+    text = read_text(path, "Landmarks", "a .csv or .json file")
     rows = _from_json(text, path) if Path(path).suffix == ".json" else _from_csv(text, path)
     found = {}
     for name, numbers in rows:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.core.errors import DamagedError, UsageError, did_you_mean
-from vitrail.core.files import read_document
+from vitrail.core.files import read_text
 from vitrail.core.settings import counted
 from vitrail.faces.gallery import composed
 
@@ -36,13 +36,7 @@ class Pairs(NamedTuple):
 
 def read_pairs(path: Path, images: Mapping[str, Sequence[str]]) -> Pairs:
     """The pairs of a file, where `images` are the sorted files of each person, by `composed` names."""
-    try:
-        text = composed(read_document(path).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise UsageError(f"Pairs must be a file that exists, got {str(path)!r}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+    text = composed(read_text(path, "Pairs"))
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) < 2:
         raise DamagedError(

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.core import rng
-from vitrail.core.errors import DamagedError, UsageError, did_you_mean
-from vitrail.core.files import read_document
+from vitrail.core.errors import UsageError, did_you_mean
+from vitrail.core.files import read_text
 from vitrail.core.settings import Bounds
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
@@ -47,13 +47,7 @@ def merge_spellings(dataset: Dataset, split: Split) -> tuple[Dataset, Split]:
 
 def read_people(path: str | Path, known: tuple[str, ...]) -> list[str]:
     """Names of people from a file, one a line, as `known` spells them."""
-    try:
-        lines = read_document(Path(path)).decode("utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise UsageError(f"People must be a file that exists, got {str(path)!r}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+    lines = read_text(path, "People").splitlines()
     names = [composed(line.strip()) for line in lines if line.strip()]
     spelled: dict[str, list[str]] = {}
     for name in known:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.models.base import AnyModel
-from vitrail.models.embedding_head import EmbeddingHead
+from vitrail.models.layers import EmbeddingHead
 
 SHRINKAGE = 0.3
 """Share of the covariance within people that is replaced by a sphere of the same size: few images cannot tell more."""

@@ -13,7 +13,7 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.config import ModelConfig
-from vitrail.models.embedding_head import EmbeddingHead
+from vitrail.models.layers import EmbeddingHead
 from vitrail.models.roles import Role, decays
 
 Reads = Literal["[CLS]", "mean", "pool"]

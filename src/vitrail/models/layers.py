@@ -4,12 +4,15 @@ Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q 
 State-dict names are timm's.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations
+from vitrail.models.device import evaluating
 
 
 def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:
@@ -369,3 +372,31 @@ def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:
         case "quick-gelu":  # the sigmoid approximation of iGPT and CLIP
             return x * torch.sigmoid(1.702 * x)
     raise ValueError(kind)
+
+
+class EmbeddingHead(nn.Sequential):
+    """A linear layer to the width of the embedding and BatchNorm, which removes what all images have in common (the
+    last two layers of arXiv 1801.07698)."""
+
+    def __init__(self, width: int, embedding: int) -> None:
+        super().__init__(nn.Linear(width, embedding, bias=False), nn.BatchNorm1d(embedding))
+
+    @property
+    def parts(self) -> tuple[nn.Linear, nn.BatchNorm1d]:
+        """The linear layer and the norm."""
+        return cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
+        linear, norm = self.parts
+        if not self.training or len(input) > 1:
+            return norm(linear(input))
+        with evaluating(norm):
+            return norm(linear(input))
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Keep the scale of the features; the norm begins as the identity."""
+        linear, norm = self.parts
+        nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        norm.reset_parameters()

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_iter
 from vitrail.core.errors import OutOfMemoryError, VitrailError
 from vitrail.core.memory import available, describe_failure, in_words, is_allocation_failure
 from vitrail.training.loop import Trainer
+from vitrail.training.objectives.base import unchanged
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import OPTIMISERS
 
@@ -176,25 +177,14 @@ def _measure(trainer: Trainer, free: float, state: float) -> Footprint | None:
 
 
 def _peak(trainer: Trainer, count: int, limit: float) -> int:
-    """The most bytes in use in a forward and backward pass of blank images. Nothing is updated: gradients are dropped,
-    statistics of BatchNorm and random numbers are put back."""
+    """The most bytes in use in a forward and backward pass of blank images."""
     objective, device = trainer.objective, trainer.ranks.device
-    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
-    was_training = objective.training
-    objective.train()
-    counter = _LiveBytes([*objective.parameters(), *objective.buffers()], limit)
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), counter:
+    with unchanged(objective, device):
+        counter = _LiveBytes([*objective.parameters(), *objective.buffers()], limit)
+        with counter:
             with torch.autocast(device.type, torch.bfloat16, enabled=trainer.options.amp):
                 losses = objective(*trainer.blank(count), None, None)
             losses.sum().backward()
-    finally:
-        for parameter in objective.parameters():
-            parameter.grad = None
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        objective.train(was_training)
     return counter.peak
 
 

@@ -8,20 +8,17 @@ import torch
 
 from vitrail.core.settings import counted
 from vitrail.training.loop import Trainer
+from vitrail.training.objectives.base import unchanged
 
 _STEPS = 3
 _SECONDS = 0.1  # of one step in float32, at most: without bfloat16 in hardware one in bfloat16 takes 20 times as long
 
 
 def note_on_bfloat16(trainer: Trainer) -> str:
-    """Time a few steps of the run's own model and images both ways, and say which is faster. Nothing is updated:
-    gradients are dropped, and statistics of BatchNorm and random numbers are put back."""
+    """Time a few steps of the run's own model and images both ways, and say which is faster."""
     with contextlib.closing(trainer.loader.epoch(0)) as batches:
         arguments, _ = next(trainer.parts(next(batches)))
     objective, device = trainer.objective, trainer.ranks.device
-    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
-    was_training = objective.training
-    objective.train()
 
     def seconds(count: int, *, lower: bool) -> float:
         _wait(device)
@@ -32,7 +29,7 @@ def note_on_bfloat16(trainer: Trainer) -> str:
         _wait(device)
         return time.perf_counter() - began
 
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with unchanged(objective, device):
         count = min(len(arguments[0]), 2)  # BatchNorm needs two
         seconds(count, lower=False)  # warms up
         while count < len(arguments[0]) and seconds(count, lower=False) < _SECONDS / 2:
@@ -42,12 +39,6 @@ def note_on_bfloat16(trainer: Trainer) -> str:
             first = seconds(count, lower=lower)  # warms up, unless it says enough
             is_slow = first > 10 * _SECONDS
             times[lower] = first if is_slow else statistics.median(seconds(count, lower=lower) for _ in range(_STEPS))
-    for parameter in objective.parameters():
-        parameter.grad = None
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    objective.train(was_training)
     gain = times[False] / times[True]
     faster = f"{gain:.1f}x as fast as" if gain >= 1 else f"{1 / gain:.1f}x slower than"
     advice = "" if gain >= 1 else "; leave --precision out for float32"

@@ -6,7 +6,8 @@ A new objective is a subclass of `Objective` and a line in `training.recipe.OBJE
 Shapes: B images, C channels, H and W pixels.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -149,3 +150,22 @@ def make_objective(model: AnyModel, task: Task) -> Objective:
 def at_least_single(x: Tensor) -> Tensor:
     """Convert to float32 unless it is already float32 or float64, for computing losses."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+@contextlib.contextmanager
+def unchanged(objective: Objective, device: torch.device) -> Generator[None]:
+    """Context for passes in training mode that leave the objective as it is: gradients are dropped, and statistics of
+    BatchNorm and random numbers are put back."""
+    buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
+    was_training = objective.training
+    objective.train()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for parameter in objective.parameters():
+            parameter.grad = None
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        objective.train(was_training)
