@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -510,3 +511,32 @@ def test_a_set_of_images_is_what_dataset_says(digits):
     assert isinstance(made, Dataset)
     assert (made.name, made.labels, [*made.splits]) == ("arrays", tuple("0123456789"), ["all"])
     assert Path(open_data(([__file__] * 2, ["b", "a"])).root) == Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, output=5), "Output must be a path, got 5."),
+        (lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, quiet="no"), "Quiet must be True or False, got 'no'."),
+        (
+            lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, settings=[1]),
+            "Settings must be named by texts, got 1.",
+        ),
+        (lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, settings={1: 2}), "Settings must be named by texts"),
+        (lambda: vitrail.predict("fashion", "fashion-40", page=5), "Page must be a path, got 5."),
+        (
+            lambda: vitrail.predict("fashion", "fashion-40", sort="x"),
+            "Sort must be one of uncertain, confident, got 'x'.",
+        ),
+        (lambda: vitrail.compare("digits", output="lab", budget=-1), "Budget must be a text, got -1."),
+        (lambda: vitrail.convert(3, "out"), "Source must be a path, got 3."),
+        (lambda: vitrail.runs(3), "Runs must be paths, got 3."),
+        (lambda: vitrail.weights(3), "Pattern must be a text, got 3."),
+        (lambda: vitrail.faces.enroll("fashion", "people.gallery", 3, "a.png"), "Name must be a text, got 3."),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_in_one_line(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        call()
+    assert list(tmp_path.iterdir()) == []

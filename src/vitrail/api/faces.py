@@ -181,6 +181,8 @@ def enroll(
         >>> vitrail.faces.enroll("fashion", "people.gallery", "Ann", "people/Ann")["images"]
         3
     """
+    if not isinstance(name, str):
+        raise UsageError(f"Name must be a text, got {name!r}.")
     if is_file(name):
         raise UsageError(f"NAME must be who the images show, got the file {name!r}. Say BUNDLE GALLERY NAME IMAGES.")
     files = find_images(_as_words(images))

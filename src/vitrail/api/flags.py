@@ -10,12 +10,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from vitrail.core.errors import UsageError, did_you_mean
 from vitrail.core.flags import REQUIRED, Flag, argument, flag, flag_of, python_only
 from vitrail.core.other_tools import same_word
-from vitrail.core.settings import as_integer
+from vitrail.core.settings import as_integer, spoken
 from vitrail.data.sources.registry import describe_sources
 from vitrail.inference.registry import ENGINES, PRECISIONS
 from vitrail.training.options import RunOptions
@@ -185,7 +185,8 @@ def command(function: Function) -> Function:
     """Make a public function of a command: its signature lists all keywords, its documentation all parameters, and an
     unknown keyword is refused with a suggestion. The attribute `parameters` has all `Parameter`s."""
     parameters = tuple(_parameters_of(function))
-    keywords = [parameter.name for parameter in parameters]
+    types = {parameter.name: parameter for parameter in parameters}
+    keywords = list(types)
     package = "vitrail.faces" if function.__module__.endswith(".faces") else "vitrail"
     public_name = f"{package}.{getattr(function, '__name__', '')}"
 
@@ -194,6 +195,11 @@ def command(function: Function) -> Function:
         for name in given:
             if name not in keywords:
                 raise _unknown_keyword(public_name, name, given[name], keywords)
+        for parameter, value in (
+            *zip(parameters, values, strict=False),
+            *((types[name], given[name]) for name in given),
+        ):
+            _check_type(parameter, value)
         if "command" in keywords and not given.get("command"):
             given["command"] = _as_call(public_name, parameters, {**dict(zip(keywords, values, strict=False)), **given})
         return function(*values, **given)
@@ -212,6 +218,27 @@ def command(function: Function) -> Function:
     call.__doc__ = _documentation(function.__doc__ or "", parameters)
     call.__dict__.update(__signature__=inspect.Signature(plain, return_annotation=returned), parameters=parameters)
     return cast(Function, call)
+
+
+def _check_type(parameter: Parameter, value: object) -> None:
+    """Refuse what is no path, text, truth value or choice where the parameter is one. Other types, and texts that must
+    be given, are checked where they are used."""
+    allowed = set(get_args(parameter.type) or (parameter.type,))
+    if value is parameter.default or (value is None and type(None) in allowed):
+        return
+    allowed.discard(type(None))
+    if allowed == {str, Path}:
+        rule, is_right = "a path", isinstance(value, str | os.PathLike)
+    elif allowed == {str} and parameter.default is not inspect.Parameter.empty:
+        rule, is_right = "a text", isinstance(value, str)
+    elif allowed == {bool}:
+        rule, is_right = "True or False", isinstance(value, bool)
+    elif len(allowed) == 1 and get_origin(choices := allowed.pop()) is Literal:
+        rule, is_right = f"one of {', '.join(map(str, get_args(choices)))}", value in get_args(choices)
+    else:
+        return
+    if not is_right:
+        raise UsageError(f"{spoken(parameter.name)} must be {rule}, got {value!r}.")
 
 
 def _parameters_of(function: Callable[..., Any]) -> Iterator[Parameter]:

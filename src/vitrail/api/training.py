@@ -302,7 +302,10 @@ def runs(
     >>> found.names, found.differences["learning_rate"], len(found.pairs)
     (('0.01', '0.001'), [0.01, 0.001], 1)
     """
-    folders = (folders,) if isinstance(folders, str | Path) else tuple(folders)
+    folders = tuple(folders) if isinstance(folders, tuple | list) else (folders,)
+    for folder in folders:
+        if not isinstance(folder, str | Path):
+            raise UsageError(f"Runs must be paths, got {folder!r}.")
     if not folders:
         raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
     if page is not None:

@@ -260,6 +260,10 @@ def adjust_recipe(
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(settings, str):
         settings = (settings,)
+    settings = settings if isinstance(settings, Mapping) else list(settings)
+    for key in settings:
+        if not isinstance(key, str):
+            raise UsageError(f"Settings must be named by texts, got {key!r}. Write them as clip=1 or {{'clip': 1}}.")
     changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
     for key, _ in changes:
         if key in given or lengths.get(key) is not None:
