@@ -355,19 +355,25 @@ def test_what_changes_the_last_bits_is_said(undisturbed, tmp_path):
     assert "under other circumstances" in (output / "report.html").read_text()
 
 
-def test_a_signal_after_the_last_step_ends_the_run(tmp_path, monkeypatch, capsys):
-    def answer(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
+SIGNALLED = """
+import os, signal, sys, time
+from vitrail.cli import main
+from vitrail.training.objectives import judgement
 
-    monkeypatch.setattr("vitrail.training.objectives.judgement.answer", answer)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as leaving:
-            main(["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", str(tmp_path / "run")])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert leaving.value.code == 143
+def answer(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+
+judgement.answer = answer
+main(sys.argv[1:])
+"""
+
+
+def test_a_signal_after_the_last_step_ends_the_run(tmp_path):
+    words = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run"]
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("ignored", "code", "steps"), [(False, 129, 2), (True, 0, 4)])

@@ -123,7 +123,7 @@ def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
     if document.get("architecture"):
         if not timm.is_model(function):
             raise Unverified(f"timm has no model {function!r}, which config.json names")
-        stated = document.get("model_args") or {}
+        stated = {name: value for name, value in (document.get("model_args") or {}).items() if name != "num_classes"}
         for name, value in stated.items():
             if name in _FACTORY_ARGUMENTS or _largest(value) > 1.01 * _largest(arguments.get(name)):  # rounded
                 raise Unverified(f"config.json sets {name} to {str(value)[:40]}, which does not fit the tensors")
@@ -135,7 +135,7 @@ def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
 _FACTORY_ARGUMENTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 # Arguments that the shapes of the tensors tell, so that those of the function need not be verified.
-_FROM_TENSORS = ("img_size", "in_chans", "embed_dim", "depth")
+_FROM_TENSORS = ("img_size", "in_chans")
 
 
 def _largest(value: object) -> float:
