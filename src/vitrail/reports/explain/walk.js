@@ -455,8 +455,9 @@ function start() {
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => { event.preventDefault(); openFile(event.dataTransfer.files[0]); });
   isDark.addEventListener("change", () => update());
-  window.addEventListener("hashchange", () => {
-    tell(restore(location.hash) ? null : "link-lacks");
+  window.addEventListener("hashchange", (event) => {
+    // location.hash may already be the former one again: keepAddress could have written it in between.
+    tell(restore(new URL(event.newURL).hash) ? null : "link-lacks");
     STATIONS.image.thumbs(); speak(state.lang); change(); go(state.station, { focuses: false });
   });
   window.addEventListener("beforeprint", () => {
