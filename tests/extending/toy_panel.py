@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from vitrail.core.messages import Messages
+from vitrail.core.message_files import Messages
 from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel
 from vitrail.reports.page import Line, chart, figure

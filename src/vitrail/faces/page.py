@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.verification import BINS, DRAWS, Curve
@@ -17,7 +17,7 @@ from vitrail.faces.operations import Evaluated
 from vitrail.reports.messages import bilingual_page, speak_from
 from vitrail.reports.page import Line, Range, chart, figure, numbers, ranges, table
 
-word = speak_from(messages_beside(__file__))
+word = speak_from(load_messages(__file__))
 """A sentence of the page, in both languages."""
 
 _POINTS = 300  # of a curve

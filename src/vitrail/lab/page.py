@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vitrail.core.files import write_json, write_text
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.evaluation.paired import holm
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, percent_interval, points_text
@@ -18,7 +18,7 @@ from vitrail.reports.families import in_figure
 from vitrail.reports.messages import bilingual_page, speak_from
 from vitrail.reports.page import Range, figure, numbers, ranges, stand_alone, table
 
-MESSAGES = messages_beside(__file__)
+MESSAGES = load_messages(__file__)
 _SUMS = {
     "holds": ("true", "supported"),
     "fails": ("false", "contradicted"),

@@ -7,7 +7,7 @@ from typing import Any
 from vitrail.core.errors import UsageError
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.lab import perturbations
 from vitrail.lab.hardware import describe_machine
@@ -21,7 +21,7 @@ from vitrail.reports.page import Line, chart, figure, matrix, table
 
 _SHARES = frozenset({"accuracy", "shift", "shuffle", "drop", "low", "high", "nearest", "first", "last", "area"})
 
-t = speak_from(messages_beside(__file__))
+t = speak_from(load_messages(__file__))
 """Return a message of the page in both languages."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from vitrail.core.html import Html
-from vitrail.core.messages import Messages
+from vitrail.core.message_files import Messages
 from vitrail.lab.images import Images
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import (

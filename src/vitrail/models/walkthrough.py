@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from vitrail.core.messages import Messages, messages_beside
+from vitrail.core.message_files import Messages, load_messages
 from vitrail.core.registry import load_object
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations
@@ -80,7 +80,7 @@ M = TypeVar("M", bound=AnyModel)
 class Walkthrough(Generic[M]):
     """The walkthrough of a model. The default has one step per layer."""
 
-    messages: ClassVar[Messages] = messages_beside(__file__)
+    messages: ClassVar[Messages] = load_messages(__file__)
     """The messages that its steps name."""
     has_patches: ClassVar[bool] = True
     """Whether the positions of `config.grid` are patches (or pixels) of the image, not cells of a feature map."""

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.core.errors import VitrailError
 from vitrail.core.files import atomic_folder, write_text
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.evaluation.predictions.sort import Order, Spool
 from vitrail.evaluation.predictions.tables import Row
 from vitrail.reports.messages import bilingual_page, speak_from
@@ -26,7 +26,7 @@ ON_PAGE = 200
 """Images on a page: about a megabyte."""
 _PREVIEWED, _PREVIEWS = 600, 12  # images of the overview altogether, and of one answer
 
-word = speak_from(messages_beside(__file__))
+word = speak_from(load_messages(__file__))
 """A sentence of these pages, in both languages."""
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vitrail.core.html import Html
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.evaluation.history import Events, is_number, of_kind
 from vitrail.reports.messages import speak_from
 from vitrail.reports.page import Line, chart
 
 _UNITS = (("seconds", 1, 600), ("minutes", 60, 3 * 3600), ("hours", 3600, float("inf")))
 
-word = speak_from(messages_beside(__file__))
+word = speak_from(load_messages(__file__))
 """A sentence of these figures, in both languages."""
 
 

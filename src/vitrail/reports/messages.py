@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import Messages
+from vitrail.core.message_files import Messages
 from vitrail.reports.page import in_language, page
 
 LANGUAGES = ("en", "ko")

@@ -20,7 +20,7 @@ from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.files import replace_text
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.core.settings import counted
 from vitrail.core.terminal import clock, setting_cell
 from vitrail.data.dataset import Dataset, Split
@@ -33,7 +33,7 @@ from vitrail.training.objectives.illustration import IllustrationArrays
 from vitrail.training.observer import Observer, Outcome, Position, RunInfo
 from vitrail.training.stop import Interrupted
 
-WORDS = messages_beside(__file__)
+WORDS = load_messages(__file__)
 _REFRESH = 10  # seconds after which a browser loads the report of a run that trains again
 _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that trains; most of its time they may take
 _DOTTED = 40  # evaluations that are drawn with dots

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.core.terminal import clock, setting_cell
 from vitrail.evaluation.compare_runs import Pair, SideBySide
 from vitrail.reports.curves import axes, curve_of, draw_curves
@@ -13,7 +13,7 @@ from vitrail.reports.families import colours_of
 from vitrail.reports.messages import bilingual_page, speak_from
 from vitrail.reports.page import Range, figure, ranges, table
 
-word = speak_from(messages_beside(__file__))
+word = speak_from(load_messages(__file__))
 """A sentence of the page, in both languages."""
 
 

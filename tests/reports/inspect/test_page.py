@@ -19,10 +19,10 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.messages import SHARED
 from vitrail.reports.inspect.page import make_page, render_figures
 from vitrail.reports.inspect.panels.walk import colours_of, walk
 from vitrail.reports.inspect.registry import PANELS
+from vitrail.reports.inspect.shared_messages import SHARED
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 

@@ -22,10 +22,10 @@ from vitrail.models.layers import TokenBatchNorm
 from vitrail.models.walkthrough import walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.messages import SYMBOLS
 from vitrail.reports.inspect.packing import pack
 from vitrail.reports.inspect.panel import place_in
 from vitrail.reports.inspect.panels.walk import class_path, walk
+from vitrail.reports.inspect.shared_messages import SYMBOLS
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 KINDS = [

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab.question import (
     COLOURS,
     Accuracies,
@@ -30,7 +30,7 @@ Key = tuple[str, str, int]
 class AugmentationQuestion(Question):
     """Two families, two numbers of images, three training variants."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C4",)
 
     @functools.cached_property

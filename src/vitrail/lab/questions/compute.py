@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
@@ -34,7 +34,7 @@ class ComputePoint(NamedTuple):
 class ComputeQuestion(Question):
     """ViT and hybrid at equal cost. The CNN is reported for comparison."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C29",)
 
     def changes(self, family: str, factor: float) -> dict[str, Any] | None:

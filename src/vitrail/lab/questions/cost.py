@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
 from vitrail.lab.results import Results
@@ -48,7 +48,7 @@ _TASK = "vitrail.lab.questions.cost:"
 class CostQuestion(Question):
     """Times are reported as medians. Deciding exponents have an interval over repeated measurements."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C30", "C31", "C32a", "C34c")
 
     @functools.cached_property

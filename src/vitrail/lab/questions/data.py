@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.core.optional import need
 from vitrail.lab.images import Images
 from vitrail.lab.question import (
@@ -47,7 +47,7 @@ _FLOOR_IMAGES = 3000  # above, trees and neighbours on raw pixels are slower tha
 class DataQuestion(Question):
     """Nested, class-balanced subsets. All families have equal cost and see the same number of images."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C1", "C2", "C3", "C7", "C8", "C34b")
 
     @functools.cached_property

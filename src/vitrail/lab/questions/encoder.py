@@ -11,7 +11,7 @@ import torch
 
 import vitrail
 from vitrail.analysis.heads import measure_heads
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.results import Results
@@ -80,7 +80,7 @@ _ROUNDS = (
 class EncoderQuestion(Question):
     """All variants at the same number of images, each with its own learning rate."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C22", "C23", "C24", "C25", "C26a", "C26b", "C27")
 
     @functools.cached_property

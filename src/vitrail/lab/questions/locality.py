@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.bundles.pretrained import create
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab import internals
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
@@ -34,7 +34,7 @@ _ATTENTION_IMAGES, _GRADIENT_IMAGES = 64, 24  # numbers of test images
 class LocalityQuestion(Question):
     """Receptive areas and attention distances on a grid of 7 x 7 patches or more."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C10", "C12a", "C15")
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.core.settings import Pair
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
@@ -45,7 +45,7 @@ _RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
 class NeighbourhoodQuestion(Question):
     """Loss of each family under permutations of pixels."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C13", "C14", "C34a", "C36", "P2")
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vitrail.bundles.bundle import load
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model, read_test_images
@@ -31,7 +31,7 @@ _SAMPLE = 256  # test images for gradients
 class OrderQuestion(Question):
     """The same LSTM with five reading orders."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C32b", "C33")
 
     @functools.cached_property

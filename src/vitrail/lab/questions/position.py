@@ -11,7 +11,7 @@ import torch
 
 from vitrail.analysis.position_structure import position_table
 from vitrail.bundles.bundle import load
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model
@@ -35,7 +35,7 @@ MARGIN = 0.01
 class PositionQuestion(Question):
     """The same ViT with each position encoding."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C17", "C18", "C19", "C20", "C21", "P1")
 
     @functools.cached_property

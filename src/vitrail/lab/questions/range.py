@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval
@@ -38,7 +38,7 @@ MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
 class RangeQuestion(Question):
     """Models of equal cost on generated images. The images of the lab are not used."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C16a", "C16b")
 
     @functools.cached_property

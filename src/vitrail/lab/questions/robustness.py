@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.html import Html
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab import perturbations
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
@@ -24,7 +24,7 @@ _MAX_IMAGES = 2000  # test images
 class RobustnessQuestion(Question):
     """Accuracy on perturbed test images of models trained on unperturbed images. It has no claims."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
 
     @functools.cached_property
     def trials(self) -> dict[str, list[Trial]]:

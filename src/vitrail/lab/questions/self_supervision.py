@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
@@ -36,7 +36,7 @@ VARIANTS = {
 class SelfSupervisionQuestion(Question):
     """Linear probes on two sizes of iGPT and a ViT, each trained without labels and untrained, and on raw pixels."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C35",)
 
     @functools.cached_property

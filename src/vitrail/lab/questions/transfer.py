@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vitrail.core import rng
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split, sample_per_class
 from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
@@ -45,7 +45,7 @@ Key = tuple[str, str, int]
 class TransferQuestion(Question):
     """ViT and CNN. ViT is pre-trained with a linear head and with a hidden layer, which is dropped afterwards."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C6", "C28")
 
     @functools.cached_property

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitrail.bundles.pretrained import create
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, redraw, relative_difference
 from vitrail.lab.images import Images
@@ -33,7 +33,7 @@ _MAX_IMAGES, _FEATURE_IMAGES = 2000, 64  # numbers of test images for prediction
 class TranslationQuestion(Question):
     """Shift consistency of correct predictions, accuracy against shift, and equivariance errors of features."""
 
-    messages = messages_beside(__file__)
+    messages = load_messages(__file__)
     claims = ("C11", "C12b")
 
     @functools.cached_property

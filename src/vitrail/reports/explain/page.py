@@ -16,7 +16,7 @@ from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError
 from vitrail.core.files import atomic_folder
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.sources.registry import open_data
@@ -37,7 +37,7 @@ _SCRIPTS = (
     _HERE.parents[1] / "forward.js",
     *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk", "stations")),
 )
-WORDS = messages_beside(str(_HERE.with_name("words.py")))
+WORDS = load_messages(str(_HERE.with_name("words.py")))
 word = speak_from(WORDS)
 
 

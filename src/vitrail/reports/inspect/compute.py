@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.metadata import OVERFLOWS
 from vitrail.core.errors import DamagedError, UsageError, VitrailError
-from vitrail.core.messages import Messages
+from vitrail.core.message_files import Messages
 from vitrail.core.settings import Pair
 from vitrail.core.terminal import Meter
 from vitrail.data.preprocess import ImageLike

@@ -21,8 +21,8 @@ from vitrail.core.notebook import in_frame
 from vitrail.core.settings import counted
 from vitrail.data.thumbnail import data_image
 from vitrail.reports.inspect.compute import Examination, join
-from vitrail.reports.inspect.messages import SHARED
 from vitrail.reports.inspect.panel import Figure, Panel, rgb
+from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGE_BUTTON, speak_from
 from vitrail.reports.page import page, stand_alone, table
 

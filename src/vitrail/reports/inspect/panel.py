@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import Messages
+from vitrail.core.message_files import Messages
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import data_image
@@ -26,7 +26,7 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel, Layout
 from vitrail.models.walkthrough import Walkthrough, walkthrough_of
 from vitrail.reports.equations import symbols, typeset
-from vitrail.reports.inspect.messages import SHARED, SYMBOLS
+from vitrail.reports.inspect.shared_messages import SHARED, SYMBOLS
 from vitrail.reports.messages import word
 
 Figure = np.ndarray | str

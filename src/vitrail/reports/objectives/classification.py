@@ -8,7 +8,7 @@ import numpy as np
 from vitrail.core.errors import DamagedError
 from vitrail.core.html import Html, escape
 from vitrail.core.intervals import wilson
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluation.classify import Answers
@@ -17,7 +17,7 @@ from vitrail.reports.messages import speak_from
 from vitrail.reports.page import Line, Range, chart, figure, image, ranges, table
 from vitrail.training.objectives.judgement import Classification
 
-WORDS = messages_beside(__file__)
+WORDS = load_messages(__file__)
 _SHOWN_CLASSES = 30  # up to which the report has the full confusion matrix
 _LISTED_CLASSES = 1000
 _SHOWN_MISTAKES, _SHOWN_PAIRS = 18, 40

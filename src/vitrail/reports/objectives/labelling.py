@@ -1,6 +1,6 @@
 """The final evaluation of a model of several labels in the report."""
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.reports.messages import speak_from
 from vitrail.reports.objectives.classification import spoken_split
 from vitrail.reports.page import Range, figure, ranges, table
@@ -9,7 +9,7 @@ from vitrail.training.objectives.judgement import Labelling
 _SHOWN = 30  # labels in the figure
 _LISTED = 1000
 
-word = speak_from(messages_beside(__file__))
+word = speak_from(load_messages(__file__))
 """A sentence of the final evaluation, in both languages."""
 
 

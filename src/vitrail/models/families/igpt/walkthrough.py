@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.families.igpt.model import IGPT
 from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
@@ -13,7 +13,7 @@ from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 class IGPTWalkthrough(Walkthrough[IGPT]):
     """Colours of the palette, tokens, blocks with RMSNorm, and the mean token or the next pixels."""
 
-    messages = Walkthrough.messages | messages_beside(__file__)
+    messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
         model, c = self.model, self.model.config

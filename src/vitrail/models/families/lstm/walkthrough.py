@@ -1,6 +1,6 @@
 """The walkthrough of the LSTM over patches."""
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.families.lstm.model import LSTM
 from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
@@ -9,7 +9,7 @@ from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 class LSTMWalkthrough(Walkthrough[LSTM]):
     """Patches, the states of each layer in the order of reading, and the last state."""
 
-    messages = Walkthrough.messages | messages_beside(__file__)
+    messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
         c = self.model.config

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.families.mixer.model import Mixer
 from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
@@ -11,7 +11,7 @@ from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 class MixerWalkthrough(Walkthrough[Mixer]):
     """Patches, and both halves of each block."""
 
-    messages = Walkthrough.messages | messages_beside(__file__)
+    messages = Walkthrough.messages | load_messages(__file__)
 
     @torch.no_grad()
     def steps(self, activations: Activations) -> list[WalkthroughStep]:

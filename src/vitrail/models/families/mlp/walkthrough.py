@@ -1,6 +1,6 @@
 """The walkthrough of the MLP on pixels."""
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.families.mlp.model import PixelMLP
 from vitrail.models.walkthrough import ACTIVATION_SYMBOLS, Walkthrough, WalkthroughStep
@@ -9,7 +9,7 @@ from vitrail.models.walkthrough import ACTIVATION_SYMBOLS, Walkthrough, Walkthro
 class MLPWalkthrough(Walkthrough[PixelMLP]):
     """h_1 = act(W_1 flatten(x) + b_1), and so on."""
 
-    messages = Walkthrough.messages | messages_beside(__file__)
+    messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
         c = self.model.config

@@ -1,6 +1,6 @@
 """The walkthrough of residual convolutional networks."""
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.families.resnet.model import ResNet
 from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
@@ -9,7 +9,7 @@ from vitrail.models.walkthrough import Walkthrough, WalkthroughStep
 class ResNetWalkthrough(Walkthrough[ResNet]):
     """The stem, the feature maps of each residual unit, and their mean."""
 
-    messages = Walkthrough.messages | messages_beside(__file__)
+    messages = Walkthrough.messages | load_messages(__file__)
     has_patches = False
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:

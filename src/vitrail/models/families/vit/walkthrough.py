@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.walkthrough import (
@@ -68,7 +68,7 @@ def _in_sum(z: str) -> str:
 class ViTWalkthrough(Walkthrough[ViT]):
     """Patches, tokens, encoder blocks, pooling and head."""
 
-    messages = Walkthrough.messages | messages_beside(__file__)
+    messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
         c = self.model.config

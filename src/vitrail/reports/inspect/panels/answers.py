@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rgb
 from vitrail.reports.page import figure, table
@@ -18,7 +18,7 @@ _TOP = 5  # classes that are listed
 class Answers(Panel):
     """Each shown image with its most probable classes, or with the reason why the model predicts none."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

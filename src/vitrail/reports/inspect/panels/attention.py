@@ -10,14 +10,14 @@ from torch import Tensor
 
 from vitrail.analysis.heads import reading
 from vitrail.core.errors import UsageError
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.base import Layout
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
-from vitrail.reports.inspect.messages import SHARED
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rgb
+from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGES
 
 _ROOM = 4_000_000_000  # bytes of attention that may be held
@@ -35,7 +35,7 @@ _SMALLER: tuple[tuple[Detail, int], ...] = (("heads", 63), ("means", 127), ("rea
 class Attention(Panel):
     """Maps of the shown layers and heads beside the image; its script overlays the selected one."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: Context) -> None:

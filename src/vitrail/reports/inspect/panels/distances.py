@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.analysis.heads import Heads, measure_heads
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Context, Figure, Panel, interval
@@ -17,7 +17,7 @@ from vitrail.reports.page import Line, chart, figure, table
 class Distances(Panel):
     """Distance, entropy and attention to [CLS] and registers of every head, over all images."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
     sees_others = True
 
     def __init__(self, name: str, context: Context) -> None:

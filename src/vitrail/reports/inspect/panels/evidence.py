@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.analysis.evidence import evidence_grid, faith, occlusion, patch_drop, to_cells
 from vitrail.analysis.maps import maps
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import signed
 from vitrail.reports.inspect.panel import Context, Figure, Panel, interval, rounded
@@ -27,7 +27,7 @@ class Evidence(Panel):
     """Occlusion, deletion and insertion of every map, and random cells removed; hundreds of forward passes per
     image."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.analysis.position_structure import filters
 from vitrail.core.html import Html
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
 from vitrail.reports.page import figure
 
@@ -15,7 +15,7 @@ from vitrail.reports.page import figure
 class Filters(Panel):
     """Principal components of the kernels that project patches of pixels."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

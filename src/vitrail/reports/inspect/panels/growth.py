@@ -8,7 +8,7 @@ import numpy as np
 from vitrail.analysis.heads import measure_heads
 from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
 from vitrail.bundles.bundle import Bundle, load
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import look
 from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare
@@ -34,7 +34,7 @@ class Moment(NamedTuple):
 class Growth(Panel):
     """What grows over training: row and column in the positions, near and far heads."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import UsageError
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
-from vitrail.reports.inspect.messages import SHARED
 from vitrail.reports.inspect.packing import pack, rounded_to
 from vitrail.reports.inspect.panel import Context, Figure, Panel
+from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGES
 
 _FEATURES = 96  # of each vector that the page carries
@@ -76,7 +76,7 @@ class Inner(NamedTuple):
 class Inside(Panel):
     """Each step of some layers, for the patch in hand and a chosen head."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: Context) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.analysis.layers import cka_table, layer_grams, outliers, token_norms
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.device import evaluating
 from vitrail.reports.colours import sequential
@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
 class Layers(Panel):
     """CKA between layers (or with another bundle's), and norms of patch tokens with their outliers."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

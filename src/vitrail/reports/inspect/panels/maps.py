@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.analysis.heads import entropy
 from vitrail.analysis.maps import maps
 from vitrail.core.html import Html
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import heat
 from vitrail.reports.inspect.panel import Context, Figure, Panel, rounded
@@ -19,7 +19,7 @@ from vitrail.reports.page import figure
 class Maps(Panel):
     """Rollout, the last layer's attention and relevance, each over the image with its entropy."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

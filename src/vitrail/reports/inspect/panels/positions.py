@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
 from vitrail.reports.page import figure, numbers
@@ -15,7 +15,7 @@ from vitrail.reports.page import figure, numbers
 class Positions(Panel):
     """Cosine similarities of the position embeddings of all patches."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.analysis.receptive_field import Reach, reaches
 from vitrail.core.html import Html
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import reach_colours
 from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
 from vitrail.reports.page import figure
@@ -20,7 +20,7 @@ _IMAGES = 4  # at most, for gradients
 class ReceptiveField(Panel):
     """Gradients of the first, the middle and the last layer."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
 
     def __init__(self, name: str, context: Context) -> None:
         super().__init__(name, context)

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 from vitrail.core.settings import Pair
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import Activations
@@ -22,9 +22,9 @@ from vitrail.models.device import evaluating
 from vitrail.models.walkthrough import WalkthroughStep, walkthrough_of
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
-from vitrail.reports.inspect.messages import SHARED
 from vitrail.reports.inspect.packing import pack, rounded_to
 from vitrail.reports.inspect.panel import Context, Figure, Panel, place_in
+from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGES
 from vitrail.reports.page import Line, chart, figure
 
@@ -81,7 +81,7 @@ class ShownStep(NamedTuple):
 class Walk(Panel):
     """The steps of each shown image, and the prediction if each layer were the last."""
 
-    words = messages_beside(__file__)
+    words = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: Context) -> None:

@@ -3,7 +3,7 @@ equations mean: `symbols.toml`."""
 
 from pathlib import Path
 
-from vitrail.core.messages import messages_beside
+from vitrail.core.message_files import load_messages
 
-SHARED = messages_beside(__file__)
-SYMBOLS = messages_beside(str(Path(__file__).with_name("symbols.toml")))
+SHARED = load_messages(__file__)
+SYMBOLS = load_messages(str(Path(__file__).with_name("symbols.toml")))

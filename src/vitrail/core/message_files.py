@@ -7,6 +7,6 @@ Messages = dict[str, dict[str, str]]
 """Sentences by name and language (en, ko); {fields} in them are filled in."""
 
 
-def messages_beside(file: str) -> Messages:
+def load_messages(file: str) -> Messages:
     """The messages in the TOML file with the name of a Python file."""
     return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
