@@ -24,7 +24,7 @@ from vitrail.core import array_files
 from vitrail.core.errors import DamagedError, UsageError, first_line, like_path
 from vitrail.core.files import named_in_utf8, read_document, read_json
 from vitrail.core.sandbox import read_tensors
-from vitrail.core.sandbox.convert import convert_pickle
+from vitrail.core.sandbox.convert_pickle import convert_pickle
 from vitrail.core.zip_files import open_zip
 
 

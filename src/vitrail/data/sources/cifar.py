@@ -139,7 +139,7 @@ def _unpickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str,
     """The arrays and the lists of texts in a pickle."""
     from vitrail.core import array_files
     from vitrail.core.sandbox import read_arrays
-    from vitrail.core.sandbox.convert import convert_pickle
+    from vitrail.core.sandbox.convert_pickle import convert_pickle
 
     reader = Path(read_arrays.__file__)
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
