@@ -9,9 +9,9 @@ import numpy as np
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import Images, prepare
 from vitrail.lab.question import Lab, Question
-from vitrail.lab.results import Results, needs_rate
 from vitrail.lab.statistics import LEVEL
 from vitrail.lab.trial import Trial, pack
+from vitrail.lab.trial_results import Results, needs_rate
 
 FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")
 

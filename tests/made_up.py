@@ -3,9 +3,9 @@
 import numpy as np
 
 from tests.fake_lab import verdict_states
-from vitrail.lab.results import Results
 from vitrail.lab.training import RATES
 from vitrail.lab.trial import pack
+from vitrail.lab.trial_results import Results
 
 
 class Filled:

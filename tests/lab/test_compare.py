@@ -30,7 +30,6 @@ from vitrail.lab.permute import LEVELS, permutation, permute_input
 from vitrail.lab.plan import make_plan, parse_budget
 from vitrail.lab.question import Lab, Question, Verdict
 from vitrail.lab.questions.data import DataQuestion
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
     PowerLaw,
@@ -45,6 +44,7 @@ from vitrail.lab.statistics import (
 )
 from vitrail.lab.training import FURTHER_RATES, RATES
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
+from vitrail.lab.trial_results import Results
 from vitrail.models import zoo
 from vitrail.models.create import build
 

@@ -12,8 +12,8 @@ from vitrail.lab import internals, perturbations
 from vitrail.lab.exact import redraw
 from vitrail.lab.measurements import MeasuredValues
 from vitrail.lab.perturbations import PerturbedPredictions
-from vitrail.lab.results import Results
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.base import Layout
 
 

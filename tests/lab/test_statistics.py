@@ -17,7 +17,6 @@ from vitrail.lab.questions.order import OrderQuestion
 from vitrail.lab.questions.position import PositionQuestion
 from vitrail.lab.questions.size import SizeQuestion
 from vitrail.lab.questions.transfer import TransferQuestion, halves
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
     SeedNoise,
@@ -32,6 +31,7 @@ from vitrail.lab.statistics import (
     sum_of_means,
 )
 from vitrail.lab.trial import Trial, pack
+from vitrail.lab.trial_results import Results
 
 LEVEL = 0.05
 

@@ -11,10 +11,10 @@ from vitrail.lab import compare
 from vitrail.lab.plan import make_plan
 from vitrail.lab.question import Accuracies, Question
 from vitrail.lab.registry import QUESTIONS
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import SeedNoise, combine, contrast, difference
 from vitrail.lab.training import shift_augmentation, train
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 
 
 class Timed(Question):

@@ -28,8 +28,8 @@ from vitrail.lab.images import Images, is_stored, prepare, restore, store
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.registry import FAMILIES, QUESTIONS
-from vitrail.lab.results import Results, needs_rate
 from vitrail.lab.trial import VERSION, Trial
+from vitrail.lab.trial_results import Results, needs_rate
 
 _IMAGES_SEEN = {"Pico": 20_000, "Nano": 100_000, "Nano/8": 100_000}
 

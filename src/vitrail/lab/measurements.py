@@ -12,9 +12,9 @@ from torch import Tensor
 from vitrail.bundles.bundle import load
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies
-from vitrail.lab.results import Results
 from vitrail.lab.training import read_config
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 

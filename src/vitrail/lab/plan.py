@@ -14,9 +14,9 @@ from vitrail.core.terminal import clock
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.images import Images
 from vitrail.lab.question import Lab, Question
-from vitrail.lab.results import Results
 from vitrail.lab.training import training_trial
 from vitrail.lab.trial import VERSION, Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last

@@ -16,7 +16,6 @@ import numpy as np
 from vitrail.core.html import Html
 from vitrail.core.message_files import Messages
 from vitrail.lab.images import Images
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
     SeedNoise,
@@ -29,6 +28,7 @@ from vitrail.lab.statistics import (
 )
 from vitrail.lab.training import training_trial
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 from vitrail.reports.families import COLOURS as COLOURS
 from vitrail.reports.messages import word
 

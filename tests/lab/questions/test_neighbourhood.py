@@ -10,7 +10,7 @@ from vitrail.lab.page import write_report
 from vitrail.lab.permute import LEVELS
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.neighbourhood import NeighbourhoodQuestion, prove
-from vitrail.lab.results import Results
+from vitrail.lab.trial_results import Results
 
 FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")
 LAB = Lab(prepare(open_data("digits")), FAMILIES, (300, 1240), 3, 256)

@@ -12,8 +12,8 @@ from vitrail.lab.measures import recency_index, removal_effect_by_position, stre
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.order import ORDERS, OrderQuestion, measure, prove
-from vitrail.lab.results import Results
 from vitrail.lab.training import train
+from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
 from vitrail.models.families.lstm.model import sequence_order
 

@@ -13,8 +13,8 @@ from vitrail.lab.measures import measure_conditions, pairwise_distances
 from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab, Verdict
 from vitrail.lab.questions.position import KINDS, PositionQuestion, prove
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, lost_skill, mean_of, pool
+from vitrail.lab.trial_results import Results
 
 LAB = Lab(prepare(open_data("digits")), ("vit",), (300, 1240), 3, 256)
 

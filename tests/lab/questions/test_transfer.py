@@ -13,8 +13,8 @@ from vitrail.lab.question import Lab
 from vitrail.lab.questions import self_supervision
 from vitrail.lab.questions.self_supervision import SelfSupervisionQuestion, learn, probe_pixels
 from vitrail.lab.questions.transfer import TransferQuestion, halves, transfer
-from vitrail.lab.results import Results
 from vitrail.lab.trial import pack
+from vitrail.lab.trial_results import Results
 
 DIGITS = prepare(open_data("digits"))
 LAB = Lab(DIGITS, ("vit", "resnet"), (100, 300), 3, 256)

@@ -14,10 +14,10 @@ from vitrail.lab.question import (
     mean_training_accuracies,
     percent_interval,
 )
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import shift_augmentation
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 from vitrail.reports.page import Range, figure, ranges, table
 
 FAMILIES = ("vit", "resnet")

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from vitrail.core.message_files import load_messages
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, difference_text, percent_interval
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.config import ModelConfig
 from vitrail.reports.families import in_figure
 from vitrail.reports.page import Line, chart, figure, table

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build

@@ -21,7 +21,6 @@ from vitrail.lab.question import (
     mean_training_accuracies,
     percent_interval,
 )
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import (
     Estimate,
     central_interval,
@@ -36,6 +35,7 @@ from vitrail.lab.statistics import (
 )
 from vitrail.lab.training import TRAINING_SAMPLE
 from vitrail.lab.trial import Outcome, Trial, pack
+from vitrail.lab.trial_results import Results
 from vitrail.reports.families import in_figure
 from vitrail.reports.page import Line, chart, figure, table
 

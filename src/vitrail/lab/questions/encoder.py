@@ -14,10 +14,10 @@ from vitrail.analysis.heads import measure_heads
 from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, difference_text, percent_interval
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import read_config
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.families.vit.model import ViT

@@ -17,9 +17,9 @@ from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, Score, Verdict, interval_text, percent_interval
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import complement
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
 from vitrail.reports.families import in_figure

@@ -18,9 +18,9 @@ from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, rel
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation, permute_input_weights
 from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model

@@ -16,9 +16,9 @@ from vitrail.lab.measurements import measurement_trial, open_model, read_test_im
 from vitrail.lab.measures import influence, recency_index, removal_effect_by_position, strength_by_position
 from vitrail.lab.permute import move, patch_order
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool, smallest
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
 from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.initialise import lecun_normal_

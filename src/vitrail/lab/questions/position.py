@@ -18,9 +18,9 @@ from vitrail.lab.measurements import measurement_trial, open_model
 from vitrail.lab.measures import measure_conditions, pairwise_distances
 from vitrail.lab.permute import move, permutation
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
 from vitrail.models.positions.grid import grid_coordinates, sinusoids
 from vitrail.reports.page import Line, Range, chart, figure, ranges, table

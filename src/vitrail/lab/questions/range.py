@@ -17,9 +17,9 @@ from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval
-from vitrail.lab.results import Results
 from vitrail.lab.training import train
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
 from vitrail.reports.page import Line, chart, figure, image, table

@@ -13,8 +13,8 @@ from vitrail.lab import perturbations
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
 from vitrail.lab.question import COLOURS, Question, interval_text, percent_interval
-from vitrail.lab.results import Results
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
+from vitrail.lab.trial_results import Results
 from vitrail.reports.families import in_figure
 from vitrail.reports.page import Line, chart, figure, table
 

@@ -15,9 +15,9 @@ from vitrail.evaluation.features import extract
 from vitrail.evaluation.transfer import ridge
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, interval_text
-from vitrail.lab.results import Results
 from vitrail.lab.training import fit, protocol, save_bundle
 from vitrail.lab.trial import Outcome, Trial, pack
+from vitrail.lab.trial_results import Results
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build

@@ -15,9 +15,9 @@ from vitrail.lab.question import (
     percent_interval,
     points_text,
 )
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Trial
+from vitrail.lab.trial_results import Results
 from vitrail.reports.families import in_figure
 from vitrail.reports.page import Line, chart, figure, table
 

@@ -26,10 +26,10 @@ from vitrail.lab.question import (
     percent_interval,
     range_text,
 )
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
 from vitrail.lab.training import correct_predictions, fit, protocol, read_config, save_bundle
 from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
 from vitrail.reports.families import in_figure
 from vitrail.reports.page import Line, chart, figure, table

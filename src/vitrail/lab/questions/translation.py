@@ -17,9 +17,9 @@ from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
 from vitrail.lab.perturbations import PerturbedPredictions
 from vitrail.lab.question import COLOURS, Question, Score, Verdict, interval_text, percent_interval
-from vitrail.lab.results import Results
 from vitrail.lab.statistics import Estimate, complement
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
+from vitrail.lab.trial_results import Results
 from vitrail.models.activations import look
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
