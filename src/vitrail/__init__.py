@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitrail.api.delivery import bench, convert, export, weights
     from vitrail.api.insights import compare, explain, inspect
     from vitrail.api.predictions import evaluate, predict
-    from vitrail.api.training import doctor, finetune, runs, train
+    from vitrail.api.training_commands import doctor, finetune, runs, train
     from vitrail.bundles.bundle import Bundle, save
     from vitrail.bundles.pretrained import create, load
     from vitrail.core.errors import VitrailError
@@ -60,7 +60,7 @@ _MODULES = {
     "vitrail.api.delivery": ("bench", "convert", "export", "weights"),
     "vitrail.api.insights": ("compare", "explain", "inspect"),
     "vitrail.api.predictions": ("evaluate", "predict"),
-    "vitrail.api.training": ("doctor", "finetune", "runs", "train"),
+    "vitrail.api.training_commands": ("doctor", "finetune", "runs", "train"),
     "vitrail.bundles.bundle": ("Bundle", "save"),
     "vitrail.bundles.pretrained": ("create", "load"),
     "vitrail.core.errors": ("VitrailError",),

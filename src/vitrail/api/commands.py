@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from vitrail.api import delivery, faces, insights, listings, output, output_faces, predictions, training
+from vitrail.api import delivery, faces, insights, listings, output, output_faces, predictions, training_commands
 from vitrail.api.output import Given
 
 _JSON = "Print one JSON document instead of a table."
@@ -51,11 +51,11 @@ COMMANDS: dict[str, Command | Group] = {
     "models": Command(listings.models, output.show_models, _JSON),
     "info": Command(listings.info, output.show_info, _JSON),
     "recipes": Command(listings.recipes, output.show_recipes, _JSON),
-    "doctor": Command(training.doctor, output.show_doctor, _JSON),
-    "train": Command(training.train, output.show_run),
-    "finetune": Command(training.finetune, output.show_run),
+    "doctor": Command(training_commands.doctor, output.show_doctor, _JSON),
+    "train": Command(training_commands.train, output.show_run),
+    "finetune": Command(training_commands.finetune, output.show_run),
     "evaluate": Command(predictions.evaluate, output.show_evaluation, _JSON),
-    "runs": Command(training.runs, output.show_runs, _JSON),
+    "runs": Command(training_commands.runs, output.show_runs, _JSON),
     "predict": Command(predictions.predict, output.show_predictions, _LINES, receiver=output.receive_predictions),
     "inspect": Command(insights.inspect, output.show_inspection, "Print the content of inspect.json."),
     "explain": Command(insights.explain, output.show_explain, open="Open the page in a browser."),
@@ -65,5 +65,5 @@ COMMANDS: dict[str, Command | Group] = {
     "export": Command(delivery.export, output.show_export, _JSON),
     "compare": Command(insights.compare, output.show_comparison, _JSON),
     "faces": FACES,
-    "demo": Command(training.demo, output.show_demo, open="Open the report in a browser."),
+    "demo": Command(training_commands.demo, output.show_demo, open="Open the report in a browser."),
 }

@@ -15,7 +15,7 @@ from vitrail.api.flags import (
     folder_flag,
 )
 from vitrail.api.results import Report, Rows
-from vitrail.api.training import find_any_recipe, prepare_run
+from vitrail.api.training_commands import find_any_recipe, prepare_run
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import UsageError
 from vitrail.core.files import check_output
@@ -94,7 +94,7 @@ def train(
         zoo.find(model)
     if isinstance(source, str | Path):
         check_folder(source)
-    from vitrail.faces.training import train_faces
+    from vitrail.faces.face_training import train_faces
     from vitrail.reports.run_report import RunReport
 
     with start.folder() as folder:

@@ -22,7 +22,7 @@ from vitrail.core.terminal import (
 
 if TYPE_CHECKING:
     from vitrail.api.predictions import Evaluation, Prediction, Predictions
-    from vitrail.api.training import Diagnosis
+    from vitrail.api.training_commands import Diagnosis
     from vitrail.bundles.metadata import Parts
     from vitrail.evaluation.compare_runs import SideBySide
     from vitrail.reports.inspect.page import Inspection

@@ -11,13 +11,12 @@ from PIL import Image
 
 import vitrail
 from vitrail.core.errors import UsageError
-from vitrail.faces import training
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
 from vitrail.faces.embed import Aligner
+from vitrail.faces.face_training import train_faces
 from vitrail.faces.operations import evaluate
 from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
-from vitrail.faces.training import train_faces
 from vitrail.inference.registry import ENGINES
 from vitrail.models.surgery import surgery_of
 from vitrail.models.zoo import find
@@ -407,7 +406,7 @@ def test_a_run_that_begins_with_the_whitening_resumes_with_the_same_bits(tmp_pat
     recipe = change_recipe(find_recipe("faces"), ["steps=6", "batch=9"])
     options, known = Options(seed=2, workers=0, threads=1), {"source": "fashion", "test": 0.25, "quiet": True}
     fitted = []
-    monkeypatch.setattr(training, "set_embedding", lambda *given: (fitted.append(1), set_embedding(*given)))
+    monkeypatch.setattr(face_training, "set_embedding", lambda *given: (fitted.append(1), set_embedding(*given)))
     whole = train_faces(root, tmp_path / "whole", recipe, options, **known)
 
     with pytest.raises(KeyboardInterrupt):
@@ -420,10 +419,10 @@ def test_a_run_that_begins_with_the_whitening_resumes_with_the_same_bits(tmp_pat
     for name, tensor in whole.bundle.model.state_dict().items():
         assert torch.equal(again.bundle.model.state_dict()[name], tensor), name
     # Killed while features were computed: there is no checkpoint, and the run begins anew with the whitening.
-    monkeypatch.setattr(training, "set_embedding", stop_at_once)
+    monkeypatch.setattr(face_training, "set_embedding", stop_at_once)
     with pytest.raises(KeyboardInterrupt):
         train_faces(root, tmp_path / "early", recipe, options, **known)
-    monkeypatch.setattr(training, "set_embedding", set_embedding)
+    monkeypatch.setattr(face_training, "set_embedding", set_embedding)
     early = train_faces(root, tmp_path / "early", recipe, options, resumes=True, **known)
     assert torch.equal(early.bundle.model.head[0].weight, whole.bundle.model.head[0].weight)
 
