@@ -11,6 +11,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.core.errors import UsageError
+from vitrail.faces import face_training
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
 from vitrail.faces.embed import Aligner
 from vitrail.faces.face_training import train_faces
